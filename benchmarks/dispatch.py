@@ -52,6 +52,7 @@ class Way:
     def __init__(self, devices: Any, name: str, donated: bool) -> None:
         import jax
         import numpy as np
+        from compile_without_gpu import map_by_shard_map
 
         from mlstm_jax.config import Config, Data, Model
         from mlstm_jax.data.stream import Batch
@@ -71,7 +72,7 @@ class Way:
         self.step = (
             devices.map(step, donate)
             if self.is_pmap
-            else parallel.by_shard_map(step, devices.mesh, donate)
+            else map_by_shard_map(step, devices.mesh, donate)
         )
         each = len(devices.local)
         text = np.random.default_rng(0).integers(0, 256, (each, 9), np.uint8)

@@ -38,7 +38,8 @@ class Score(NamedTuple):
 def corpus_of(run: Run, given: str | Path | None, *splits: SplitName) -> tuple[Corpus, bool]:
     """Open the given corpus, or the one that the run was trained on, to score it.
 
-    Return it, and whether the run was trained on its training split, and so on none of the others.
+    Returns:
+        The corpus, and whether it is the run's own: then the run has not seen its other splits.
 
     Raises:
         UserError: none is given, and the run's own corpus is unknown or has changed: a split of
@@ -81,13 +82,17 @@ class Evaluator:
     ) -> None:
         """Set what is scored; with a `stop` (see `Corpus.stop`) each document by itself.
 
-        A model that predicts the next byte reads the split as any text. One that predicts masked
-        bytes reads windows as in training, at most the longest that it can: phases have windows of
-        their own, and data.window may be longer than all of them.
+        A model that predicts the next byte reads the split as any text. A model of masked bytes
+        reads windows as in training, at most the longest that it can: phases have windows of their
+        own, and data.window may be longer than all of them.
         """
-        as_text, longest = not model.model.masked, model.model.longest_window
-        window = model.model.reading_window(window) if as_text else min(window, longest or window)
-        self._start = model.reading_carry if as_text else model.init_carry
+        kind = model.model
+        if kind.masked:
+            window = min(window, kind.longest_window or window)
+            self._start = model.init_carry
+        else:
+            window = kind.reading_window(window)
+            self._start = model.reading_carry
         self.stream = EvaluationStream(split, window=window, stop=stop)
         self._devices = devices
         self._rows = -(-EVALUATION_ROWS // devices.count) * devices.count
@@ -107,7 +112,8 @@ class Evaluator:
             return jax.tree.map(lambda x: x[rows], tree)
 
         carry = self._devices.split_rows(local(self._start(self._rows)))
-        nats, pending = 0.0, None
+        nats = 0.0
+        pending = None
         batches = prefetch(lambda s: self.stream.batch(s, self._rows), range(self.stream.steps))
         for step, batch in enumerate(batches):
             carry, step_nats = self._step(params, carry, self._devices.split_rows(local(batch)))

@@ -28,7 +28,6 @@ FILE = "metrics.jsonl"
 BITS_PER_NAT = 1 / math.log(2)
 _MOST = sys.float_info.max
 
-
 # The fields that a line of each kind always has.
 _FIELDS = {
     "train": ("step", "epoch", "bpc", "learning_rate", "bytes_per_second", "seconds"),
@@ -36,7 +35,7 @@ _FIELDS = {
     "event": ("step", "event"),
 }
 # A mean of no values, or of values that are not finite, is null.
-_NEVER_NULL = ("step", "epoch", "learning_rate", "seconds")
+_NEVER_NULL = ("epoch", "learning_rate", "seconds")
 
 
 class LogDamaged(UserError):
@@ -44,7 +43,7 @@ class LogDamaged(UserError):
 
 
 def _recorded(folder: Path) -> tuple[int, Extent]:
-    """Return the newest readable checkpoint of a run folder, and the extent that it records."""
+    """The newest readable checkpoint of a run folder, and the extent that it records."""
     for step in reversed(steps_in(folder)):
         with damage():
             return step, read_record(folder, step).meta.metrics
@@ -107,36 +106,44 @@ def _parsed(path: Path, content: bytes) -> list[dict[str, Any]]:
 
 
 def _problem(line: Any) -> str | None:
-    """Return what is wrong with a line, or None."""
+    """What is wrong with a line, or None."""
     if not isinstance(line, dict):
         return "is not an object"
     kind = line.get("kind")
-    if kind not in (*_FIELDS,):
+    if not isinstance(kind, str) or kind not in _FIELDS:
         return f"has kind {reprlib.repr(kind)}, which is none of {', '.join(_FIELDS)}"
     for name in _FIELDS[kind]:
         if name not in line:
             return f"has no field {name}"
     for name, value in line.items():
-        wrong = f"has {name} {reprlib.repr(value)}, which is not "
-        if name == "step" and not (type(value) is int and 0 <= value <= MOST_STEPS):
-            return wrong + "a number of steps"
-        if name == "event" and not isinstance(value, str):
-            return wrong + "text"
-        if kind == "event" or name == "kind" or (value is None and name not in _NEVER_NULL):
-            continue
-        # NaN is not in this range either.
-        if not (type(value) in (int, float) and -_MOST <= value <= _MOST):
-            return wrong + "a number"
+        if not _is_valid(kind, name, value):
+            return f"has {name} {reprlib.repr(value)}, which is not a value of this field"
     return None
 
 
+def _is_valid(kind: str, name: str, value: Any) -> bool:
+    if name == "step":
+        return type(value) is int and 0 <= value <= MOST_STEPS
+    if name == "event":
+        return isinstance(value, str)
+    if kind == "event" or name == "kind":
+        return True
+    if value is None:
+        return name not in _NEVER_NULL
+    # NaN is not in this range.
+    return type(value) in (int, float) and -_MOST <= value <= _MOST
+
+
 def by_kind(lines: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Return the lines of each kind, `train`, `eval` and `event`."""
-    return {kind: [line for line in lines if line["kind"] == kind] for kind in _FIELDS}
+    """The lines of each kind, `train`, `eval` and `event`."""
+    kinds: dict[str, list[dict[str, Any]]] = {kind: [] for kind in _FIELDS}
+    for line in lines:
+        kinds[line["kind"]].append(line)
+    return kinds
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Return the folders with metrics in or below a folder; UserError if there is none."""
+    """The folders with metrics in or below a folder; UserError if there is none."""
     folders = sorted(path.parent for path in folder.rglob("metrics.jsonl"))
     if not folders:
         raise UserError(f"{folder} holds no run: there is no metrics.jsonl in or below it.")
@@ -156,7 +163,7 @@ class MetricsLog:
         step: int,
         callbacks: Sequence[Callable[[dict[str, Any]], None]] = (),
     ) -> None:
-        self.finished_at = None
+        self.finished_at: int | None = None
         self._started = time.monotonic()
         self._file: IO[str] | None = None
         self._extent = Extent()
@@ -166,13 +173,17 @@ class MetricsLog:
         path = folder / FILE
         # Without a comparison: `set_aside_damaged` has begun this file anew, or found it right.
         content = path.read_bytes() if path.exists() else b""
-        kept = [line for line in _parsed(path, content) if line["step"] <= step and step > 0]
-        text = "".join(json.dumps(line) + "\n" for line in kept)
+        seconds = 0.0
+        text = ""
+        for line in _parsed(path, content):
+            if step > 0 and line["step"] <= step:
+                text += json.dumps(line) + "\n"
+                seconds = max(seconds, line.get("seconds", 0.0))
+                if line.get("event") == "finished":
+                    self.finished_at = line["step"]
+        self._started -= seconds
         output.write_text(path, text)
         self._extent = Extent().extended(text.encode())
-        self._started -= max((line.get("seconds", 0.0) for line in kept), default=0.0)
-        ends = [line["step"] for line in kept if line.get("event") == "finished"]
-        self.finished_at = ends[-1] if ends else None
         self._file = path.open("a")
         self._opened = ExitStack()
         plain = self._opened.enter_context(output.plain_path(folder))
@@ -180,18 +191,17 @@ class MetricsLog:
 
     @property
     def seconds(self) -> float:
-        """Training time, with that of earlier sessions."""
+        """Training time, with earlier sessions."""
         return time.monotonic() - self._started
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Append a line and flush it; NaN and inf, which JSON does not have, become null."""
         if self._file is None:
             return
-        finite = {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in values.items()
-        }
-        line = {"kind": kind, "step": step, **finite}
+        line = {"kind": kind, "step": step, **values}
+        for name, value in values.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                line[name] = None
         text = json.dumps(line) + "\n"
         self._file.write(text)
         self._file.flush()
@@ -199,10 +209,10 @@ class MetricsLog:
         for callback in self._callbacks:
             callback(dict(line))
         if self._events:
-            _add_scalars(self._events, kind, step, finite)
+            _add_scalars(self._events, line)
 
     def extent(self) -> Extent:
-        """Return the extent of the file, whose lines are then on the disk."""
+        """The extent of the file, after its lines are on the disk."""
         if self._file is not None:
             os.fsync(self._file.fileno())
         return self._extent
@@ -231,14 +241,13 @@ def _event_writer(folder: Path, step: int) -> Any:
     return writer
 
 
-def _add_scalars(writer: Any, kind: str, step: int, values: dict[str, Any]) -> None:
+def _add_scalars(writer: Any, line: dict[str, Any]) -> None:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-    scalars = [
-        Summary.Value(tag=f"{kind}/{name}", simple_value=value)
-        for name, value in values.items()
-        if isinstance(value, int | float)
-    ]
-    if scalars:
-        writer.add_event(Event(summary=Summary(value=scalars), step=step, wall_time=time.time()))
+    summary = Summary()
+    for name, value in line.items():
+        if isinstance(value, int | float) and name != "step":
+            summary.value.add(tag=f"{line['kind']}/{name}", simple_value=value)
+    if summary.value:
+        writer.add_event(Event(summary=summary, step=line["step"], wall_time=time.time()))

@@ -15,8 +15,10 @@ from mlstm_jax.model.architecture import VOCABULARY, ObjectiveName
 Array = jax.Array
 
 MASK = VOCABULARY
-_CHOSEN = 15  # percent of the bytes of a window
-_MASKED, _RANDOM = 0.8, 0.1  # of the chosen ones; the others stay
+_PREDICTED = 15  # percent of the bytes of a window
+# Fractions of the predicted bytes; the others stay.
+_MASKED = 0.8
+_RANDOM = 0.1
 
 
 class Targets(NamedTuple):
@@ -28,20 +30,20 @@ class Targets(NamedTuple):
     weight_BT: Array
 
 
-# Inputs, the bytes after each, which of these count, and a key for each row → targets.
+# inputs [B, T], next bytes [B, T], which of these count [B, T], keys [B] → targets.
 Objective = Callable[[Any, Any, Any, Array], Targets]
 
 
 def next_byte(inputs_BT: Any, targets_BT: Any, counted_BT: Any, key_B: Array) -> Targets:
-    """The byte after each is its target."""
+    """Predict the byte after each."""
     return Targets(inputs_BT, targets_BT, counted_BT.astype(jnp.float32))
 
 
 def masked_bytes(inputs_BT: Any, targets_BT: Any, counted_BT: Any, key_B: Array) -> Targets:
-    """Some of the bytes themselves are the targets (Devlin et al. 2018, section 3.1).
+    """Predict some of the bytes themselves (Devlin et al. 2018, section 3.1).
 
-    15% of the bytes that count are chosen, at least one; 80% of these are masked, 10% are replaced
-    by any byte, and 10% stay. Only the chosen ones have a weight.
+    15% of the bytes that count are predicted, at least one; 80% of these are masked, 10% are
+    replaced by any byte, and 10% stay. The other bytes have no weight.
     """
 
     def row(bytes_T: Array, counted_T: Array, key: Array) -> tuple[Array, Array]:
@@ -50,14 +52,14 @@ def masked_bytes(inputs_BT: Any, targets_BT: Any, counted_BT: Any, key_B: Array)
         order_T = jnp.where(counted_T, jax.random.uniform(order_key, size), 2)
         rank_T = jnp.argsort(jnp.argsort(order_T))
         count = jnp.sum(counted_T)
-        chosen = (_CHOSEN * count + 99) // 100
-        chosen_T = rank_T < chosen
+        predicted = (_PREDICTED * count + 99) // 100
+        predicted_T = rank_T < predicted
         way_T = jax.random.uniform(way_key, size)
         byte_T = jax.random.randint(byte_key, size, 0, VOCABULARY)
         read_T = jnp.where(way_T < _MASKED + _RANDOM, byte_T, bytes_T)
         read_T = jnp.where(way_T < _MASKED, MASK, read_T)
-        weight_T = chosen_T * (count / jnp.maximum(chosen, 1))
-        return jnp.where(chosen_T, read_T, bytes_T), weight_T.astype(jnp.float32)
+        weight_T = predicted_T * (count / jnp.maximum(predicted, 1))
+        return jnp.where(predicted_T, read_T, bytes_T), weight_T.astype(jnp.float32)
 
     inputs_BT = inputs_BT.astype(jnp.int32)
     read_BT, weight_BT = jax.vmap(row)(inputs_BT, counted_BT, key_B)
@@ -68,30 +70,30 @@ OBJECTIVES: dict[ObjectiveName, Objective] = {"next-byte": next_byte, "masked-by
 
 
 def row_keys(seed: int | Array, use: int, step: Array, row_B: Any) -> Array:
-    """Return a key for each row, of the seed, its use, the step and the row in the global batch."""
+    """Make a key for each row from the seed, its use, the step and the row in the global batch."""
     key = jax.random.key(seed, impl="threefry2x32")
     key = jax.random.fold_in(jax.random.fold_in(key, use), step)
     return jax.vmap(jax.random.fold_in, (None, 0))(key, row_B)
 
 
 def cross_entropy(logits: Array, targets: Any) -> Array:
-    """Return −log softmax(logits) at the targets, float32 [...] of logits [..., V].
+    """−log softmax(logits) at the targets: logits [..., V] → float32 [...].
 
     `optax.softmax_cross_entropy_with_integer_labels` reads the targets' logits with a gather, whose
     gradient is a scatter: on a GPU, atomic additions into an array of zeros.
     """
     is_target = jax.nn.one_hot(targets.astype(jnp.int32), logits.shape[-1], dtype=jnp.bool_)
-    chosen = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
-    return jax.nn.logsumexp(logits, axis=-1) - chosen
+    target_logits = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
+    return jax.nn.logsumexp(logits, axis=-1) - target_logits
 
 
 def weighted(nats_BT: Array, weight_BT: Array) -> Array:
-    """Return weight · nats; zero without a weight, even if the nats are not finite."""
+    """Weight · nats; zero where the weight is zero, even if the nats are not finite."""
     return jnp.where(weight_BT > 0, nats_BT * weight_BT, 0)
 
 
 def label_losses(outputs_BTK: Array | None, labels_BT: Any) -> tuple[Array, Array]:
-    """Return the loss of the labels and their number, both as means over all bytes.
+    """The loss of the labels and their number, both as means over all bytes.
 
     One output per byte is a rating, with a squared error; several are the logits of classes. A
     label that is NaN is missing.

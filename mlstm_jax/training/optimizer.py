@@ -26,9 +26,11 @@ the same angle at any norm. Decay of V changes only that norm; it is therefore s
 regularise.
 """
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -49,7 +51,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def muon_type(compute: Compute | None) -> Any:
-    """Return the operand type of Muon's products."""
+    """The operand type of Muon's products."""
     return jnp.bfloat16 if compute == "bf16" else jnp.float32
 
 
@@ -62,7 +64,7 @@ def build(
     axis_name: str | None = None,
     compute: Compute | None = None,
 ) -> optax.GradientTransformation:
-    """Return clip → optimizer → −rate; the structure of its state does not depend on clipping.
+    """Build clip → optimizer → −rate; the structure of its state does not depend on clipping.
 
     Args:
         optimizer: the config's.
@@ -74,55 +76,56 @@ def build(
         compute: the config's `precision.compute`. With bf16 Muon's products are bf16, too. The
             range of fp16 is too small for them, so they stay float32.
     """
-    decays = of_names(model.decays)
-    clip, b2 = optimizer.clip_norm, second_moment_decay(optimizer, update_bytes)
-    weight_decay = decay_of_update(optimizer, update_bytes)
-    clipped = optax.identity() if clip is None else optax.clip_by_global_norm(clip)
+    decays = map_by_name(model.decays)
+    clip = optax.identity()
+    if optimizer.clip_norm is not None:
+        clip = optax.clip_by_global_norm(optimizer.clip_norm)
+    b2 = second_moment_decay(optimizer, update_bytes)
     adam = optax.scale_by_adam(b1=optimizer.b1, b2=b2, eps=optimizer.eps)
+    weight_decay = decay_of_update(optimizer, update_bytes)
     decay = optax.add_decayed_weights(weight_decay, mask=decays)
     descend = optax.scale_by_learning_rate(lr_schedule)
     match optimizer.name:
         case "adam":
-            return optax.chain(clipped, adam, descend)
+            return optax.chain(clip, adam, descend)
         case "adamw":
-            return optax.chain(clipped, adam, decay, descend)
+            return optax.chain(clip, adam, decay, descend)
         case "lamb":
             trust = optax.masked(optax.scale_by_trust_ratio(), decays)
-            return optax.chain(clipped, adam, decay, trust, descend)
+            return optax.chain(clip, adam, decay, trust, descend)
         case "lars":
             trust = optax.masked(
                 optax.scale_by_trust_ratio(trust_coefficient=optimizer.trust_coefficient), decays
             )
             momentum = optax.trace(decay=optimizer.b1)
-            return optax.chain(clipped, decay, trust, descend, momentum)
+            return optax.chain(clip, decay, trust, descend, momentum)
         case "muon":
             ratio = optimizer.other_rates["Muon"]
-            count_in = matrices(model, optimizer.muon_decoder)
-            of_matrices = optax.chain(
+            side_by_side = matrices(model, optimizer.muon_decoder)
+            muon = optax.chain(
                 optax.trace(decay=optimizer.muon_momentum, nesterov=True),
-                orthogonalise(optimizer.muon_steps, muon_type(compute), axis_name, count_in),
+                orthogonalise(optimizer.muon_steps, muon_type(compute), axis_name, side_by_side),
                 optax.add_decayed_weights(weight_decay),
                 optax.scale_by_learning_rate(lambda count: ratio * lr_schedule(count)),
             )
-            transforms = {True: of_matrices, False: optax.chain(adam, decay, descend)}
-            is_matrix = of_names(lambda name: count_in(name) > 0)
-            return optax.chain(clipped, optax.partition(transforms, is_matrix))
+            transforms = {True: muon, False: optax.chain(adam, decay, descend)}
+            is_matrix = map_by_name(lambda name: side_by_side(name) > 0)
+            return optax.chain(clip, optax.partition(transforms, is_matrix))
 
 
 def product_flops(optimizer: Optimizer, model: Architecture, devices: int) -> int:
-    """Return the flops of an update's products on each device, those of Muon's Newton-Schulz.
+    """Flops of an update's products on each device, those of Muon's Newton-Schulz.
 
     One of its steps is three products: 2 r²c, 2 r³ and 2 r²c flops for an r by c matrix, r ≤ c.
     """
     if optimizer.name != "muon":
         return 0
-    count_in = matrices(model, optimizer.muon_decoder)
+    side_by_side = matrices(model, optimizer.muon_decoder)
     # The matrices of one shape are one stack, which the devices share out.
-    stacks = Counter(
-        (leaf.shape[0], leaf.shape[1] // count_in(name))
-        for name, leaf in named(parameter_shapes(model)).items()
-        for _ in range(count_in(name))
-    )
+    stacks = Counter[tuple[int, int]]()
+    for name, leaf in named(parameter_shapes(model)).items():
+        if count := side_by_side(name):
+            stacks[leaf.shape[0], leaf.shape[1] // count] += count
     flops = 0
     for shape, count in stacks.items():
         r, c = sorted(shape)
@@ -131,72 +134,79 @@ def product_flops(optimizer: Optimizer, model: Architecture, devices: int) -> in
 
 
 def second_moment_decay(optimizer: Optimizer, update_bytes: int) -> float:
-    """Return Adam's β2: as set, or from the half-life `b2_half_life` of a gradient in bytes.
+    """Adam's β2: as set, or from the half-life `b2_half_life` of a gradient in bytes.
 
     β2 = 2^(−bytes of an update / half-life): the second moment is then a mean over the same amount
     of text at any batch (Marek et al. 2025, arXiv 2507.07101, section 3).
     """
-    half_life = optimizer.b2_half_life
-    return optimizer.b2 if half_life is None else 2.0 ** (-update_bytes / half_life)
+    if optimizer.b2_half_life is None:
+        return optimizer.b2
+    return 2.0 ** (-update_bytes / optimizer.b2_half_life)
 
 
 def rescale_second_moment(
     optimizer: Optimizer, state: TrainState, before: int | None, now: int
 ) -> TrainState:
-    """Return a state, NumPy, whose next updates have `now` bytes of text, the last had `before`.
+    """Adapt a state, NumPy, whose updates had `before` bytes of text and will have `now`.
 
     With `b2_half_life`, β2 then changes. Adam divides its second moment by 1 − β2ⁿ, as if all n
     updates had had the new β2; the moment is scaled here, so that the quotient is what it was.
     """
-    if optimizer.b2_half_life is None or before in (None, now):
+    if optimizer.b2_half_life is None or before is None or before == now:
         return state
-    # β2 itself may round to 0 or 1.
-    half_lives = (n / optimizer.b2_half_life for n in (before or now, now))
-    log_old, log_new = (-math.log(2) * count for count in half_lives)
+    # ln β2; β2 itself may round to 0 or 1.
+    log_old = -math.log(2) * (before / optimizer.b2_half_life)
+    log_new = -math.log(2) * (now / optimizer.b2_half_life)
+
+    def is_adam(part: Any) -> bool:
+        return isinstance(part, optax.ScaleByAdamState)
 
     def adapt(part: Any) -> Any:
-        if not _is_adam(part) or not (count := int(part.count)):
+        if not is_adam(part) or part.count == 0:
             return part
+        count = int(part.count)
         ratio = np.float32(math.expm1(count * log_new) / math.expm1(count * log_old))
         return part._replace(nu=jax.tree.map(lambda nu: nu * ratio, part.nu))
 
-    adapted = jax.tree.map(adapt, state.opt_state, is_leaf=_is_adam)
+    adapted = jax.tree.map(adapt, state.opt_state, is_leaf=is_adam)
     return state._replace(opt_state=adapted)
 
 
-def _is_adam(part: Any) -> bool:
-    return isinstance(part, optax.ScaleByAdamState)
-
-
 def decay_of_update(optimizer: Optimizer, update_bytes: int) -> float:
-    """Return the weight decay λ of an update: as set, or in proportion to its bytes.
+    """The weight decay λ of an update: as set, or in proportion to its bytes.
 
     At one learning rate η, weights then decay by the factor 1 / e over the same amount of text,
     bytes of an update / (η λ), at any batch (Wang and Aitchison 2024, arXiv 2405.13698).
     """
-    of = optimizer.weight_decay_bytes
-    return optimizer.weight_decay * (1.0 if of is None else update_bytes / of)
+    reference_bytes = optimizer.weight_decay_bytes
+    if reference_bytes is None:
+        return optimizer.weight_decay
+    return optimizer.weight_decay * (update_bytes / reference_bytes)
 
 
-def of_names(of: Callable[[str], Any]) -> Callable[[Any], Any]:
-    """Return the function that replaces every leaf of a tree by a value of its name, layer_0/b."""
-    return lambda tree: jax.tree_util.tree_map_with_path(lambda path, _: of(_name(path)), tree)
+def map_by_name(function: Callable[[str], Any]) -> Callable[[Any], Any]:
+    """Make a function of trees that replaces every leaf by `function` of its name, layer_0/b."""
+    return partial(jax.tree_util.tree_map_with_path, lambda path, _: function(_name(path)))
 
 
 def matrices(model: Architecture, decoder: bool) -> Callable[[str], int]:
     """Return how many of Muon's matrices are side by side in a parameter, by its name.
 
-    Args:
-        model: says which parameters are matrices.
-        decoder: whether Muon trains the decoder, too.
+    Muon trains the decoder only if `decoder` is set.
     """
-    return lambda name: model.matrices(name) if decoder or name != "decoder_kernel" else 0
+
+    def side_by_side(name: str) -> int:
+        if name == "decoder_kernel" and not decoder:
+            return 0
+        return model.matrices(name)
+
+    return side_by_side
 
 
 def orthogonalise(
     steps: int, dtype: Any, axis_name: str | None, side_by_side: Callable[[str], int]
 ) -> optax.GradientTransformation:
-    """Return the stateless transformation G → √max(1, columns / rows) · NS(G) of every matrix.
+    """The stateless transformation G → √max(1, columns / rows) · NS(G) of every matrix.
 
     Args:
         steps: number of Newton-Schulz iterations.
@@ -208,10 +218,12 @@ def orthogonalise(
 
     def update(gradient: Any, params: Any) -> Any:
         del params
-        split = jax.tree_util.tree_map_with_path(
-            lambda path, leaf: jnp.split(leaf, side_by_side(_name(path)), axis=1), gradient
-        )
-        blocks, structure = jax.tree.flatten(split)
+        leaves, structure = jax.tree_util.tree_flatten_with_path(gradient)
+        blocks: list[Array] = []
+        counts: list[int] = []
+        for path, leaf in leaves:
+            counts.append(side_by_side(_name(path)))
+            blocks += jnp.split(leaf, counts[-1], axis=1)
         # Blocks of one shape are computed as one stack.
         by_shape: dict[tuple[int, ...], list[int]] = {}
         for number, block in enumerate(blocks):
@@ -221,11 +233,9 @@ def orthogonalise(
             stack_NIO = _orthogonal(stack_NIO, steps, dtype, axis_name)
             for number, block in zip(numbers, stack_NIO, strict=True):
                 blocks[number] = block
-        return jax.tree.map(
-            lambda parts: jnp.concatenate(parts, axis=1),
-            jax.tree.unflatten(structure, blocks),
-            is_leaf=lambda node: isinstance(node, list),
-        )
+        places = iter(blocks)
+        joined = [jnp.concatenate(list(itertools.islice(places, n)), axis=1) for n in counts]
+        return jax.tree.unflatten(structure, joined)
 
     return optax.stateless(update)
 
@@ -235,7 +245,7 @@ def _name(path: Any) -> str:
 
 
 def _orthogonal(stack_NIO: Array, steps: int, dtype: Any, axis_name: str | None) -> Array:
-    """Return the orthogonalised matrices of a stack; each device computes a part."""
+    """Orthogonalise the matrices of a stack; each device computes a part."""
     count, rows, columns = stack_NIO.shape
     scale = math.sqrt(max(1.0, columns / rows))
     devices = jax.lax.axis_size(axis_name) if axis_name else 1
@@ -250,21 +260,22 @@ def _orthogonal(stack_NIO: Array, steps: int, dtype: Any, axis_name: str | None)
 
 
 def _newton_schulz(stack_NIO: Array, steps: int, dtype: Any) -> Array:
-    """Return U p(Σ) Vᵀ for every U Σ Vᵀ / ‖Σ‖, float32; p is the polynomial applied `steps` times.
+    """U p(Σ) Vᵀ for every U Σ Vᵀ / ‖Σ‖, float32; p is the polynomial applied `steps` times.
 
     The operands of the products have type `dtype`; the sums, and x between two steps, are float32.
     """
 
     def product(equation: str, x: Array, y: Array) -> Array:
-        operands = x.astype(dtype), y.astype(dtype)
-        return jnp.einsum(equation, *operands, preferred_element_type=jnp.float32)
+        return jnp.einsum(
+            equation, x.astype(dtype), y.astype(dtype), preferred_element_type=jnp.float32
+        )
 
     a, b, c = COEFFICIENTS
     _, rows, columns = stack_NIO.shape
-    # Use the smaller of x xᵀ and xᵀ x.
-    x = stack_NIO if rows <= columns else jnp.swapaxes(stack_NIO, 1, 2)
-    x = x / (jnp.linalg.norm(x, axis=(1, 2), keepdims=True) + 1e-8)
+    if rows > columns:  # Use the smaller of x xᵀ and xᵀ x.
+        return jnp.swapaxes(_newton_schulz(jnp.swapaxes(stack_NIO, 1, 2), steps, dtype), 1, 2)
+    x = stack_NIO / (jnp.linalg.norm(stack_NIO, axis=(1, 2), keepdims=True) + 1e-8)
     for _ in range(steps):
         s = product("nik,njk->nij", x, x)
         x = a * x + product("nij,njk->nik", b * s + c * product("nij,njk->nik", s, s), x)
-    return x if rows <= columns else jnp.swapaxes(x, 1, 2)
+    return x

@@ -5,12 +5,14 @@ evenly by rows (Puri et al. 2018, section IV). The all-reduce is the psum of ste
 GPUs, gloo between CPUs. The leading axis N of arrays created here is over the devices of this
 process only; process 0 has the first rows.
 
-pmap is jit and shard_map since jax 0.8. On the day that it goes, `by_shard_map` takes its place in
-`Parallel.map`: a test takes the step both ways, to the same bits. With several processes
-`replicate` and `split_rows` must then end in `join_rows`, and `fetch_rows` begin with `own_rows`,
-as in benchmarks/dispatch.py (docs.jax.dev/en/latest/migrate_pmap.html).
+pmap is jit and shard_map since jax 0.8. If JAX removes pmap, `map_by_shard_map` in
+benchmarks/compile_without_gpu.py can replace it in `Parallel.map`: a test takes the step both ways,
+to the same bits. With several processes `replicate` and `split_rows` must then end in `join_rows`,
+and `fetch_rows` begin with `own_rows`, as in benchmarks/dispatch.py
+(docs.jax.dev/en/latest/migrate_pmap.html).
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,31 +30,12 @@ from mlstm_jax.errors import KnownError, UserError
 Array = jax.Array
 
 AXIS = "data"
-# Below this size the latency of a separate message costs more than the overlap can hide.
+# Below this size in bytes the latency of a separate message costs more than overlap can hide.
 LEAST_BYTES = 1 << 22
 
 
-def by_shard_map(
-    step: Callable[..., Any], mesh: Mesh, donate: tuple[int, ...] = ()
-) -> jax.stages.Wrapped:
-    """Return what `Parallel.map` returns, without pmap.
-
-    Its arguments and results have the devices of the mesh as first axis: [devices, ...]. In several
-    processes they are global arrays, as `join_rows` makes them.
-    """
-
-    def one_device(*arguments: Any) -> Any:
-        # As pmap does. x[0] outside of the mapped function would gather x from all devices.
-        results = step(*jax.tree.map(lambda x: jax.lax.squeeze(x, [0]), arguments))
-        return jax.tree.map(lambda x: jax.lax.expand_dims(x, [0]), results)
-
-    spec = PartitionSpec(AXIS)
-    mapped = jax.shard_map(one_device, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-    return jax.jit(mapped, donate_argnums=donate)
-
-
-def _of_first_device(tree: Any) -> Any:
-    """Return the first device's copy of a tree of numbers, on every device; −0 becomes 0."""
+def _copy_first_device(tree: Any) -> Any:
+    """Copy the first device's tree of numbers to every device; −0 becomes 0."""
     is_first = jax.lax.axis_index(AXIS) == 0
     return jax.tree.map(lambda x: jax.lax.psum(jnp.where(is_first, x, 0), AXIS), tree)
 
@@ -80,11 +63,13 @@ class Parallel:
 
     def compute_capability(self) -> tuple[int, int] | None:
         """Return the lowest of this process's NVIDIA GPUs, as (9, 0); None for other devices."""
-        names = [str(getattr(device, "compute_capability", "")) for device in self.local]
-        if not all(name.replace(".", "").isdecimal() for name in names):
-            return None
-        major, minor = min(tuple(int(part) for part in name.split(".")) for name in names)
-        return major, minor
+        found = []
+        for device in self.local:
+            major, _, minor = str(getattr(device, "compute_capability", "")).partition(".")
+            if not (major.isdecimal() and minor.isdecimal()):
+                return None
+            found.append((int(major), int(minor)))
+        return min(found)
 
     def rows(self, batch: int) -> slice:
         """Return which rows of a global batch belong to this process."""
@@ -117,39 +102,39 @@ class Parallel:
 
         return jax.device_put(jax.tree.map(split, jax.device_get(tree)), self._sharding)
 
-    def of_first_process(self, tree: Any) -> Any:
+    def copy_first_process(self, tree: Any) -> Any:
         """Return process 0's copy of a tree of NumPy arrays, in all processes.
 
         On different machines, values computed from one seed may differ in their last bits.
         """
         if jax.process_count() == 1:
             return tree
-        return self.unreplicate(self.map(_of_first_device)(self.replicate(tree)))
+        return self.unreplicate(self.map(_copy_first_device)(self.replicate(tree)))
 
     def fetch_rows(self, tree: Any) -> Any:
         """Copy this process's rows to the host: [N, B, ...] → NumPy [N·B, ...]."""
-
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.device_get(tree))
 
     def join_rows(self, tree: Any) -> Any:
-        """Return the rows of all processes as global arrays: NumPy [N·B, ...] → [rows, ...]."""
+        """Join the rows of all processes to global arrays: NumPy [N·B, ...] → [rows, ...]."""
 
         def join(local: np.ndarray) -> jax.Array:
             rows = len(local) // len(self.local) * self.count
-            shards = zip(np.split(local, len(self.local)), self.local, strict=True)
+            parts = zip(np.split(local, len(self.local)), self.local, strict=True)
+            shards = [jax.device_put(part, device) for part, device in parts]
             return jax.make_array_from_single_device_arrays(
-                (rows, *local.shape[1:]),
-                self._global,
-                [jax.device_put(shard, device) for shard, device in shards],
+                (rows, *local.shape[1:]), self._global, shards
             )
 
         return jax.tree.map(join, tree)
 
     def abstract_rows(self, tree: Any) -> Any:
         """Return the shapes and shardings of a tree of global rows, as a target for a restore."""
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._global), tree
-        )
+
+        def shape(x: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._global)
+
+        return jax.tree.map(shape, tree)
 
     def own_rows(self, tree: Any) -> Any:
         """Copy this process's rows of global arrays to the host: [rows, ...] → NumPy [N·B, ...]."""
@@ -162,7 +147,7 @@ class Parallel:
 
 
 def sum_over_devices(tree: Any, others: Any, early: Sequence[str], axis_name: str) -> Any:
-    """Return (tree, others), summed over the devices of the axis.
+    """Sum (tree, others) over the devices of the axis.
 
     A single all-reduce would start after the last gradient is computed, and every device would wait
     for it. Here each large gradient is reduced separately, in the order of the backward pass: the
@@ -177,20 +162,21 @@ def sum_over_devices(tree: Any, others: Any, early: Sequence[str], axis_name: st
     """
     paths, shape = jax.tree_util.tree_flatten_with_path(tree)
     leaves = {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in paths}
-    large = [name for name in early if name in leaves and leaves[name].nbytes >= LEAST_BYTES]
-    if jax.lax.axis_size(axis_name) == 1:
-        large = []
+    names = list(leaves)
+    is_alone = jax.lax.axis_size(axis_name) == 1
     sums: dict[str, Array] = {}
     before = None
-    for name in large:
-        before = sums[name] = jax.lax.psum(_after(leaves[name], before), axis_name)
-    last = {name: x for name, x in leaves.items() if name not in sums}, others
-    last, others = jax.lax.psum(_after(last, before), axis_name)
-    return jax.tree.unflatten(shape, [(sums | last)[name] for name in leaves]), others
+    for name in early:
+        if not is_alone and name in leaves and leaves[name].nbytes >= LEAST_BYTES:
+            before = jax.lax.psum(_after(leaves.pop(name), before), axis_name)
+            sums[name] = before
+    last, others = jax.lax.psum(_after((leaves, others), before), axis_name)
+    sums |= last
+    return jax.tree.unflatten(shape, [sums[name] for name in names]), others
 
 
 def _after(tree: Any, before: Array | None) -> Any:
-    """Return the tree, made available only after `before`.
+    """Make the tree available only after `before`.
 
     Without this order XLA combines small all-reduces into one, which waits for the last of them,
     and chooses the order of the large ones itself.
@@ -203,7 +189,7 @@ class ReplicasDiffer(KnownError):
 
 
 def fold(tree: Any) -> Array:
-    """Return a checksum of all bits of a tree of arrays, uint32 scalar.
+    """Checksum of all bits of a tree of arrays, uint32 scalar.
 
     Each element is multiplied by its own odd factor, modulo 2³², so every change of a single bit is
     detected; of other changes one in 2³² is missed.
@@ -225,11 +211,11 @@ def make_comparison(cluster: Cluster, devices: Parallel) -> Callable[[int, Any],
     them drift apart silently. The function compares one checksum per device, of every bit of its
     copy. It takes the step and the replicated state; all processes must call it.
     """
-    if devices.count == 1:
-        return lambda step, state: None
     gather = devices.map(lambda state: jax.lax.all_gather(fold(state), AXIS))
 
     def require_equal(step: int, state: Any) -> None:
+        if devices.count == 1:
+            return
         sums = np.asarray(devices.unreplicate(gather(state))).tolist()
         common, _ = Counter(sums).most_common(1)[0]
         every = zip(devices.devices, sums, strict=True)
@@ -237,11 +223,12 @@ def make_comparison(cluster: Cluster, devices: Parallel) -> Callable[[int, Any],
         if not differing:
             return
         hosts = cluster.gather(cluster.host)
-        names = [
-            f"device {device.local_hardware_id} of process {device.process_index} "
-            f"({hosts[device.process_index]})"
-            for device in differing
-        ]
+        names = []
+        for device in differing:
+            process = device.process_index
+            names.append(
+                f"device {device.local_hardware_id} of process {process} ({hosts[process]})"
+            )
         raise ReplicasDiffer(
             f"at step {step} the parameters and moments of {', '.join(names)} differ from those of "
             "the other devices, although all applied the same updates: the device, its memory or "
@@ -254,50 +241,31 @@ def make_comparison(cluster: Cluster, devices: Parallel) -> Callable[[int, Any],
 
 def local(devices: Devices) -> Parallel:
     """Return the devices of this process that a config selects."""
-    return Parallel(_chosen(devices))
+    return Parallel(_selected(devices))
 
 
 def started(cluster: Cluster, devices: Devices) -> Parallel:
     """Return the devices of all processes of a run that the config selects.
 
-    Raises:
-        UserError: a process has too few devices, or not as many as the others.
-        RuntimeError: an all-reduce over all devices gave a wrong sum.
+    Raises UserError if a process has too few devices, or not as many as the others.
     """
-    chosen = _chosen(devices)
-    kinds = sorted({device.device_kind for device in chosen})
+    selected = _selected(devices)
+    kinds = sorted({device.device_kind for device in selected})
     cluster.require_equal(
-        {"number of devices": len(chosen), "kind of device": ", ".join(kinds)},
+        {"number of devices": len(selected), "kind of device": ", ".join(kinds)},
         "Every process must train on the same number and kind of devices; `devices.count` limits "
         "the number.",
     )
-    everyone = cluster.gather([device.id for device in chosen])
     by_id = {device.id: device for device in jax.devices()}
-    parallel = Parallel([by_id[number] for numbers in everyone for number in numbers])
-    _test_all_reduce(parallel)
-    return parallel
+    numbers = cluster.gather([device.id for device in selected])
+    return Parallel([by_id[number] for number in itertools.chain(*numbers)])
 
 
-def _chosen(devices: Devices) -> list[jax.Device]:
+def _selected(devices: Devices) -> list[jax.Device]:
     local = environment.local_devices()
     if devices.count is not None and devices.count > len(local):
-        here = "1 device" if len(local) == 1 else f"{len(local)} devices"
         raise UserError(
-            f"devices.count is {devices.count}, but this machine has {here} ({local[0].platform}); "
-            "lower it, or use virtual devices with `devices.virtual_cpu`."
+            f"devices.count is {devices.count}, but this machine has {len(local)} device(s) "
+            f"({local[0].platform}); lower it, or use virtual devices with `devices.virtual_cpu`."
         )
     return local[: devices.count]
-
-
-def _test_all_reduce(parallel: Parallel) -> None:
-    """Sum one number per device, before anything large is compiled, and check the sum."""
-    numbers = np.arange(1, parallel.count + 1, dtype=np.float32)
-    summed = parallel.map(lambda x: jax.lax.psum(x, AXIS))(
-        parallel.split_rows(numbers[parallel.rows(parallel.count)])
-    )
-    total, expected = parallel.unreplicate(summed).item(), numbers.sum().item()
-    if total != expected:
-        raise RuntimeError(
-            f"an all-reduce of 1 to {parallel.count} gave {total:g}, not {expected:g}: a device or "
-            "a link is faulty; set NCCL_DEBUG=INFO to see how NCCL connects them"
-        )

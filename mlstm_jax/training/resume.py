@@ -153,7 +153,7 @@ def find_beginning(
             + ". There is no other checkpoint to resume from; restore one from a "
             "copy, or start a new run with `out`."
         )
-    fresh = devices.of_first_process(fresh_state(config, model, tx, start.arrays))
+    fresh = devices.copy_first_process(fresh_state(config, model, tx, start.arrays))
     return Beginning(
         step=0, state=fresh, carry=None, origin=START, notes=start.notes, start=start.fingerprint
     )

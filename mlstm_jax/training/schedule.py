@@ -5,6 +5,7 @@ al. 2018, section VIII, whose schedule is linear decay to zero). After a warm-up
 decay covers the remaining N − W.
 """
 
+import bisect
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +29,8 @@ class Segment(NamedTuple):
     last: int  # the step at which the next one begins
     batch: int
     steps_per_epoch: float
-    begins: Optimizer | None = None  # of the schedule that begins here; None: the last one goes on
+    # Settings of the schedule that begins here; None: the schedule before it continues.
+    begins: Optimizer | None = None
 
 
 class Plan(NamedTuple):
@@ -40,25 +42,27 @@ class Plan(NamedTuple):
 
 
 def peak_rate(optimizer: Optimizer, batch: int) -> float:
-    """Return the peak rate for a global batch B: that of B0, scaled with k = B / B0 and capped."""
+    """The peak rate for a global batch B: that of B0, scaled with k = B / B0 and capped."""
     k = batch / optimizer.base_batch
     factors = {"none": 1.0, "linear": k, "sqrt": math.sqrt(k), "legw": math.sqrt(k)}
     peak = optimizer.learning_rate * factors[optimizer.scaling]
-    cap = optimizer.learning_rate_cap
-    return peak if cap is None else min(peak, cap)
+    if optimizer.learning_rate_cap is not None:
+        peak = min(peak, optimizer.learning_rate_cap)
+    return peak
 
 
 def resolve(optimizer: Optimizer, batch: int, steps: int, steps_per_epoch: float) -> Plan:
-    """Return the peak rate, warm-up and decay for a global batch, in a run of `steps` updates.
+    """The peak rate, warm-up and decay for a global batch, in a run of `steps` updates.
 
     LEGW (You et al. 2019, arXiv 1901.08256) multiplies the rate by √k and the epochs of warm-up by
     k, so the warm-up has the same number of updates at any batch.
     """
-    k = batch / optimizer.base_batch
     decay = optimizer.decay_steps or steps
     warmup = optimizer.warmup_steps
     if optimizer.warmup_epochs:
-        epochs = optimizer.warmup_epochs * (k if optimizer.scaling == "legw" else 1)
+        epochs = optimizer.warmup_epochs
+        if optimizer.scaling == "legw":
+            epochs *= batch / optimizer.base_batch
         warmup = math.ceil(min(epochs * steps_per_epoch, MOST_STEPS))
     if optimizer.schedule == "triangular" and not warmup:
         warmup = max(1, decay // 10)
@@ -71,26 +75,27 @@ def resolve(optimizer: Optimizer, batch: int, steps: int, steps_per_epoch: float
 
 
 def rates(optimizer: Optimizer, segments: Sequence[Segment]) -> list[optax.Schedule]:
-    """Return the rate in each part of a run, as a function of all applied updates.
+    """The rate in each part of a run, as a function of all applied updates.
 
     Warm-up and decay are those of the first part of a schedule and cover all its parts; the peak
     depends on each part's batch. A schedule that begins within the run counts the updates from
-    there. Where updates were skipped before, it repeats its first rate as often.
+    there. Where updates were skipped before, it holds its first rate for as many updates.
     """
     schedules: list[optax.Schedule] = []
-    for chosen, parts in _schedules(optimizer, segments):
-        begin, steps = parts[0], parts[-1].last - parts[0].first
-        shape = learning_rate(chosen, begin.batch, steps, begin.steps_per_epoch)
+    for settings, parts in _schedules(optimizer, segments):
+        begin = parts[0]
+        steps = parts[-1].last - begin.first
+        shape = learning_rate(settings, begin.batch, steps, begin.steps_per_epoch)
         for part in parts:
-            ratio = peak_rate(chosen, part.batch) / peak_rate(chosen, begin.batch)
-            schedules.append(_later(shape, begin.first, ratio))
+            ratio = peak_rate(settings, part.batch) / peak_rate(settings, begin.batch)
+            schedules.append(_shifted(shape, begin.first, ratio))
     return schedules
 
 
 def _schedules(
     optimizer: Optimizer, segments: Sequence[Segment]
 ) -> list[tuple[Optimizer, list[Segment]]]:
-    """Return each schedule of a run: its settings, and the parts of the run that follow it."""
+    """Each schedule of a run: its settings, and the parts of the run that follow it."""
     schedules: list[tuple[Optimizer, list[Segment]]] = []
     for segment in segments:
         if segment.begins or not schedules:
@@ -99,30 +104,32 @@ def _schedules(
     return schedules
 
 
-def _later(shape: optax.Schedule, first: int, ratio: float) -> optax.Schedule:
-    """Return ratio · shape(n − first), with the first rate before `first`."""
+def _shifted(shape: optax.Schedule, first: int, ratio: float) -> optax.Schedule:
+    """ratio · shape(n − first), with the first rate before `first`."""
+    if first == 0 and ratio == 1:
+        return shape
     if first == 0:
-        return shape if ratio == 1 else lambda n: ratio * shape(n)
+        return lambda n: ratio * shape(n)
     return lambda n: ratio * shape(jnp.maximum(n - first, 0))
 
 
 def learning_rate(
     optimizer: Optimizer, batch: int, steps: int, steps_per_epoch: float = 0
 ) -> optax.Schedule:
-    """Return the rate as a function of the applied updates; `steps` is the length of the run."""
+    """The rate as a function of the applied updates; `steps` is the length of the run."""
     peak, warmup, decay = resolve(optimizer, batch, steps, steps_per_epoch)
-    left = decay - warmup
+    rest = decay - warmup
     match optimizer.schedule:
         case "constant":
             falling = optax.constant_schedule(peak)
         case "cosine":
-            falling = optax.cosine_decay_schedule(peak, left)
+            falling = optax.cosine_decay_schedule(peak, rest)
         case "polynomial":
-            falling = optax.polynomial_schedule(peak, 0.0, optimizer.power, left)
+            falling = optax.polynomial_schedule(peak, 0.0, optimizer.power, rest)
         case "triangular":
-            falling = optax.linear_schedule(peak, peak / _TRIANGULAR_RATIO, left)
+            falling = optax.linear_schedule(peak, peak / _TRIANGULAR_RATIO, rest)
         case _:
-            falling = optax.linear_schedule(peak, 0.0, left)
+            falling = optax.linear_schedule(peak, 0.0, rest)
     if not warmup:
         return falling
     # The first update has the rate peak / W, not zero.
@@ -139,46 +146,54 @@ class ScheduleTable(NamedTuple):
 
 
 def draw(optimizer: Optimizer, segments: Sequence[Segment]) -> ScheduleTable:
-    """Return the rates of a run in which no update is skipped."""
+    """Describe the rates of a run in which no update is skipped."""
     steps = segments[-1].last
-    by_part = rates(optimizer, segments)
+    ends = [segment.last for segment in segments[:-1]]
+    part_rates = rates(optimizer, segments)
 
     def rate(update: int) -> float:
-        part = sum(update >= segment.last for segment in segments[:-1])
-        return float(by_part[part](update))
+        return float(part_rates[bisect.bisect_right(ends, update)](update))
 
     def epoch(update: int) -> float:
-        read = (max(0, min(update, part.last) - part.first) for part in segments)
-        return sum(n / part.steps_per_epoch for n, part in zip(read, segments, strict=True))
+        epochs = 0.0
+        for part in segments:
+            epochs += max(0, min(update, part.last) - part.first) / part.steps_per_epoch
+        return epochs
 
-    # Include the end of the warm-up and the borders of the parts, however short they are.
-    borders = {0, steps, *(part.first for part in segments)}
+    # Include the end of each warm-up and the borders of the parts, however short they are.
+    borders = {0, steps}
     described: list[str] = []
     lines = [f"{optimizer.name}: {steps:,} updates, {epoch(steps):.2f} epochs"]
-    for chosen, parts in _schedules(optimizer, segments):
+    for settings, parts in _schedules(optimizer, segments):
         begin = parts[0]
-        plan = resolve(chosen, begin.batch, parts[-1].last - begin.first, begin.steps_per_epoch)
-        borders.add(begin.first + plan.warmup)
-        span = f"from update {begin.first:,}: " if begin.first else ""
+        first = begin.first
+        plan = resolve(settings, begin.batch, parts[-1].last - first, begin.steps_per_epoch)
+        borders.add(first + plan.warmup)
         described.append(
-            f"{span}scaling {chosen.scaling} from {chosen.learning_rate:g} at {chosen.base_batch}; "
-            f"warm-up {plan.warmup:,} updates; {chosen.schedule} until {begin.first + plan.decay:,}"
+            f"from update {first:,}: scaling {settings.scaling} from {settings.learning_rate:g} at "
+            f"{settings.base_batch}; warm-up {plan.warmup:,} updates; {settings.schedule} until "
+            f"{first + plan.decay:,}"
         )
         for part in parts:
-            span = f"updates {part.first:,} to {part.last:,}: " if len(segments) > 1 else ""
+            borders.add(part.first)
             lines.append(
-                f"{span}batch {part.batch:,}, {part.steps_per_epoch:,.0f} updates per epoch, peak "
-                f"{peak_rate(chosen, part.batch):.3g}"
+                f"updates {part.first:,} to {part.last:,}: batch {part.batch:,}, "
+                f"{part.steps_per_epoch:,.0f} updates per epoch, peak "
+                f"{peak_rate(settings, part.batch):.3g}"
             )
-    points = {round(steps * part / 400) for part in range(401)} | borders
-    updates = sorted(point for point in points if point <= steps)
     for name, ratio in optimizer.other_rates.items():
         lines.append(f"the rates are Adam's; {name}'s are {ratio:.4g} times as high")
     lines += [*described, "", f"{'update':>10} {'epoch':>8} {'rate':>10}"]
-    tenths = {round(steps * part / 10) for part in range(11)}
-    shown = sorted(point for point in tenths | borders if point <= steps)
-    lines += [f"{n:>10,} {epoch(n):>8.2f} {rate(n):>10.3e}" for n in shown]
-    return ScheduleTable("\n".join(lines), updates, [rate(update) for update in updates])
+    for update in _points(steps, 10, borders):
+        lines.append(f"{update:>10,} {epoch(update):>8.2f} {rate(update):>10.3e}")
+    updates = _points(steps, 400, borders)
+    return ScheduleTable("\n".join(lines), updates, list(map(rate, updates)))
+
+
+def _points(steps: int, parts: int, borders: set[int]) -> list[int]:
+    """Updates at equal distances and at the borders, sorted."""
+    points = {round(steps * part / parts) for part in range(parts + 1)} | borders
+    return sorted(point for point in points if point <= steps)
 
 
 def plot(table: ScheduleTable, path: Path) -> None:

@@ -15,12 +15,7 @@ from mlstm_jax import environment
 from mlstm_jax.config import Config, Precision, by_phase
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import Arrays, expected_shapes, flatten, unflatten
-from mlstm_jax.model.language_model import (
-    VOCABULARY,
-    LanguageModel,
-    Parameters,
-    parameter_shapes,
-)
+from mlstm_jax.model.language_model import VOCABULARY, LanguageModel, Parameters, parameter_shapes
 from mlstm_jax.training.parallel import Parallel
 
 Array = jax.Array
@@ -45,13 +40,13 @@ class LossScale(NamedTuple):
 
 
 def init_loss_scale(precision: Precision) -> LossScale:
-    """Return the initial scale: that of fp16, or 1 for the types that need no scaling."""
+    """The initial scale: that of fp16, or 1 for the types that need no scaling."""
     first = precision.initial_loss_scale if precision.compute == "fp16" else 1.0
     return LossScale(scale=jnp.float32(first), clean=jnp.int32(0))
 
 
 def adjust_loss_scale(loss_scale: LossScale, finite: Array, precision: Precision) -> LossScale:
-    """Return the scale after an update; `finite`, a bool scalar, is whether its gradient was."""
+    """The scale after an update; `finite`, a bool scalar: whether its gradient was finite."""
     if precision.compute != "fp16":
         return loss_scale
     scale, clean = loss_scale
@@ -81,9 +76,8 @@ class MetricSums(NamedTuple):
 
 
 def zero_tally() -> MetricSums:
-    """Return empty sums."""
-    zero = jnp.float32(0)
-    return MetricSums(zero, zero, zero, zero, zero, zero, jnp.int32(0))
+    """Empty sums."""
+    return MetricSums(*[jnp.float32(0)] * 6, updates=jnp.int32(0))
 
 
 class TrainState(NamedTuple):
@@ -101,9 +95,9 @@ class TrainState(NamedTuple):
 def init_state(
     config: Config, model: LanguageModel, optimizer: optax.GradientTransformation, seed: Array | int
 ) -> TrainState:
-    """Return the state before the first step; it depends only on `seed`, uint32.
+    """The state before the first step; it depends only on `seed`, uint32.
 
-    The seed is an argument and not a constant, so runs with different seeds share one program.
+    The seed is an argument, so that runs with different seeds share one program.
     """
     # Name the generator, because JAX's default can be changed from outside the process.
     key = jax.random.key(seed, impl="threefry2x32")
@@ -122,7 +116,7 @@ def init_state(
 def state_shapes(
     config: Config, model: LanguageModel, optimizer: optax.GradientTransformation
 ) -> TrainState:
-    """Return only the shapes and types of the state."""
+    """The shapes and types of the state."""
     return jax.eval_shape(lambda: init_state(config, model, optimizer, 0))
 
 
@@ -132,63 +126,55 @@ def fresh_state(
     optimizer: optax.GradientTransformation,
     start: Arrays | None,
 ) -> TrainState:
-    """Return the state before the first step, NumPy; nothing of it stays on a device.
+    """The state before the first step, NumPy; nothing of it stays on a device.
 
-    Parameters to start from replace all but the label head, which is for the other run's labels.
-
-    Raises:
-        UserError: they have another number of units or layers.
+    Parameters to start from replace all but the label head, which is for the other run's labels;
+    UserError if they have another number of units or layers.
     """
-    if start is not None:
-        _require_shapes(config, start)
     seeded = jax.jit(lambda seed: init_state(config, model, optimizer, seed))
-    fresh = jax.device_get(seeded(np.uint32(config.train.seed)))
     if start is None:
-        return fresh
-    params = {
-        name: array if name.startswith("label_") else np.asarray(start[name])
-        for name, array in flatten(fresh.params).items()
-    }
+        return jax.device_get(seeded(np.uint32(config.train.seed)))
+    _require_shapes(config, start)
+    fresh = jax.device_get(seeded(np.uint32(config.train.seed)))
+    params = flatten(fresh.params)
+    for name in params:
+        if not name.startswith("label_"):
+            params[name] = np.asarray(start[name])
     return fresh._replace(params=unflatten(params))
 
 
 def _require_shapes(config: Config, theirs: Arrays) -> None:
     """Raise UserError if the shapes of the initial parameters are not those of the run."""
     ours = expected_shapes(config.model)
-    for name, shape in ours.items():
-        other = theirs.get(name)
-        if name.startswith("label_") or (other is not None and other.shape == shape):
+    for name in dict.fromkeys([*ours, *theirs]):
+        shape = ours.get(name)
+        other = theirs[name].shape if name in theirs else None
+        if shape == other or name.startswith("label_"):
             continue
-        has = "no array" if other is None else f"the shape {other.shape}"
         advice = "set the same model, hidden, embedding and layers"
-        if other is not None and other.shape[1:] == shape[1:] and name == "input/positions":
-            places = other.shape[0]
-            advice = f"set `model.positions` {places}, with windows of at most {places} bytes"
+        if shape and other and name == "input/positions" and shape[1:] == other[1:]:
+            advice = f"set `model.positions` {other[0]}, with windows of at most {other[0]} bytes"
         raise UserError(
-            f"train.start_from: {config.train.start_from} has {has} for {name}, but this run "
-            f"needs {shape}; {advice}."
-        )
-    extra = [name for name in theirs if name not in ours and not name.startswith("label_")]
-    if extra:
-        raise UserError(
-            f"train.start_from: {config.train.start_from} has {extra[0]}, which this run lacks; "
-            "set the same model.layers."
+            f"train.start_from: {config.train.start_from} has {name} of the shape {other}, but "
+            f"this run needs {shape}; {advice}."
         )
 
 
 def parameter_count(config: Config) -> int:
-    """Return the number of parameters, including a label head."""
+    """The number of parameters, including a label head."""
     return sum(leaf.size for leaf in jax.tree.leaves(parameter_shapes(config.model)))
 
 
 def compute_bytes(config: Config) -> int:
-    """Return the bytes of one number of the compute type."""
+    """The bytes of one number of the compute type."""
     return 4 if config.precision.compute in (None, "fp32", "tf32") else 2
 
 
 def memory_bytes(config: Config, rows: int) -> float:
-    """Return the bytes that a step of `rows` rows needs on a device: the sum of what it keeps."""
-    model, window, width = config.model, config.data.window, compute_bytes(config)
+    """The bytes that a step of `rows` rows needs on a device: the sum of what it keeps."""
+    model = config.model
+    window = config.data.window
+    width = compute_bytes(config)
     rows = rows // config.train.micro_batches
     cell = width if config.precision.cell == "compute" else 4
     parameters = parameter_count(config)
@@ -209,23 +195,17 @@ def require_memory(config: Config, devices: Parallel) -> None:
     """
     if devices.local[0].platform != "cpu":
         return
-    largest = max(by_phase(config), key=lambda phase: _step_bytes(phase, devices))
-    needed = _step_bytes(largest, devices)
-    limits = environment.memory_limits()
-    least = min(limits, key=lambda name: limits[name])
-    if needed / _ESTIMATE > limits[least]:
-        model, data = config.model, largest.data
-        parameters = 4 * parameter_count(config) * len(devices.local)
-        cause = f"data.batch {data.batch:,}, data.window {data.window:,}"
-        if memory_bytes(config, 0) * len(devices.local) > needed / 2:
-            cause = f"model.hidden {model.hidden:,}, model.layers {model.layers}"
-        raise UserError(
-            f"{cause}: the run needs about {needed / 1e9:,.1f} GB, of which "
-            f"{parameters / 1e9:,.1f} GB are parameters, but {least} is {limits[least] / 1e9:,.1f} "
-            "GB; take a smaller model, data.batch or data.window, or set train.recompute_every."
-        )
-
-
-def _step_bytes(phase: Config, devices: Parallel) -> float:
-    """Return the bytes that a step of a phase needs on all devices of this process."""
-    return memory_bytes(phase, phase.data.batch // devices.count) * len(devices.local)
+    limit, name = min((size, name) for name, size in environment.memory_limits().items())
+    model = config.model
+    for phase in by_phase(config):
+        data = phase.data
+        needed = memory_bytes(phase, data.batch // devices.count) * len(devices.local)
+        if needed / _ESTIMATE > limit:
+            parameters = 4 * parameter_count(config) * len(devices.local)
+            raise UserError(
+                f"model.hidden {model.hidden:,}, model.layers {model.layers}, data.batch "
+                f"{data.batch:,}, data.window {data.window:,}: the run needs about "
+                f"{needed / 1e9:,.1f} GB, of which {parameters / 1e9:,.1f} GB are parameters, but "
+                f"{name} is {limit / 1e9:,.1f} GB; take a smaller model, data.batch or "
+                "data.window, or set train.recompute_every."
+            )

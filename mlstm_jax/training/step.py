@@ -24,9 +24,10 @@ from mlstm_jax.training.state import MetricSums, TrainState, adjust_loss_scale, 
 
 Array = jax.Array
 
-# Make the random numbers of dropout and of the objective differ from each other and from those of
-# the initial parameters.
-_DROPOUT, _OBJECTIVE = 1, 2
+# Folded into the seed, so that dropout, the objective and the initial parameters draw different
+# random numbers.
+_DROPOUT = 1
+_OBJECTIVE = 2
 
 
 class Means(NamedTuple):
@@ -96,7 +97,7 @@ def _noise(square: Array, mean_square: Array, batches: int, rows: int) -> tuple[
 
 
 def _counted(batch: Batch) -> Array:
-    """Return which positions have a target, bool [B, T]."""
+    """The positions that have a target, bool [B, T]."""
     place_1T = jnp.arange(batch.inputs_BT.shape[1])[None]
     if batch.targets_B is None:
         return place_1T >= 0
@@ -115,8 +116,11 @@ def _kept_units(config: Config, step: Array, row_B: Array, window: int) -> Array
         return None
     keys_B = row_keys(config.train.seed, _DROPOUT, step, row_B)
     shape = config.model.dropout_shape(window)
-    mask_B = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - dropout, shape))(keys_B)
-    return mask_B / jnp.float32(1 - dropout)
+
+    def draw(key: Array) -> Array:
+        return jax.random.bernoulli(key, 1 - dropout, shape)
+
+    return jax.vmap(draw)(keys_B) / jnp.float32(1 - dropout)
 
 
 def _gradient_of_rows(
@@ -129,13 +133,16 @@ def _gradient_of_rows(
     batch: Batch,
     row_B: Array,
 ) -> Gradient:
-    """Return the gradient over some rows of this device, of these numbers in the global batch."""
+    """Compute the gradient over some rows of this device.
+
+    `row_B` are their numbers in the global batch.
+    """
     dropout_B = _kept_units(config, step, row_B, batch.inputs_BT.shape[1])
     counted_BT = _counted(batch)
     keys_B = row_keys(config.train.seed, _OBJECTIVE, step, row_B)
     objective = OBJECTIVES[config.model.objective]
     targets = objective(batch.inputs_BT, batch.targets_BT, counted_BT, keys_B)
-    padding_mask_BT = ~counted_BT if config.model.bidirectional else None
+    padding_mask_BT = ~counted_BT if model.model.bidirectional else None
 
     def scaled_loss(params: Parameters) -> tuple[Array, tuple[Any, Carry]]:
         read = model.apply({"params": params}, targets.inputs_BT, carry, padding_mask_BT, dropout_B)
@@ -151,31 +158,36 @@ def _gradient_of_rows(
         return total * scale, ((loss, label_loss, labels), read.carry)
 
     with model.product_precision():
-        gradient, ((loss, *more), after) = jax.grad(scaled_loss, has_aux=True)(params)
+        gradient, (losses, after) = jax.grad(scaled_loss, has_aux=True)(params)
+    loss, label_loss, labels = losses
     square = optax.tree.norm(gradient, squared=True)
-    return Gradient(gradient, Means(loss, square, *more), after)
+    return Gradient(gradient, Means(loss, square, label_loss, labels), after)
 
 
-def _accumulated(
-    of_rows: Callable[[Carry, Batch, Array], Gradient],
-    count: int,
+def _accumulate(
+    gradient_of: Callable[[Carry, Batch, Array], Gradient],
+    micro_batches: int,
     params: Parameters,
     rows: tuple[Carry, Batch, Array],
 ) -> Gradient:
-    """Return the gradient over all rows, computed in so many micro-batches, one at a time."""
-    if count == 1:
-        return of_rows(*rows)
+    """Compute the gradient over all rows of a device, one micro-batch at a time."""
+    if micro_batches == 1:
+        return gradient_of(*rows)
 
     def split(x: Array) -> Array:
-        return x.reshape(count, -1, *x.shape[1:])
+        return x.reshape(micro_batches, -1, *x.shape[1:])
+
+    def join(x: Array) -> Array:
+        return x.reshape(-1, *x.shape[2:])
 
     def add(sums: Any, part: tuple[Carry, Batch, Array]) -> tuple[Any, Carry]:
-        gradient, means, after = of_rows(*part)
-        return jax.tree.map(lambda a, b: a + b / count, sums, (gradient, means)), after
+        gradient, means, after = gradient_of(*part)
+        sums = jax.tree.map(lambda a, b: a + b / micro_batches, sums, (gradient, means))
+        return sums, after
 
     zeros = (jax.tree.map(jnp.zeros_like, params), Means(*[jnp.float32(0)] * 4))
-    means, after = jax.lax.scan(add, zeros, jax.tree.map(split, rows))
-    return Gradient(*means, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), after))
+    (gradient, means), after = jax.lax.scan(add, zeros, jax.tree.map(split, rows))
+    return Gradient(gradient, means, jax.tree.map(join, after))
 
 
 def make_train_step(
@@ -185,9 +197,9 @@ def make_train_step(
     lr_schedule: optax.Schedule,
     axis_name: str,
 ) -> TrainStep:
-    """Return the step: state and carry before, one batch, stop → state and carry after, metrics.
+    """Return the step: state, carry, batch, stop → state, carry, metrics.
 
-    The float32 scalar stop is above 0 on the devices of a process that has received a signal (see
+    The float32 scalar `stop` is above 0 on the devices of a process that has received a signal (see
     guard.py). It is summed with the gradient, so all processes see it at the same step and stop
     together.
     """
@@ -201,13 +213,13 @@ def make_train_step(
         carry = reset(carry, batch.reset_B)
         rows = batch.inputs_BT.shape[0]
         row_B = jax.lax.axis_index(axis_name) * rows + jnp.arange(rows)
-        of_rows = functools.partial(
+        gradient_of = functools.partial(
             _gradient_of_rows, config, model, state.params, scale, state.step
         )
-        local = _accumulated(of_rows, micro_batches, state.params, (carry, batch, row_B))
-        after, devices = local.after, jax.lax.axis_size(axis_name)
+        local = _accumulate(gradient_of, micro_batches, state.params, (carry, batch, row_B))
+        devices = jax.lax.axis_size(axis_name)
         shares, means = jax.tree.map(lambda x: x / devices, (local.gradient, local.means))
-        shares = jax.tree.map(lambda share: share.astype(reduce_type), shares)
+        shares = optax.tree.cast(shares, reduce_type)
         # After a loop over micro-batches all sums are ready at once: pieces would overlap nothing.
         early = model.backward_order() if micro_batches == 1 else []
         gradient, (means, stop) = sum_over_devices(shares, (means, stop), early, axis_name)
@@ -228,14 +240,21 @@ def make_train_step(
             updates = jax.tree.map(lambda update: update * fraction, updates)
         params = optax.apply_updates(state.params, updates)
         params, opt_state, after = _select(
-            finite, (params, opt_state, after), (state.params, state.opt_state, carry)
+            finite, (params, opt_state, local.after), (state.params, state.opt_state, carry)
         )
 
         first_of_line = state.step % config.train.log_every == 0
         tally = _select(first_of_line, zero_tally(), state.tally)
-        labels = means.label_loss, means.labels
-        seen = MetricSums(loss, jnp.sqrt(square), signal, trace, *labels, updates=jnp.int32(1))
-        counted = jax.tree.map(jnp.add, tally, seen)
+        update = MetricSums(
+            loss=loss,
+            grad_norm=jnp.sqrt(square),
+            signal=signal,
+            trace=trace,
+            label_loss=means.label_loss,
+            labels=means.labels,
+            updates=jnp.int32(1),
+        )
+        with_update = jax.tree.map(jnp.add, tally, update)
         new = TrainState(
             step=state.step + 1,
             applied=state.applied + finite,
@@ -243,7 +262,7 @@ def make_train_step(
             params=params,
             opt_state=opt_state,
             loss_scale=adjust_loss_scale(state.loss_scale, finite, config.precision),
-            tally=_select(finite, counted, tally),
+            tally=_select(finite, with_update, tally),
         )
         metrics = StepMetrics(
             tally=new.tally,
@@ -260,7 +279,7 @@ def make_train_step(
 
 
 def make_evaluation_step(model: LanguageModel, axis_name: str) -> EvaluationStep:
-    """Return the step: parameters, carry, one batch → carry, nats summed over all devices."""
+    """Return the step: parameters, carry, batch → carry, nats summed over all devices."""
     objective = OBJECTIVES[model.model.objective]
 
     def evaluation_step(
@@ -270,10 +289,9 @@ def make_evaluation_step(model: LanguageModel, axis_name: str) -> EvaluationStep
         keys_B = row_keys(0, _OBJECTIVE, jnp.uint32(0), batch.window_B)
         targets = objective(batch.inputs_BT, batch.targets_BT, batch.mask_BT, keys_B)
         padding_mask_BT = ~batch.mask_BT if model.model.bidirectional else None
-        carry, logits_BTV, *_ = model.apply(
-            {"params": params}, targets.inputs_BT, carry, padding_mask_BT
-        )
-        nats_BT = weighted(cross_entropy(logits_BTV, targets.targets_BT), targets.weight_BT)
-        return carry, jax.lax.psum(jnp.sum(nats_BT), axis_name)
+        read = model.apply({"params": params}, targets.inputs_BT, carry, padding_mask_BT)
+        nats_BT = cross_entropy(read.logits_BTV, targets.targets_BT)
+        nats_BT = weighted(nats_BT, targets.weight_BT)
+        return read.carry, jax.lax.psum(jnp.sum(nats_BT), axis_name)
 
     return evaluation_step

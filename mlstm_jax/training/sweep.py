@@ -8,9 +8,11 @@ have diverged are not repeated, so a sweep that was stopped resumes where it end
 import csv
 import functools
 import io
+import itertools
+import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -41,14 +43,7 @@ def load_sweep(path: Path) -> Runs:
     """
     path = shipped.find(path, "sweep")
     runs = run_python(path, "sweep").get("runs")
-    valid = isinstance(runs, dict) and all(
-        isinstance(key, tuple)
-        and len(key) == 2
-        and all(isinstance(label, str) for label in key)
-        and isinstance(config, Config)
-        for key, config in runs.items()
-    )
-    if not valid or not runs or not have_folders(runs):
+    if not isinstance(runs, dict) or not runs or not have_folders(runs):
         raise UserError(
             f"{path} sets no `runs = {{(ROW, COLUMN): Config(...)}}` with two labels that can name "
             "a folder; see `mlstm-jax configs puri_fig5`."
@@ -57,27 +52,31 @@ def load_sweep(path: Path) -> Runs:
 
 
 def have_folders(runs: Runs) -> bool:
-    """Return whether all labels can name a folder."""
-    return all(label.strip(".") and "/" not in label for key in runs for label in key)
+    """Whether each run is a config, with two labels that can name a folder."""
+    for key, config in runs.items():
+        if not (isinstance(config, Config) and isinstance(key, tuple) and len(key) == 2):
+            return False
+        for label in key:
+            if not isinstance(label, str) or not label.strip(".") or "/" in label:
+                return False
+    return True
 
 
 def prepare(runs: Runs) -> None:
     """Set what JAX reads when it starts, as the runs need it; see `environment.prepare`.
 
-    Raises:
-        UserError: the runs have different numbers of virtual devices.
+    Raises UserError if the runs have different numbers of virtual devices.
     """
     if not runs:
         return
-    counts = {config.devices.virtual_cpu: key for key, config in runs.items()}
-    if len(counts) > 1:
-        (count, key), (other, other_key) = list(counts.items())[:2]
-        raise UserError(
-            f"devices.virtual_cpu is {count} in the run {' / '.join(key)}, but {other} in "
-            f"{' / '.join(other_key)}; one process trains all runs of a sweep, so set the same "
-            "number in all."
-        )
-    first = next(iter(runs.values()))
+    first_key, first = next(iter(runs.items()))
+    for key, config in runs.items():
+        if config.devices.virtual_cpu != first.devices.virtual_cpu:
+            raise UserError(
+                f"devices.virtual_cpu is {first.devices.virtual_cpu} in the run "
+                f"{' / '.join(first_key)}, but {config.devices.virtual_cpu} in {' / '.join(key)}; "
+                "one process trains all runs of a sweep, so set the same number in all."
+            )
     deterministic = any(config.train.deterministic for config in runs.values())
     environment.prepare(first.devices, deterministic=deterministic)
 
@@ -101,58 +100,53 @@ class Result(NamedTuple):
 
 
 def folder(out: Path, key: tuple[str, str]) -> Path:
-    """Return the run folder of a run of the sweep."""
+    """The run folder of a run of the sweep."""
     return out / key[0] / key[1]
 
 
 def pending(runs: Runs, out: Path) -> Iterator[tuple[tuple[str, str], Config]]:
-    """Return the runs that are neither finished nor diverged, with their folders set.
+    """Yield the runs that are neither finished nor diverged, with their folders set.
 
     Raises:
-        UserError: a run in the folder has another config than in the specification.
+        UserError: a run in the folder has another config than in the specification, or used
+            another corpus or other initial parameters.
     """
     for key, config in runs.items():
         run_folder = folder(out, key)
-        here = configs.vary(config, out=str(run_folder))
+        config = configs.vary(config, out=str(run_folder))
         if (run_folder / "config.json").is_file():
-            old = load_json(run_folder / "config.json")
-            # A run saves its batch, not the rows of a device.
-            rows = here.data.batch_per_device
-            count = 1 if rows is None else max(1, old.data.batch // rows)
-            wanted = configs.resolve_batch(here, count)
-            different = [line for lines in differences(old, wanted) for line in lines]
-            if different:
-                raise UserError(
-                    f"{run_folder} contains a run with another config "
-                    f"({'; '.join(different)}); use another `out`, or remove the folder."
-                )
-            _require_same_inputs(run_folder, here)
-        if not is_over(key, run_folder):
-            yield key, here
+            _require_same_run(run_folder, config)
+        if not has_ended(key, run_folder):
+            yield key, config
 
 
-def is_over(key: tuple[str, str], run_folder: Path) -> bool:
-    """Return whether a run is finished or has diverged."""
+def has_ended(key: tuple[str, str], run_folder: Path) -> bool:
+    """Whether a run is finished or has diverged."""
     return result(key, run_folder).status in ("done", "diverged")
 
 
-def _require_same_inputs(run_folder: Path, config: Config) -> None:
-    """Raise UserError if a run used another corpus or other initial parameters than now.
+def _require_same_run(run_folder: Path, config: Config) -> None:
+    """Raise UserError if a run has another config, corpus or initial parameters than now.
 
-    The config has only their paths, and the content at a path may have changed.
+    The config has only the paths of the last two, and the content at a path may have changed.
     """
+    old = load_json(run_folder / "config.json")
+    # A run saves its batch, not the rows of a device.
+    rows = config.data.batch_per_device
+    devices = 1 if rows is None else max(1, old.data.batch // rows)
+    different = list(itertools.chain(*differences(old, configs.resolve_batch(config, devices))))
     before = inputs_of(run_folder)
-    if not before:
-        return
-    corpus = open_corpus(Path(config.data.corpus))
-    start = None if config.train.start_from is None else _fingerprint(config.train.start_from)
-    for name, value in inputs(corpus, start).items():
-        if value != before.get(name, value):
-            raise UserError(
-                f"{run_folder} contains a run with another {name}: its fingerprint was "
-                f"{str(before[name])[:12]}…, and is {str(value)[:12]}… now; use another `out`, or "
-                "remove the folder."
-            )
+    if before and not different:
+        start = None if config.train.start_from is None else _fingerprint(config.train.start_from)
+        for name, value in inputs(open_corpus(Path(config.data.corpus)), start).items():
+            old_value = before.get(name, value)
+            if value != old_value:
+                different.append(f"{name}: {str(old_value)[:12]}… → {str(value)[:12]}…")
+    if different:
+        raise UserError(
+            f"{run_folder} contains a run with another config ({'; '.join(different)}); use "
+            "another `out`, or remove the folder."
+        )
 
 
 @functools.lru_cache
@@ -174,7 +168,7 @@ def sweep(
     waiting = list(pending(runs, out))
     elsewhere: list[str] = []
     for number, (key, config) in enumerate(waiting, 1):
-        if is_over(key, folder(out, key)):
+        if has_ended(key, folder(out, key)):
             continue  # another process has trained it in the meantime
         on_begin(number, len(waiting), key)
         try:
@@ -200,40 +194,46 @@ def write_tables(runs: Runs, out: Path) -> list[Result]:
 
 
 def result(key: tuple[str, str], run_folder: Path) -> Result:
-    """Return the result of a run from the files of its folder."""
+    """The result of a run, from the files of its folder."""
     lines = metrics.read_metrics(run_folder / "metrics.jsonl")
     kinds = metrics.by_kind(lines)
     train = kinds["train"]
-    scores = [line["bpc"] for line in kinds["eval"]]
-    ends = [line["event"] for line in kinds["event"]]
-    last = lines[-1] if lines else {}
+    scores = _values(kinds["eval"], "bpc")
+    events = ["", *_values(kinds["event"], "event")]
     path = run_folder / "config.json"
     has_begun = path.is_file()
     config = load_json(path) if has_begun else Config()
-    # A finished run whose steps were raised has a later event.
-    end = {"finished": "done", "diverged": "diverged"}.get(ends[-1] if ends else "", "unfinished")
-    status = end if has_begun else "not begun"
-    noise = [line["noise_scale"] for line in train[len(train) // 2 :] if line.get("noise_scale")]
-    speeds = sorted(speed for line in train if (speed := line["bytes_per_second"]) is not None)
+    status = "not begun"
+    if has_begun:
+        # A finished run whose steps were raised has a later event.
+        ends = {"finished": "done", "diverged": "diverged"}
+        status = ends.get(events[-1], "unfinished")
+    noise = _values(train[len(train) // 2 :], "noise_scale")
+    speeds = _values(train, "bytes_per_second")
     return Result(
         row=key[0],
         column=key[1],
         status=status,
         batch=by_phase(config)[-1].data.batch,
         optimizer=config.optimizer.name,
-        steps=last.get("step", 0),
+        steps=lines[-1]["step"] if lines else 0,
         epochs=train[-1]["epoch"] if train else None,
-        peak_rate=max((line["learning_rate"] for line in train), default=None),
-        bpc=scores[-1] if scores and status == "done" else None,
-        best_bpc=min((score for score in scores if score is not None), default=None),
-        noise_scale=sum(noise) / len(noise) if noise else None,
-        bytes_per_second=speeds[len(speeds) // 2] if speeds else None,
-        seconds=max((line.get("seconds", 0.0) for line in lines), default=None),
+        peak_rate=max(_values(train, "learning_rate"), default=None),
+        bpc=kinds["eval"][-1]["bpc"] if scores and status == "done" else None,
+        best_bpc=min(scores, default=None),
+        noise_scale=statistics.fmean(noise) if noise else None,
+        bytes_per_second=statistics.median_high(speeds) if speeds else None,
+        seconds=max(_values(lines, "seconds"), default=None),
     )
 
 
+def _values(lines: list[dict[str, Any]], name: str) -> list[Any]:
+    """The values of a field in those lines that have it."""
+    return [line[name] for line in lines if line.get(name) is not None]
+
+
 def as_csv(results: list[Result]) -> str:
-    """Return all figures of all runs, one line per run."""
+    """All figures of all runs, one line per run."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(Result._fields)
@@ -242,19 +242,21 @@ def as_csv(results: list[Result]) -> str:
 
 
 def as_markdown(results: list[Result]) -> str:
-    """Return validation BPC by row and column, as in Puri et al. 2018, fig. 5; Div: diverged."""
-    cells = {(run.row, run.column): _cell(run) for run in results}
-    rows = list(dict.fromkeys(run.row for run in results))
-    columns = list(dict.fromkeys(run.column for run in results))
+    """Validation BPC by row and column, as in Puri et al. 2018, fig. 5; Div: diverged."""
+    cells: dict[str, dict[str, str]] = {}
+    columns: list[str] = []
+    for run in results:
+        cell = "…"
+        if run.status == "diverged":
+            cell = "Div"
+        elif run.bpc is not None:
+            cell = f"{run.bpc:.3f}"
+        cells.setdefault(run.row, {})[run.column] = cell
+        if run.column not in columns:
+            columns.append(run.column)
     titles = " | ".join(map(markdown, columns))
     lines = [f"| | {titles} |", "|---" * (len(columns) + 1) + "|"]
-    for row in rows:
-        values = [cells.get((row, column), "") for column in columns]
-        lines.append(f"| {markdown(row)} | " + " | ".join(values) + " |")
+    for row, by_column in cells.items():
+        values = " | ".join(by_column.get(column, "") for column in columns)
+        lines.append(f"| {markdown(row)} | {values} |")
     return "\n".join(lines) + "\n"
-
-
-def _cell(run: Result) -> str:
-    if run.status == "diverged":
-        return "Div"
-    return f"{run.bpc:.3f}" if run.bpc is not None else "…"

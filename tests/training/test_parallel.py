@@ -16,7 +16,7 @@ from mlstm_jax.training.parallel import (
     AXIS,
     Parallel,
     ReplicasDiffer,
-    _of_first_device,
+    _copy_first_device,
     fold,
     make_comparison,
 )
@@ -104,7 +104,7 @@ def test_every_device_gets_the_copy_of_the_first(random: np.random.Generator) ->
     devices = Parallel(jax.local_devices()[:4])
     numbers, scales = random.normal(size=(4, 7, 5)).astype(np.float32), np.arange(4, dtype=np.int32)
     rows = devices.split_rows({"matrix": numbers, "count": scales})
-    found = devices.map(_of_first_device)(rows)
+    found = devices.map(_copy_first_device)(rows)
     for shard in (*found["matrix"].addressable_shards, *found["count"].addressable_shards):
         expected = numbers[:1] if shard.data.ndim == 4 else scales[:1]
         np.testing.assert_array_equal(shard.data[0], expected)

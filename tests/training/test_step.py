@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 
+from benchmarks.compile_without_gpu import map_by_shard_map
 from mlstm_jax import config as configs
 from mlstm_jax.config import BERT, Config, Data, Model, Optimizer, Precision, Train
 from mlstm_jax.data.corpus import open_corpus
@@ -75,7 +76,7 @@ class Trainer:
             return step(*arguments)
 
         self.step = (
-            parallel.by_shard_map(counted, self.devices.mesh, donate=(0, 1))
+            map_by_shard_map(counted, self.devices.mesh, donate=(0, 1))
             if without_pmap
             else self.devices.map(counted, donate=(0, 1))
         )
