@@ -10,7 +10,7 @@ pandas DataFrame; a curve is drawn on axes that the caller creates.
 import gzip
 import itertools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.optimize import minimize_scalar
 
-from mlstm_jax.config import Config
+from mlstm_jax.config import Config, by_phase
 from mlstm_jax.config import text as config_text
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import metrics
@@ -65,11 +65,9 @@ def load_histories(*folders: Path | str) -> list[History]:
     """
     histories = []
     for folder in map(Path, folders):
-        if (study := folder / "runs.jsonl.gz").is_file():
-            with gzip.open(study, "rt", encoding="utf-8") as runs:
-                for one in map(json.loads, runs):
-                    config = config_text.from_json(json.dumps(one["config"]), study)
-                    histories.append(_history(one["run"], config, one["metrics"]))
+        study = folder / "runs.jsonl.gz"
+        if study.is_file():
+            histories += _load_study(study)
             continue
         for run in metrics.runs_in(folder):
             name = run.name if run == folder else str(run.relative_to(folder))
@@ -81,20 +79,27 @@ def load_histories(*folders: Path | str) -> list[History]:
     return histories
 
 
+def _load_study(path: Path) -> Iterator[History]:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        for line in file:
+            run = json.loads(line)
+            config = config_text.from_json(json.dumps(run["config"]), path)
+            yield _history(run["run"], config, run["metrics"])
+
+
 def _history(name: str, config: Config, lines: list[dict[str, Any]]) -> History:
     kinds = metrics.by_kind(lines)
-    train, evaluations = (_table(kinds[kind]) for kind in ("train", "eval"))
     events = pd.DataFrame(kinds["event"], columns=["step", "event"])
-    return History(name, config, train, evaluations, events)
+    return History(name, config, _table(kinds["train"]), _table(kinds["eval"]), events)
 
 
 def _table(lines: list[dict[str, Any]]) -> pd.DataFrame:
-    columns = ["step", "epoch", "bytes_seen", "bpc", "seconds", "bytes_per_second"]
     # Lines of a run differ if it went on with another number of devices.
-    columns = list(dict.fromkeys([*columns, *itertools.chain(*lines)]))
-    table = pd.DataFrame(lines, columns=[name for name in columns if name != "kind"])
+    columns = dict.fromkeys(["step", "epoch", "bytes_seen", "bpc", "seconds", "bytes_per_second"])
+    columns.update(dict.fromkeys(itertools.chain(*lines)))
+    columns.pop("kind", None)
     # Null in the file is NaN here: a line with only skipped updates has no mean.
-    table = table.astype(float).astype({"step": int})
+    table = pd.DataFrame(lines, columns=list(columns)).astype(float).astype({"step": int})
     table["megabytes"] = table["bytes_seen"] / 1e6
     table["minutes"] = table["seconds"] / 60
     table["kilobytes_per_second"] = table["bytes_per_second"] / 1e3
@@ -102,7 +107,7 @@ def _table(lines: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def smooth(values: pd.Series, span: float) -> pd.Series:
-    """Return the moving mean whose weights decay by a factor e over half of `span` values.
+    """The moving mean whose weights decay by a factor e over half of `span` values.
 
     The first values are means of the values so far, without a bias to zero; NaN counts as missing.
     """
@@ -111,36 +116,45 @@ def smooth(values: pd.Series, span: float) -> pd.Series:
     return values.ewm(span=span, ignore_na=True).mean()
 
 
+def _last(values: pd.Series, otherwise: Any) -> Any:
+    """The last value of a column, or another if it is empty."""
+    return values.iloc[-1] if len(values) else otherwise
+
+
 def summary(histories: Iterable[History]) -> pd.DataFrame:
-    """Return one row per run: its main settings and results."""
-    rows, histories = [], list(histories)
-    for one in histories:
-        config, train, bpc = one.config, one.train, one.evaluations["bpc"]
-        ends = [event for event in one.events["event"] if event in ("finished", "diverged")]
+    """One row per run: its main settings and results."""
+    names = []
+    rows = []
+    for history in histories:
+        config = history.config
+        train = history.train
+        bpc = history.evaluations["bpc"]
+        events = history.events["event"]
+        names.append(history.name)
         rows.append(
             {
                 "hidden": config.model.hidden,
-                "batch": config.phases[-1].batch if config.phases else config.data.batch,
+                "batch": by_phase(config)[-1].data.batch,
                 "window": config.data.window,
                 "precision": config.precision.compute,
                 "optimizer": config.optimizer.name,
-                "peak rate": train["learning_rate"].max() if len(train) else np.nan,
-                "steps": int(train["step"].iloc[-1]) if len(train) else 0,
-                "MB": train["megabytes"].iloc[-1] if len(train) else 0.0,
-                "last BPC": bpc.iloc[-1] if len(bpc) else np.nan,
-                "best BPC": bpc.min() if len(bpc) else np.nan,
-                "skipped": int(train["skipped"].iloc[-1]) if len(train) else 0,
-                "noise scale": noise_scale(one),
+                "peak rate": train["learning_rate"].max() if "learning_rate" in train else np.nan,
+                "steps": int(_last(train["step"], 0)),
+                "MB": _last(train["megabytes"], 0.0),
+                "last BPC": _last(bpc, np.nan),
+                "best BPC": bpc.min(),
+                "skipped": int(_last(train.get("skipped", pd.Series()), 0)),
+                "noise scale": noise_scale(history),
                 "kB/s": train["kilobytes_per_second"].median(),
-                "minutes": train["minutes"].iloc[-1] if len(train) else 0.0,
-                "end": ends[-1] if ends else "unfinished",
+                "minutes": _last(train["minutes"], 0.0),
+                "end": _last(events[events.isin(["finished", "diverged"])], "unfinished"),
             }
         )
-    return pd.DataFrame(rows, index=[one.name for one in histories])
+    return pd.DataFrame(rows, index=names)
 
 
 def noise_scale(history: History) -> float:
-    """Return the gradient's noise scale in rows, over the second half of the run.
+    """The gradient's noise scale in rows, over the second half of the run.
 
     This is the mean trace over the mean signal (McCandlish et al. 2018, appendix A.1: the ratio of
     one line is biased, the ratio of the means hardly). NaN with one device and no micro-batches.
@@ -149,12 +163,13 @@ def noise_scale(history: History) -> float:
     if "gradient_signal" not in train:
         return float("nan")
     half = train.iloc[len(train) // 2 :]
-    signal, trace = half["gradient_signal"].mean(), half["gradient_trace"].mean()
+    signal = half["gradient_signal"].mean()
+    trace = half["gradient_trace"].mean()
     return float(trace / signal) if signal > 0 and trace > 0 else float("nan")
 
 
 def updates_to(history: History, bpc: float) -> float:
-    """Return the step at which the validation BPC first reaches `bpc`; NaN if it never does.
+    """The step at which the validation BPC first reaches `bpc`; NaN if it never does.
 
     It is interpolated between two evaluations, in the logarithm of the step.
     """
@@ -170,7 +185,7 @@ def updates_to(history: History, bpc: float) -> float:
 
 
 def critical_batch(rows: npt.ArrayLike, updates: npt.ArrayLike) -> float:
-    """Return the batch B_crit, in rows, for which updates ∝ 1 + B_crit / B fits best.
+    """The batch B_crit, in rows, for which updates ∝ 1 + B_crit / B fits best.
 
     McCandlish et al. 2018, section 2.3: a batch of B_crit needs twice the fewest possible updates,
     and twice the least possible text. The fit is by least squares of the logarithms. inf if the
@@ -180,19 +195,23 @@ def critical_batch(rows: npt.ArrayLike, updates: npt.ArrayLike) -> float:
         rows: of the batches.
         updates: that each batch needs to the same score; NaN: it did not reach it.
     """
-    rows, updates = np.asarray(rows, float), np.asarray(updates, float)
-    known = np.isfinite(rows) & np.isfinite(updates)
+    batches = np.asarray(rows, float)
+    steps = np.log(np.asarray(updates, float))
+    known = np.isfinite(batches) & np.isfinite(steps)
     if known.sum() < 2:
         return float("nan")
-    batches, steps = rows[known], np.log(updates[known])
+    batches = batches[known]
+    steps = steps[known]
 
     def error(logarithm: float) -> float:
         residuals = steps - np.log1p(np.exp(logarithm) / batches)
         return float(residuals.var())
 
-    bounds = np.log(batches.min() / 1e3), np.log(batches.max() * 1e3)
+    bounds = (np.log(batches.min() / 1e3), np.log(batches.max() * 1e3))
     minimum = minimize_scalar(error, bounds=bounds, method="bounded").x
-    return float("inf") if minimum > bounds[1] - 0.1 else float(np.exp(minimum))
+    if minimum > bounds[1] - 0.1:
+        return float("inf")
+    return float(np.exp(minimum))
 
 
 def plot(
@@ -216,17 +235,17 @@ def plot(
         label: the name of a run in the legend; "_" omits it.
         style: further arguments of `axes.plot` for a run.
     """
-    for one in histories:
-        table = getattr(one, kind)
+    for history in histories:
+        table = getattr(history, kind)
         if y in table and len(table):
-            look = {"lw": 1.2, "label": label(one)} | style(one)
+            look = {"lw": 1.2, "label": label(history)} | style(history)
             axes.plot(table[x], smooth(table[y], span), **look)
     axes.set(xlabel=LABELS.get(x, x), ylabel=LABELS.get(y, y))
     axes.grid(alpha=0.3)
 
 
 def limits(histories: Iterable[History], y: str) -> tuple[float, float] | None:
-    """Return the limits of an axis that shows the curves of all runs after their first tenth.
+    """The limits of an axis that shows the curves of all runs after their first tenth.
 
     With the first tenth, the drop from 8 bits, the rest would be too small to read. None if no run
     has values; `axes.set_ylim(None)` then keeps matplotlib's own limits.
@@ -235,14 +254,16 @@ def limits(histories: Iterable[History], y: str) -> tuple[float, float] | None:
         histories: of the runs.
         y: the plotted column; the limits are in its unit.
     """
-    histories = list(histories)
-    parts = [one.train.iloc[len(one.train) // 10 :][y] for one in histories if y in one.train]
-    parts += [one.evaluations[y] for one in histories if y in one.evaluations]
-    values = pd.concat(parts) if parts else pd.Series(dtype=float)
+    parts = [pd.Series(dtype=float)]
+    for history in histories:
+        later = history.train.iloc[len(history.train) // 10 :]
+        parts += [table[y] for table in (later, history.evaluations) if y in table]
+    values = np.concatenate(parts)
     values = values[np.isfinite(values)]
     if not len(values):
         return None
-    low, high = float(values.min()), float(values.max())
+    low = float(values.min())
+    high = float(values.max())
     margin = 0.05 * (high - low) or 0.1
     return low - margin, high + margin
 
@@ -255,17 +276,19 @@ def counts(axes: Any) -> None:
 
 
 def grid(folder: Path | str) -> pd.DataFrame:
-    """Return the last validation BPC of a sweep by row and column: inf: diverged, NaN: not ended.
+    """The last validation BPC of a sweep by row and column: inf: diverged, NaN: not ended.
 
     A run's name is ROW/COLUMN. Rows that are numbers, such as batches, are in numeric order.
     """
     cells = {}
-    for one in load_histories(folder):
-        row, slash, column = one.name.partition("/")
+    for history in load_histories(folder):
+        row, slash, column = history.name.partition("/")
         if slash:
-            end = one.events["event"].iloc[-1] if len(one.events) else ""
-            done = one.evaluations["bpc"].iloc[-1] if len(one.evaluations) else np.nan
-            cells[row, column] = {"finished": done, "diverged": np.inf}.get(end, np.nan)
+            scores = {
+                "finished": _last(history.evaluations["bpc"], np.nan),
+                "diverged": np.inf,
+            }
+            cells[row, column] = scores.get(_last(history.events["event"], ""), np.nan)
     if not cells:
         raise UserError(f"{folder} holds no sweep: none of its runs is a ROW/COLUMN.")
     table = pd.Series(cells, dtype=float).unstack()
@@ -277,7 +300,7 @@ def grid(folder: Path | str) -> pd.DataFrame:
 
 
 def formatted(table: pd.DataFrame, digits: int = 3) -> pd.DataFrame:
-    """Return a table of numbers as text: Div for inf, a dash for NaN."""
+    """A table of numbers as text: Div for inf, a dash for NaN."""
 
     def cell(value: float) -> str:
         if np.isnan(value):

@@ -96,23 +96,25 @@ class Config(Checked):
 
 def _require_fit(config: Config) -> None:
     """Raise UserError if a field is for another kind of model."""
-    model, every, cell = config.model, config.train.recompute_every, config.precision.cell
+    model = config.model
+    every = config.train.recompute_every
     rule = f"unset for {model.cli_name}; use it with a recurrent model"
     require(every is None or isinstance(model, Recurrent), "train.recompute_every", every, rule)
     kernels = config.devices.kernels
     rule = f"xla for {model.cli_name}; use it with {MLSTM().cli_name}"
     require(kernels == "xla" or isinstance(model, MLSTM), "devices.kernels", kernels, rule)
     longest = model.longest_window
-    windows = [("phases.window", phase.window) for phase in config.phases]
-    for name, window in windows or [("data.window", config.data.window)]:
-        rule = f"at most model.positions, {longest}"
-        require(longest is None or window <= longest, name, window, rule)
+    for phase in by_phase(config):
+        name = "phases.window" if config.phases else "data.window"
+        fits = longest is None or phase.data.window <= longest
+        require(fits, name, phase.data.window, f"at most model.positions, {longest}")
+    cell = config.precision.cell
     rule = f"fp32 for {model.cli_name}, which has no c"
     require(cell == "fp32" or "c" in model.states, "precision.cell", cell, rule)
 
 
 def by_phase(config: Config) -> list[Config]:
-    """Return each phase as a config of its own; a run without phases as it is."""
+    """Each phase as a config of its own; a run without phases as it is."""
     configs = []
     for phase in config.phases:
         data = dataclasses.replace(config.data, batch=phase.batch, window=phase.window)
@@ -122,45 +124,37 @@ def by_phase(config: Config) -> list[Config]:
 
 
 def longest_window(config: Config) -> int:
-    """Return the most bytes of a training window of a run."""
+    """The most bytes of a training window of a run."""
     return max(phase.data.window for phase in by_phase(config))
 
 
 def resolve_batch(config: Config, device_count: int) -> Config:
-    """Return the config with its global batch set and checked against the number of devices.
+    """Set the global batch, and check it against the number of devices.
 
     Raises UserError if the rows cannot be split evenly over the devices (Puri et al. 2018,
     section IV), or a field is for another kind of model.
     """
-    model, data = config.model.for_windows(longest_window(config)), config.data
+    model = config.model.for_windows(longest_window(config))
     if config.train.objective is not None:
         model = dataclasses.replace(model, objective=config.train.objective)
+    data = config.data
     if data.batch_per_device is not None:
         batch = data.batch_per_device * device_count
         data = dataclasses.replace(data, batch=batch, batch_per_device=None)
     config = dataclasses.replace(config, model=model, data=data)
     _require_fit(config)
-    parts = config.train.micro_batches
-    if config.phases:
-        for phase in config.phases:
-            if phase.batch % (device_count * parts):
-                raise UserError(
-                    f"phases.batch is {phase.batch}, which {device_count} devices in {parts} micro-"
-                    "batches cannot share evenly; use a multiple of their product."
-                )
-        return config  # data.batch is not used
-    if data.batch % device_count:
-        raise UserError(
-            f"data.batch is {data.batch}, which {device_count} devices cannot share evenly; use "
-            f"{data.batch // device_count * device_count or device_count}, set "
-            "data.batch_per_device, or use fewer devices with `devices.count`."
+    micro_batches = config.train.micro_batches
+    for phase in by_phase(config):
+        name = "phases.batch" if config.phases else "data.batch"
+        batch = phase.data.batch
+        rule = (
+            f"a multiple of {device_count}, so that the devices share it evenly; or set "
+            "data.batch_per_device, or use fewer devices with `devices.count`"
         )
-    rows = data.batch // device_count
-    if rows % parts:
-        raise UserError(
-            f"train.micro_batches is {parts}, which cannot share the {rows} rows of a device evenly"
-            f"; use one of {', '.join(str(n) for n in range(1, rows + 1) if rows % n == 0)}."
-        )
+        require(batch % device_count == 0, name, batch, rule)
+        rows = batch // device_count
+        rule = f"a divisor of the {rows} rows of a device ({name} {batch})"
+        require(rows % micro_batches == 0, "train.micro_batches", micro_batches, rule)
     return config
 
 
@@ -202,31 +196,34 @@ def run_python(path: Path, what: str) -> dict[str, Any]:
     try:
         return runpy.run_path(str(path))
     except UserError as error:
-        place = _place(path, error)
-        raise UserError(str(error) if place == str(path) else f"{place}: {error}") from error
+        raise UserError(f"{_place(path, error)}: {error}") from error
     except KnownError:
         raise
     except SyntaxError as error:
-        place = f"{error.filename or path}{f', line {error.lineno}' if error.lineno else ''}"
+        place = f"{error.filename or path}, line {error.lineno}"
         raise UserError(f"{place} is not valid Python: {error.msg}.") from error
     except Exception as error:
         raise UserError(f"{_place(path, error)}: {_explained(error)}") from error
 
 
 def _place(path: Path, error: Exception) -> str:
-    """Return the file, and its last line in the traceback of an error."""
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
-    return f"{path}, line {lines[-1]}" if lines else str(path)
+    """The file, and its last line in the traceback of an error."""
+    place = str(path)
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename == str(path):
+            place = f"{path}, line {frame.lineno}"
+    return place
 
 
 def _explained(error: Exception) -> str:
-    """Return an error's type and message; for an unknown field, similar names."""
-    match = _UNKNOWN_FIELD.match(str(error)) if isinstance(error, TypeError) else None
-    # The class is a name of the file, or of a module that it calls.
-    frames = [frame.f_globals for frame, _ in traceback.walk_tb(error.__traceback__)]
-    kinds = [names[match["kind"]] for names in frames if match and match["kind"] in names]
-    if match and kinds and isinstance(kinds[-1], type) and dataclasses.is_dataclass(kinds[-1]):
-        return _no_field(kinds[-1], match["field"])
+    """An error's type and message; for an unknown field, similar names."""
+    match = _UNKNOWN_FIELD.match(str(error))
+    if match and isinstance(error, TypeError):
+        # The class is a name of the file, or of a module that it calls.
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            section = frame.f_globals.get(match["kind"])
+            if isinstance(section, type) and dataclasses.is_dataclass(section):
+                return _no_field(section, match["field"])
     return f"{type(error).__name__}: {error}"
 
 
@@ -239,12 +236,10 @@ def vary(config: Config, **fields: Any) -> Config:
         UserError: there is no such field, or a value is invalid.
     """
     require(isinstance(config, Config), "config", config, "a Config")
-    sections: dict[str, dict[str, Any]] = {}
     whole: dict[str, Any] = {}
+    sections: dict[str, dict[str, Any]] = {}
     for name, value in fields.items():
-        if "." in name:
-            raise UserError(f"vary has a field {name!r}; write {name.replace('.', '__')}.")
-        section, _, field = name.partition("__")
+        section, _, field = name.replace(".", "__").partition("__")
         _require_field(config, section)
         if field:
             _require_field(getattr(config, section), field)
@@ -260,7 +255,7 @@ def vary(config: Config, **fields: Any) -> Config:
 
 
 def _require_field(section: Any, name: str) -> None:
-    if name not in (field.name for field in dataclasses.fields(section)):
+    if name not in section.__dataclass_fields__:
         raise UserError(_no_field(type(section), name))
 
 

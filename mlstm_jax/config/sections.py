@@ -3,6 +3,7 @@
 The comment above a field is its ``--help`` text. The section `model` is a kind of model of model/.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -17,6 +18,8 @@ MOST_STEPS = 2**31 - 1
 
 Seed = Annotated[int, Between(0, MOST_SEED)]
 Steps = Annotated[int, Between(1, MOST_STEPS)]
+# A host name, an IPv4 address or an IPv6 address in brackets; and a port.
+_ADDRESS = re.compile(r"(\[[^\s\]]*:[^\s\]]*\]|[^\s:\[]+):(?P<port>[0-9]{1,5})")
 # Infinity is allowed.
 Seconds = Annotated[float, Between(0, ends="(]")]
 
@@ -106,25 +109,30 @@ class Optimizer(Checked, section="optimizer"):
 
     @property
     def moments(self) -> int:
-        """The numbers of its state for each parameter, at most."""
+        """The most numbers that the optimizer keeps for one parameter."""
         return 1 if self.name == "muon" else 2
 
     @property
     def other_rates(self) -> dict[str, float]:
-        """Learning rates that are not the schedule's, by who has them, as multiples of it."""
-        return {"Muon": self.muon_learning_rate / self.learning_rate} if self.name == "muon" else {}
+        """Learning rates of other optimizers than Adam, by name, as multiples of Adam's."""
+        if self.name != "muon":
+            return {}
+        return {"Muon": self.muon_learning_rate / self.learning_rate}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        decay, of, epochs = self.weight_decay, self.weight_decay_bytes, self.warmup_epochs
-        takes = decay == 0 or self.name != "adam"
-        require(takes, "optimizer.weight_decay", decay, "0 with adam; adamw decays weights")
-        possible = of is None or decay > 0
-        require(possible, "optimizer.weight_decay_bytes", of, "unset without a weight_decay")
-        alone = epochs is None or not self.warmup_steps
-        require(alone, "optimizer.warmup_epochs", epochs, "unset with warmup_steps")
-        legw = self.scaling != "legw" or bool(epochs)
-        require(legw, "optimizer.warmup_epochs", epochs, "above 0 with scaling legw")
+        decay = self.weight_decay
+        fits = decay == 0 or self.name != "adam"
+        require(fits, "optimizer.weight_decay", decay, "0 with adam; adamw decays weights")
+        reference_bytes = self.weight_decay_bytes
+        fits = reference_bytes is None or decay > 0
+        rule = "unset without a weight_decay"
+        require(fits, "optimizer.weight_decay_bytes", reference_bytes, rule)
+        epochs = self.warmup_epochs
+        fits = epochs is None or not self.warmup_steps
+        require(fits, "optimizer.warmup_epochs", epochs, "unset with warmup_steps")
+        fits = self.scaling != "legw" or bool(epochs)
+        require(fits, "optimizer.warmup_epochs", epochs, "above 0 with scaling legw")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,17 +167,13 @@ class Distributed(Checked, section="distributed"):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.coordinator is not None:
-            host, _, port = self.coordinator.rpartition(":")
-            is_port = port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536
-            is_host = (
-                host.startswith("[") == (":" in host) and host.isprintable() and " " not in host
-            )
-            valid = bool(host) and is_port and is_host
+            match = _ADDRESS.fullmatch(self.coordinator)
+            valid = match is not None and 0 < int(match["port"]) < 65536
             rule = "HOST:PORT, such as node1:8476 or [fd00::1]:8476"
             require(valid, "distributed.coordinator", self.coordinator, rule)
-        count, index = self.processes, self.index
-        if count is not None and index is not None:
-            require(index < count, "distributed.index", index, f"below {count}, the process count")
+        if self.processes is not None and self.index is not None:
+            rule = f"below {self.processes}, the process count"
+            require(self.index < self.processes, "distributed.index", self.index, rule)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,6 +262,9 @@ class Phase(Checked, section="phases"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        begins, warmup = self.learning_rate is not None, self.warmup_steps
-        rule = "below phases.steps" if begins else "0 without phases.learning_rate"
-        require(warmup < self.steps if begins else not warmup, "phases.warmup_steps", warmup, rule)
+        fits = self.warmup_steps == 0
+        rule = "0 without phases.learning_rate"
+        if self.learning_rate is not None:
+            fits = self.warmup_steps < self.steps
+            rule = "below phases.steps"
+        require(fits, "phases.warmup_steps", self.warmup_steps, rule)

@@ -11,21 +11,20 @@ from mlstm_jax.config import Config
 from mlstm_jax.errors import UserError
 
 # The shapes and types of the state depend on these; a run cannot resume with another value.
-_FIXED_IN_A_RUN = (
-    *("model.", "optimizer.name", "precision.compute", "precision.cell", "train.seed"),
-)
+_FIXED_IN_A_RUN = ("model.", "optimizer.name", "precision.compute", "precision.cell", "train.seed")
 # What each row reads depends on these; with another value the carry must be reset. (The corpus is
 # compared by its content, not by its path.)
 _FIXED_WITH_CARRY = "data."
-# Phases replace these; their own rows are compared with those of the checkpoint. Only evaluation
-# still uses the window.
-_REPLACED, _EVALUATED = "data.batch", "data.window"
+# With phases, nothing uses the first, and only evaluation the second; the phases' own rows are
+# compared with the checkpoint's.
+_REPLACED = "data.batch"
+_EVALUATED = "data.window"
 # These are locations and processes; they do not define the run.
 PLACES = ("out", "data.corpus", "train.start_from", "distributed.")
 
 
 def to_json(config: Config) -> str:
-    """Return the config as JSON text, with one object per section, and a checksum."""
+    """The config as JSON text, with one object per section, and a checksum."""
     return digest.to_json(dataclasses.asdict(config))
 
 
@@ -50,7 +49,7 @@ def load_json(path: Path) -> Config:
 
 
 def flatten(config: Config) -> dict[str, Any]:
-    """Return every field by its dotted name."""
+    """Every field by its dotted name."""
     return dict(flatten_dict(dataclasses.asdict(config), sep="."))
 
 
@@ -64,23 +63,26 @@ class Differences(NamedTuple):
 
 def differences(old: Config, new: Config) -> Differences:
     """Compare the config of a run with one that would continue it."""
-    before, after = flatten(old), flatten(new)
+    after = flatten(new)
     groups = Differences([], [], [])
+    ignored = PLACES
+    unused = set()
     if type(old.model) is not type(new.model):
         groups.forbidden.append(f"model: {old.model.cli_name} → {new.model.cli_name}")
-        before = {name: value for name, value in before.items() if not name.startswith("model.")}
-    has_phases = bool(old.phases or new.phases)
-    for name in before:
-        if before[name] == after[name] or name.startswith(PLACES):
+        ignored += ("model.",)
+    if new.precision.compute is None:
+        unused.add("precision.compute")
+    evaluated = None
+    if old.phases or new.phases:
+        unused.add(_REPLACED)
+        evaluated = _EVALUATED
+    for name, value in flatten(old).items():
+        if name.startswith(ignored) or name in unused or value == after[name]:
             continue
-        if name == "precision.compute" and new.precision.compute is None:
-            continue
-        if has_phases and name == _REPLACED:
-            continue
-        kind = groups.allowed
+        group = groups.allowed
         if name.startswith(_FIXED_IN_A_RUN):
-            kind = groups.forbidden
-        elif name.startswith(_FIXED_WITH_CARRY) and not (has_phases and name == _EVALUATED):
-            kind = groups.resets_carry
-        kind.append(f"{name}: {before[name]} → {after[name]}")
+            group = groups.forbidden
+        elif name.startswith(_FIXED_WITH_CARRY) and name != evaluated:
+            group = groups.resets_carry
+        group.append(f"{name}: {value} → {after[name]}")
     return groups

@@ -77,7 +77,7 @@ def load_machine(path: Path) -> Machine:
 
 
 def with_compute(config: Config, machine: Machine) -> Config:
-    """Return the config with the compute type that `train` chooses on the machine, if it has none.
+    """Set the compute type that `train` chooses on the machine, if the config has none.
 
     Large layers are assumed, see `environment.fastest_compute`.
     """
@@ -88,18 +88,15 @@ def with_compute(config: Config, machine: Machine) -> Config:
 
 
 def with_measured_rate(machine: Machine, results: Path, compute: str, hidden: int) -> Machine:
-    """Return the machine with the rate that train_step.py measured at the nearest hidden size."""
+    """Take the rate that train_step.py measured at the nearest hidden size."""
+    measured: list[tuple[float, float]] = []  # −distance of the hidden size, rate
     try:
-        rows = [
-            row
-            for row in json.loads(results.read_text())["rows"]
-            if (row["implementation"], row["what"]) == ("ours", "train_step")
-            and row["dtype"] == compute
-            and not row["recompute_every"]
-        ]
-        rate = max(
-            (-abs(math.log(row["hidden"] / hidden)), row["flops"] / row["median_s"]) for row in rows
-        )[1]
+        for row in json.loads(results.read_text())["rows"]:
+            kind = (row["implementation"], row["what"], row["dtype"])
+            if kind == ("ours", "train_step", compute) and not row["recompute_every"]:
+                distance = abs(math.log(row["hidden"] / hidden))
+                measured.append((-distance, row["flops"] / row["median_s"]))
+        _, rate = max(measured)
     except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
         raise UserError(
             f'{results} has no train step of "ours" in {compute} ({type(error).__name__}: {error});'

@@ -244,7 +244,7 @@ def test_without_devices_a_plan_has_those_that_can_share_the_batch() -> None:
     assert [row.devices for row in rows] == [1, 2, 4, 8]
     text = planning.format_plan(config, load_machine(MACHINES / "h200.json"), rows, 1e9)
     assert {line.split()[-2] for line in text.splitlines()[4:8]} == {"1.00"}  # epochs of a run
-    with pytest.raises(UserError, match=r"data\.batch is 24, which 16 devices cannot share"):
+    with pytest.raises(UserError, match=r"data\.batch is 24"):
         functions.plan(config, "h200", devices=[16])
 
 
