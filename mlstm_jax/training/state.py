@@ -77,7 +77,7 @@ class MetricSums(NamedTuple):
 
 def zero_tally() -> MetricSums:
     """Empty sums."""
-    return MetricSums(*[jnp.float32(0)] * 6, updates=jnp.int32(0))
+    return MetricSums(*[jnp.float32(0)] * 6, jnp.int32(0))
 
 
 class TrainState(NamedTuple):
