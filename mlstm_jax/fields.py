@@ -164,7 +164,8 @@ def require_valid(section: Any, name: str = "") -> None:
         section: the dataclass.
         name: its name in messages, such as "data"; empty for a whole config.
     """
-    for key, kind in _types(type(section)).items():
+    section_type: Any = type(section)
+    for key, kind in _types(section_type).items():
         value = _plain(getattr(section, key))
         require_kind(f"{name}.{key}" if name else key, value, kind)
         object.__setattr__(section, key, value)
