@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -71,52 +72,61 @@ def test_a_line_overrides_the_config_that_it_names_first_or_as_an_option(line: s
 
 
 def test_without_words_it_is_the_quickstart() -> None:
-    default = {"config": configs.load_file("quickstart"), "resume": False, "reset_carry": False}
-    assert parse([]) == default
+    assert parse([])["config"] == configs.load_file("quickstart")
+
+
+ADDRESSES = [
+    *("", ":", "node1", "node1:", ":8476", "::1:8476", "[::1]", "[node1]:8476", "node 1:8476"),
+    *("node1:0", "node1:65536", "node1:-1", "node1:1e3", "node1:²", "http://node1:8476", "[::1]:0"),
+]
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("section", "values", "field", "rule"),
     [
-        (lambda: Model(hidden=0), "model.hidden is 0, but it must be 1 to 1,048,576"),
-        (lambda: Model(embedding_std=float("inf")), "model.embedding_std is inf"),
-        (lambda: Train(seed=2**32), "train.seed is 4294967296, but it must be 0 to 4,294,967,295"),
-        (lambda: Data(window=-1), "data.window is -1"),
-        (lambda: Optimizer(learning_rate=0), "is 0, but it must be above 0 and finite"),
-        (lambda: Optimizer(b2=1.0), "is 1.0, but it must be at least 0 and below 1"),
-        (lambda: Precision(initial_loss_scale=0.5), "between 1.0 and 16777216.0"),
-        (lambda: Train(steps=None, epochs=None), "train.steps is None"),
-        (lambda: Train(epochs=-1), "train.epochs is -1"),
-        (lambda: Train(steps=30_000_000_000), "train.steps is 30000000000, but it must be 1 to"),
-        (lambda: Train(label_weight=float("inf")), "train.label_weight is inf"),
-        (lambda: Phase(steps=2**31, batch=1, window=1), "phases.steps is 2147483648"),
-        (lambda: PHASE(learning_rate=0.0), "phases.learning_rate is 0.0"),
-        (lambda: PHASE(warmup_steps=5), "phases.warmup_steps is 5"),
-        (lambda: PHASE(learning_rate=1e-3, warmup_steps=30), "phases.warmup_steps is 30"),
+        (Model, {"hidden": 0}, "model.hidden", "1 to 1,048,576"),
+        (Model, {"embedding_std": float("inf")}, "model.embedding_std", "finite"),
+        (Train, {"seed": 2**32}, "train.seed", "0 to 4,294,967,295"),
+        (Train, {"steps": None, "epochs": None}, "train.steps", "epochs"),
+        (Train, {"epochs": -1}, "train.epochs", "above 0"),
+        (Train, {"steps": 30_000_000_000}, "train.steps", "1 to"),
+        (Train, {"steps": 1.5}, "train.steps", "a whole number"),
+        (Train, {"label_weight": float("inf")}, "train.label_weight", "finite"),
+        (Data, {"window": -1}, "data.window", "at least 1"),
+        (Data, {"batch": "3"}, "data.batch", "a whole number"),
+        (Data, {"batch": True}, "data.batch", "a whole number"),
+        (Data, {"shuffle_shards": 1}, "data.shuffle_shards", "true or false"),
+        (Precision, {"initial_loss_scale": 0.5}, "initial_loss_scale", "between 1.0 and"),
+        (Optimizer, {"learning_rate": 0}, "optimizer.learning_rate", "above 0 and finite"),
+        (Optimizer, {"learning_rate": "1e-3"}, "optimizer.learning_rate", "a number"),
+        (Optimizer, {"b2": 1.0}, "optimizer.b2", "at least 0 and below 1"),
+        (Optimizer, {"clip_norm": float("nan")}, "optimizer.clip_norm", "above 0"),
+        (Optimizer, {"decay_steps": 2**31}, "optimizer.decay_steps", "1 to"),
+        (Optimizer, {"name": "adm"}, "optimizer.name", "one of adam, adamw, lamb"),
+        (Optimizer, {"weight_decay": 0.1}, "optimizer.weight_decay", "0 with adam"),
         *(
-            (partial(Optimizer, **{name: float("inf")}), f"optimizer.{name} is inf, but it must be")
+            (Optimizer, {name: float("inf")}, f"optimizer.{name}", "")
             for name, kind in get_type_hints(Optimizer).items()
             if float in (kind, *get_args(kind))
         ),
-        (lambda: Optimizer(clip_norm=float("nan")), "optimizer.clip_norm is nan, but it must be"),
-        (lambda: Optimizer(decay_steps=2**31), "optimizer.decay_steps is 2147483648"),
-        (lambda: Distributed(coordinator="node1"), "must be HOST:PORT, such as node1:8476"),
-        (lambda: Distributed(coordinator="[::1]:0"), "distributed.coordinator is '[::1]:0'"),
-        (lambda: Distributed(processes=2, index=2), "distributed.index is 2, but it must be below"),
-        (lambda: Data(batch="3"), "data.batch is '3', but it must be a whole number"),
-        (lambda: Data(batch=True), "data.batch is True, but it must be a whole number"),
-        (lambda: Data(shuffle_shards=1), "must be true or false"),
-        (lambda: Optimizer(learning_rate="1e-3"), "must be a number"),
-        (lambda: Optimizer(name="adm"), "must be one of adam, adamw, lamb"),
-        (lambda: Train(steps=1.5), "train.steps is 1.5"),
-        (lambda: Config(data="corpora/mine"), "data is 'corpora/mine', but it must be a Data"),
-        (lambda: Config(phases=[PHASE()]), "must be a tuple (a Phase, ...)"),
+        (PHASE, {"steps": 2**31}, "phases.steps", "1 to"),
+        (PHASE, {"learning_rate": 0.0}, "phases.learning_rate", "above 0"),
+        (PHASE, {"warmup_steps": 5}, "phases.warmup_steps", "0 without"),
+        (PHASE, {"learning_rate": 1e-3, "warmup_steps": 30}, "phases.warmup_steps", "below"),
+        (Distributed, {"processes": 2, "index": 2}, "distributed.index", "below 2"),
+        *((Distributed, {"coordinator": x}, "distributed.coordinator", "HOST") for x in ADDRESSES),
+        (Config, {"data": "corpora/mine"}, "data", "a Data"),
+        (Config, {"phases": [PHASE()]}, "phases", "a tuple (a Phase, ...)"),
     ],
 )
-def test_a_bad_value_is_named(make: object, message: str) -> None:
-    with pytest.raises(UserError) as error:
-        make()
-    assert message in str(error.value)
+def test_a_bad_value_is_named(section: Any, values: dict, field: str, rule: str) -> None:
+    with pytest.raises(UserError, match=rf"{re.escape(field)} .*{re.escape(rule)}"):
+        section(**values)
+
+
+@pytest.mark.parametrize("text", ["node1:8476", "mlstm-0.mlstm:1", "10.0.0.1:65535", "[::1]:8476"])
+def test_an_address_of_process_0(text: str) -> None:
+    assert Distributed(coordinator=text).coordinator == text
 
 
 def test_numbers_of_numpy_become_pythons() -> None:
@@ -200,11 +210,8 @@ def test_json_that_is_no_config_is_refused(text: str | bytes, message: str, tmp_
     with contextlib.suppress(fields.InvalidField):  # what is JSON gets a checksum
         text = json.dumps(digest.sealed(fields.parse(text))) if text[:1] == "{" else text
     (tmp_path / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=rf"config\.json .*{re.escape(message)}.* restore the file"):
         config_text.load_json(tmp_path / "config.json")
-    assert f"{tmp_path / 'config.json'} is not the config of a run of this" in str(error.value)
-    assert message in str(error.value)
-    assert "restore the file" in str(error.value)
 
 
 def test_json_gives_back_any_config() -> None:
@@ -259,9 +266,8 @@ def test_without_a_word_it_is_the_configs_model() -> None:
     ],
 )
 def test_a_choice_that_does_not_exist_is_refused(words: list[str], message: str) -> None:
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=re.escape(message)):
         parse(words)
-    assert message in str(error.value)
 
 
 RECOMPUTING = {"train": Train(recompute_every=16)}
@@ -279,9 +285,8 @@ ROUNDED_CELL = {"precision": Precision(cell="compute")}
 )
 def test_what_a_kind_of_model_lacks_is_refused(kind: str, sections: dict, message: str) -> None:
     configs.resolve_batch(Config(**sections), 1)
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=re.escape(message)):
         configs.resolve_batch(Config(model=Architecture.kinds[kind](), **sections), 1)
-    assert message in str(error.value)
 
 
 @pytest.mark.parametrize("kind", ["bert", "transformer"])
@@ -295,20 +300,3 @@ def test_a_transformer_has_the_places_that_its_windows_train(kind: str) -> None:
     assert json.loads(config_text.to_json(resolved))["model"]["positions"] == 512
     config = parse([*words, "--model.positions", "128"])["config"]
     assert configs.resolve_batch(config, 1).model.longest_window == 128
-
-
-@pytest.mark.parametrize("text", ["node1:8476", "mlstm-0.mlstm:1", "10.0.0.1:65535", "[::1]:8476"])
-def test_an_address_of_process_0(text: str) -> None:
-    assert Distributed(coordinator=text).coordinator == text
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", ":", "node1", "node1:", ":8476", "::1:8476", "[::1]", "[node1]:8476", "node 1:8476"),
-        *("node1:0", "node1:65536", "node1:-1", "node1:1e3", "node1:²", "http://node1:8476"),
-    ],
-)
-def test_what_is_no_address_is_named(text: str) -> None:
-    with pytest.raises(UserError, match=r"distributed\.coordinator is .* HOST:PORT"):
-        Distributed(coordinator=text)

@@ -141,7 +141,9 @@ def _require_same_run(run_folder: Path, config: Config) -> None:
         for name, value in inputs(open_corpus(Path(config.data.corpus)), start).items():
             old_value = before.get(name, value)
             if value != old_value:
-                different.append(f"{name}: {str(old_value)[:12]}… → {str(value)[:12]}…")
+                different.append(
+                    f"fingerprint of {name}: {str(old_value)[:12]}… → {str(value)[:12]}…"
+                )
     if different:
         raise UserError(
             f"{run_folder} contains a run with another config ({'; '.join(different)}); use "
