@@ -29,6 +29,7 @@ _WORDS: dict[Any, str] = {
     Callable: "a function",
 }
 _LARGEST = 2**63
+_END = {"[": "at least", "(": "above", "]": "at most", ")": "below"}
 
 
 class Between(NamedTuple):
@@ -50,11 +51,10 @@ class Between(NamedTuple):
         """The range in words."""
         if self.ends == "[]" and self.most < math.inf:
             return f"{self.least:,} to {self.most:,}"
-        low = f"at least {self.least:,}" if self.ends[0] == "[" else f"above {self.least:,}"
-        high = f" and at most {self.most:,}" if self.ends[1] == "]" else f" and below {self.most:,}"
-        if self.most == math.inf:
-            high = "" if self.ends[1] == "]" else " and finite"
-        return low + high
+        rule = f"{_END[self.ends[0]]} {self.least:,}"
+        if self.most < math.inf:
+            return f"{rule} and {_END[self.ends[1]]} {self.most:,}"
+        return rule if self.ends[1] == "]" else f"{rule} and finite"
 
 
 Count = Annotated[int, Between(1)]

@@ -6,7 +6,6 @@ may import jax, but must not start its backend: devices and flags are set after 
 """
 
 import dataclasses
-import re
 import runpy
 import traceback
 from dataclasses import dataclass, field
@@ -59,11 +58,6 @@ __all__ = [
     "resolve_batch",
     "vary",
 ]
-
-
-_UNKNOWN_FIELD = re.compile(
-    r"(?P<kind>\w+)\.__init__\(\) got an unexpected keyword argument '(?P<field>\w+)'"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +197,7 @@ def run_python(path: Path, what: str) -> dict[str, Any]:
         place = f"{error.filename or path}, line {error.lineno}"
         raise UserError(f"{place} is not valid Python: {error.msg}.") from error
     except Exception as error:
-        raise UserError(f"{_place(path, error)}: {_explained(error)}") from error
+        raise UserError(f"{_place(path, error)}: {type(error).__name__}: {error}") from error
 
 
 def _place(path: Path, error: Exception) -> str:
@@ -213,18 +207,6 @@ def _place(path: Path, error: Exception) -> str:
         if frame.filename == str(path):
             place = f"{path}, line {frame.lineno}"
     return place
-
-
-def _explained(error: Exception) -> str:
-    """An error's type and message; for an unknown field, similar names."""
-    match = _UNKNOWN_FIELD.match(str(error))
-    if match and isinstance(error, TypeError):
-        # The class is a name of the file, or of a module that it calls.
-        for frame, _ in traceback.walk_tb(error.__traceback__):
-            section = frame.f_globals.get(match["kind"])
-            if isinstance(section, type) and dataclasses.is_dataclass(section):
-                return _no_field(section, match["field"])
-    return f"{type(error).__name__}: {error}"
 
 
 def vary(config: Config, **fields: Any) -> Config:
@@ -255,11 +237,7 @@ def vary(config: Config, **fields: Any) -> Config:
 
 
 def _require_field(section: Any, name: str) -> None:
-    if name not in section.__dataclass_fields__:
-        raise UserError(_no_field(type(section), name))
-
-
-def _no_field(section: type, name: str) -> str:
     names = [field.name for field in dataclasses.fields(section)]
-    near = did_you_mean(nearest(name, names), f"; its fields are {', '.join(names)}.")
-    return f"{section.__name__} has no field {name!r}{near}"
+    if name not in names:
+        near = did_you_mean(nearest(name, names), f"; its fields are {', '.join(names)}.")
+        raise UserError(f"{type(section).__name__} has no field {name!r}{near}")
