@@ -125,6 +125,7 @@ def summary(histories: Iterable[History]) -> pd.DataFrame:
     """One row per run: its main settings and results."""
     names = []
     rows = []
+    empty = pd.Series(dtype=float)
     for history in histories:
         config = history.config
         train = history.train
@@ -138,12 +139,12 @@ def summary(histories: Iterable[History]) -> pd.DataFrame:
                 "window": config.data.window,
                 "precision": config.precision.compute,
                 "optimizer": config.optimizer.name,
-                "peak rate": train["learning_rate"].max() if "learning_rate" in train else np.nan,
+                "peak rate": train.get("learning_rate", empty).max(),
                 "steps": int(_last(train["step"], 0)),
                 "MB": _last(train["megabytes"], 0.0),
                 "last BPC": _last(bpc, np.nan),
                 "best BPC": bpc.min(),
-                "skipped": int(_last(train.get("skipped", pd.Series()), 0)),
+                "skipped": int(_last(train.get("skipped", empty), 0)),
                 "noise scale": noise_scale(history),
                 "kB/s": train["kilobytes_per_second"].median(),
                 "minutes": _last(train["minutes"], 0.0),

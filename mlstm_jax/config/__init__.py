@@ -194,7 +194,9 @@ def run_python(path: Path, what: str) -> dict[str, Any]:
     except KnownError:
         raise
     except SyntaxError as error:
-        place = f"{error.filename or path}, line {error.lineno}"
+        place = error.filename or str(path)
+        if error.lineno:
+            place += f", line {error.lineno}"
         raise UserError(f"{place} is not valid Python: {error.msg}.") from error
     except Exception as error:
         raise UserError(f"{_place(path, error)}: {type(error).__name__}: {error}") from error

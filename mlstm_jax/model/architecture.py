@@ -208,7 +208,7 @@ class Architecture(ABC):
         return self.matrices(name) > 0
 
     @abstractmethod
-    def large(self, layer: int) -> list[str]:
+    def large_parameters(self, layer: int) -> list[str]:
         """List a layer's parameters that grow large with H, in the order of their gradients."""
 
     @abstractmethod

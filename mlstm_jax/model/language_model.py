@@ -82,7 +82,7 @@ class LanguageModel(linen.Module):
         """List the parameters that grow large with H, in the order of their gradients."""
         names = ["decoder_kernel"]
         for layer in reversed(range(self.model.layers)):
-            names += [f"layer_{layer}/{name}" for name in self.model.large(layer)]
+            names += [f"layer_{layer}/{name}" for name in self.model.large_parameters(layer)]
         return names
 
     @property

@@ -344,7 +344,7 @@ class Recurrent(Architecture):
         name = name.rpartition("/")[2].removesuffix("_v")
         return self.gates.get(name) or super().matrices(name)
 
-    def large(self, layer: int) -> list[str]:
+    def large_parameters(self, layer: int) -> list[str]:
         """Leave out the first layer's input matrices: they read a table of bytes, and are small."""
         names = [name for name in self.gates if layer or name not in self.input_matrices]
         return [f"{name}_v" if self.normalised else name for name in names]

@@ -363,7 +363,7 @@ class Transformer(Architecture, title="Transformer"):
         """Include the vectors of bytes and places, as BERT's recipe does (You et al. 2020)."""
         return name in ("embedding", "input/positions") or super().decays(name)
 
-    def large(self, layer: int) -> list[str]:
+    def large_parameters(self, layer: int) -> list[str]:
         """List all matrices of a layer."""
         return [f"{name}/kernel" for name in ("down", "up", "out", "value", "key", "query")]
 

@@ -59,7 +59,7 @@ def bigram() -> Iterator[type[Architecture]]:
         def matrices(self, name: str) -> int:
             return int(name.endswith("kernel"))
 
-        def large(self, layer: int) -> list[str]:
+        def large_parameters(self, layer: int) -> list[str]:
             return ["kernel"]
 
         def products(self, layer: int) -> Products:
