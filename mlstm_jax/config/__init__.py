@@ -223,7 +223,7 @@ def vary(config: Config, **fields: Any) -> Config:
     whole: dict[str, Any] = {}
     sections: dict[str, dict[str, Any]] = {}
     for name, value in fields.items():
-        section, _, field = name.replace(".", "__").partition("__")
+        section, _, field = name.partition("__")
         _require_field(config, section)
         if field:
             _require_field(getattr(config, section), field)

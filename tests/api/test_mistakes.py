@@ -179,7 +179,7 @@ def refused(method: str, given: dict[str, Any], **mistakes: Any) -> Any:
         ("config", lambda m: mlstm.vary(3, a=1)),
         ("piece has type str, but it must be bytes", lambda m: m.reader().feed("text")),
         ("no field 'dat'; did you mean", lambda m: mlstm.vary(m.config, dat__batch=1)),
-        ("write data__batch", lambda m: mlstm.vary(m.config, **{"data.batch": 1})),
+        ("no field 'data.batch'", lambda m: mlstm.vary(m.config, **{"data.batch": 1})),
         ("no field 'bacth'; did you mean", lambda m: mlstm.vary(m.config, data__bacth=1)),
     ],
 )  # fmt: skip
