@@ -154,10 +154,12 @@ def _require_shapes(config: Config, theirs: Arrays) -> None:
         advice = "set the same model, hidden, embedding and layers"
         if shape and other and name == "input/positions" and shape[1:] == other[1:]:
             advice = f"set `model.positions` {other[0]}, with windows of at most {other[0]} bytes"
-        raise UserError(
-            f"train.start_from: {config.train.start_from} has {name} of the shape {other}, but "
-            f"this run needs {shape}; {advice}."
-        )
+        problem = f"{name} has the shape {other}, but this run needs {shape}"
+        if other is None:
+            problem = f"{name} is missing"
+        elif shape is None:
+            problem = f"this run lacks {name}"
+        raise UserError(f"train.start_from: {config.train.start_from}: {problem}; {advice}.")
 
 
 def parameter_count(config: Config) -> int:
