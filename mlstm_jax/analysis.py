@@ -63,7 +63,7 @@ def load_histories(*folders: Path | str) -> list[History]:
     Raises:
         UserError: a folder holds no run, or a run cannot be read.
     """
-    histories = []
+    histories: list[History] = []
     for folder in map(Path, folders):
         study = folder / "runs.jsonl.gz"
         if study.is_file():

@@ -65,8 +65,8 @@ def differences(old: Config, new: Config) -> Differences:
     """Compare the config of a run with one that would continue it."""
     after = flatten(new)
     groups = Differences([], [], [])
-    ignored = PLACES
-    unused = set()
+    ignored: tuple[str, ...] = PLACES
+    unused: set[str] = set()
     if type(old.model) is not type(new.model):
         groups.forbidden.append(f"model: {old.model.cli_name} → {new.model.cli_name}")
         ignored += ("model.",)

@@ -77,7 +77,8 @@ class MetricSums(NamedTuple):
 
 def zero_tally() -> MetricSums:
     """Empty sums."""
-    return MetricSums(*[jnp.float32(0)] * 6, jnp.int32(0))
+    zero = jnp.float32(0)
+    return MetricSums(zero, zero, zero, zero, zero, zero, jnp.int32(0))
 
 
 class TrainState(NamedTuple):
