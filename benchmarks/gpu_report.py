@@ -1,7 +1,7 @@
 """Write the results of benchmarks/gpu.py as a page of Markdown.
 
     python benchmarks/gpu_report.py gpu_results
-    python benchmarks/gpu_report.py gpu_results --into docs/performance.md
+    python benchmarks/gpu_report.py gpu_results --into results/speed/README.md
 
 The page is FOLDER/report.md; --into also inserts it between the lines `<!-- gpu:begin -->` and
 `<!-- gpu:end -->` of a file. Next to each measured step is the time that

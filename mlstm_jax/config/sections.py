@@ -142,7 +142,7 @@ class Devices(Checked, section="devices"):
     # Number of devices that each process trains on; unset: all that it has. Paper: 8 per machine.
     count: Count | None = None
     # Kernels of the elementwise part of a training step on GPUs: XLA's, or this package's Pallas
-    # kernels, half as many; a step on an H100 was 1.08 to 1.22 times as fast (docs/performance.md).
+    # kernels, half as many; a step on an H100 was 1.08 to 1.22 times as fast (results/speed).
     kernels: Literal["xla", "pallas"] = "xla"
     # Split the CPU into this many virtual devices, to try multi-device code on one machine.
     virtual_cpu: Count | None = None

@@ -4,7 +4,7 @@ XLA compiles a step to eight kernels forward and nine backward; this file needs 
 of each five are Pallas kernels, one after each matrix product. Each looks up its rows of the
 tables, writes its step of the time buffers, and adds the parts of the preceding product, whose sums
 over H (over 4H backward) are split in two: otherwise a product of B rows with only H columns is too
-small to use all processors of a GPU. docs/performance.md has the measurements.
+small to use all processors of a GPU. results/speed has the measurements.
 
 Each block of threads works on a piece of one row. Pallas has two compilers for GPUs. Triton is
 deprecated since jax 0.11; this module uses the other, Mosaic GPU, which compiles for compute
