@@ -7,7 +7,7 @@
 #   make test-compiled   the program that a GPU runs, compiled without one; Linux, 0.6 GB more
 #   make test-newest  with the newest releases of all that it needs; Python 3.12 or newer
 #   make wheel        a wheel and an sdist in dist/; make test-wheel: installed and used elsewhere
-#   make docs         the documentation as pages in site/
+#   make docs         the documentation as pages in site/; make notebooks: run them and store the outputs
 #   make gpu          measurements on a GPU, 12 minutes a call; it needs jax[cuda12] or [cuda13]
 #   make test-gpu     the same in small on a CPU, with no more installed than a GPU's machine has
 #   make check        what CI checks: lint, types and tests
@@ -19,7 +19,7 @@ PIP := -m pip install --quiet --disable-pip-version-check --no-compile -c constr
 INSTALL := $(BIN)/python $(PIP)
 
 .PHONY: quickstart install test test-all test-slow test-portable test-compiled test-newest gpu \
-  test-gpu wheel test-wheel docs lint types check clean
+  test-gpu wheel test-wheel docs notebooks lint types check clean
 
 quickstart: .venv/ready
 	$(BIN)/mlstm-jax quickstart
@@ -75,6 +75,9 @@ docs: .venv/ready-docs
 	$(BIN)/python -m nbconvert --log-level WARN --execute --to markdown --output-dir docs/notebooks notebooks/*.ipynb
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "written: site/index.html; for its search, python -m http.server -d site"
+
+notebooks: .venv/ready-test-all
+	$(BIN)/python notebooks/store.py
 
 lint: .venv/ready-dev
 	$(BIN)/ruff check .

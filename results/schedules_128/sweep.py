@@ -21,9 +21,7 @@ base = Config(
     train=Train(steps=None, epochs=3.0, log_every=8, eval_every=280, checkpoint_every=280),
 )
 schedules = ("linear", "cosine", "triangular", "polynomial", "constant")
-runs = {
-    ("Adam", schedule): vary(base, optimizer__schedule=schedule) for schedule in schedules
-} | {
+runs = {("Adam", schedule): vary(base, optimizer__schedule=schedule) for schedule in schedules} | {
     ("LARS", f"{rate:g}"): vary(base, optimizer__name="lars", optimizer__learning_rate=rate)
     for rate in (4.0, 16.0, 1.0, 64.0)
 }
