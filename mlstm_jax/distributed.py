@@ -141,6 +141,10 @@ class Cluster:
         if error is None:
             self._store.wait_at_barrier("mlstm_jax/end", _UNLIMITED)
             self._leaving.set()
+            if self.is_first:
+                # The store ends with process 0, and JAX aborts whoever still has a connection to
+                # it. This call returns when the others have closed theirs, or are gone.
+                self._store.get_live_nodes(list(range(self.processes)))
             jax.distributed.shutdown()
             return
         if isinstance(error, jax.errors.JaxRuntimeError):

@@ -128,6 +128,27 @@ def test_phases_of_several_processes_are_those_of_one(corpus, tmp_path, launcher
 
 # --- what ends them
 
+LATE = """
+import sys, time
+from pathlib import Path
+import jax
+from mlstm_jax.config import Distributed
+from mlstm_jax.distributed import Cluster
+
+address, index, folder = sys.argv[1:]
+with Cluster(Distributed(coordinator=address, processes=2, index=int(index)), Path(folder)):
+    shutdown = jax.distributed.shutdown
+    jax.distributed.shutdown = lambda: (time.sleep(int(index)), shutdown())
+"""
+
+
+def test_process_0_ends_after_the_others(launcher, tmp_path) -> None:
+    """JAX aborts a process that has a connection to process 0 when that ends."""
+    address = free_address()
+    for index in (0, 1):
+        launcher.call(sys.executable, "-c", LATE, address, index, tmp_path / "run")
+    launcher.ended(0)
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
