@@ -5,137 +5,44 @@ A checkpoint contains the parameters, the rest of the state, the carry of all st
 back-propagation, a checkpoint without the carry or the position in the corpus is wrong. Parameters
 are a separate item, so a reader can load them alone.
 
-The JSON item `meta` is a sealed record of the step, the run, and the checksums of the arrays of
-parameters and state. The carry is saved with one checksum per row, which starts from that record,
-so that no item can take the place of another step's or another run's. An item that does not match
-its checksum, or cannot be read, is damaged. Damaged checkpoints are never deleted, but moved to a
-folder next to the checkpoints. `kept_steps` says which of the others stay.
+The JSON item `meta` is the sealed record of `record.py`, with the checksums of all arrays. An item
+that does not match its checksum, or cannot be read, is damaged. Damaged checkpoints are never
+deleted, but moved to a folder next to the checkpoints. `kept_steps` says which of the others stay.
 
 Orbax takes 0.4 s to import, so it is imported where a checkpoint is opened, written or read.
 """
 
-import math
-import shutil
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
 
-from mlstm_jax import digest, fields, output
-from mlstm_jax.data.corpus import Cleaning
-from mlstm_jax.data.stream import Origin
-from mlstm_jax.digest import Extent
+from mlstm_jax import digest, output
 from mlstm_jax.errors import FileError, UserError, is_of_process, remedy
-
-FOLDER = "checkpoints"
-# The file of a checkpoint: checkpoints/STEP/meta/metadata.
-ITEM, FILE = "meta", "metadata"
-
-Sums = dict[str, dict[str, int]]  # by item and by an array's path in it
+from mlstm_jax.record import (
+    FILE,
+    FOLDER,
+    ITEM,
+    SET_ASIDE,
+    Meta,
+    Record,
+    best_step,
+    move_aside,
+    of_rows,
+    of_tree,
+    read_record,
+    score_of,
+    steps_in,
+)
 
 # Seconds before each new attempt to read, in case the file system fails briefly.
 PAUSES = (0.5, 2.0)
-SET_ASIDE = "set-aside"
 Read = TypeVar("Read")
-
-
-class Meta(NamedTuple):
-    """What a checkpoint was trained on."""
-
-    corpus: str  # identity of the corpus, a sha256
-    cleaning: Cleaning  # of its documents; a prompt is cleaned in the same way
-    rows: dict[str, Any]  # what determines which bytes a row reads: batch, window, shards, ...
-    origin: Origin
-    epoch: float
-    bytes_seen: int
-    # A sha256 of the parameters that train.start_from named, if any.
-    start: str | None = None
-    high_steps: int = 0  # latest steps in a row whose loss was above train.divergence_bpc
-    bpc: float | None = None  # of the validation split, if it was measured at this step
-    label_loss: float | None = None  # the same
-    metrics: Extent = Extent()  # of metrics.jsonl, up to this step
-
-    @property
-    def score(self) -> float | None:
-        """What chooses the best checkpoint: the loss of the labels, or without labels the BPC."""
-        return self.bpc if self.label_loss is None else self.label_loss
-
-
-def steps_in(folder: Path) -> list[int]:
-    """Return the steps of the complete checkpoints of a run folder, in order, from their names."""
-    names = [path.name for path in (folder / FOLDER).glob("[0-9]*")]
-    return sorted(int(name) for name in names if name.isdigit())
-
-
-def resume_advice(folder: Path) -> str:
-    """Say where the same command would resume a run that ends now."""
-    if steps := steps_in(folder):
-        return f"The same command resumes from the checkpoint of step {steps[-1]}"
-    return "There is no checkpoint yet: the same command starts over"
-
-
-class Record(NamedTuple):
-    """What a checkpoint says of itself, sealed in one file."""
-
-    step: int
-    run: str  # the id of its run, see `run.read_environment`
-    meta: Meta
-    sums: Sums  # of parameters and state
-
-    @property
-    def seed(self) -> int:
-        """What the checksums of the carry's rows start from."""
-        return int(digest.of_json([self.step, self.run, self.sums]), 16)
-
-    def sealed(self) -> dict[str, Any]:
-        """Return the JSON object that is written."""
-        meta = self.meta._asdict()
-        for name in ("bpc", "label_loss"):
-            if meta[name] is not None and not math.isfinite(meta[name]):
-                meta[name] = None
-        return digest.sealed(self._asdict() | {"meta": meta})
-
-
-def read_record(folder: Path, step: int) -> Record:
-    """Return the record of the checkpoint of `step`.
-
-    Raises OSError, ValueError, KeyError or TypeError if the file is damaged, or of another step.
-    """
-    content = digest.opened(fields.parse((folder / FOLDER / str(step) / ITEM / FILE).read_bytes()))
-    values = content["meta"]
-    values["origin"] = Origin(*values["origin"])
-    values["metrics"] = Extent(*values["metrics"])
-    record = Record(**content | {"meta": Meta(**values)})
-    if record.step != step:
-        raise ValueError(f"it is the checkpoint of step {record.step}, renamed")
-    return record
-
-
-def score_of(folder: Path, step: int) -> float | None:
-    """Return `Meta.score` of a step; None if there is none, or it cannot be read."""
-    with damage():
-        return read_record(folder, step).meta.score
-    return None  # Restoring the checkpoint will raise an error.
-
-
-def damage() -> AbstractContextManager[None]:
-    """Suppress what `read_record` raises if a file is damaged."""
-    return suppress(OSError, ValueError, KeyError, TypeError, AttributeError)
-
-
-def best_step(scores: Mapping[int, float | None]) -> int | None:
-    """Return the step with the lowest score, the earliest of several; None if none is finite."""
-    finite = [
-        (score, step)
-        for step, score in scores.items()
-        if score is not None and math.isfinite(score)
-    ]
-    return min(finite)[1] if finite else None
 
 
 def kept_steps(
@@ -161,8 +68,9 @@ def kept_steps(
     if lowest is not None:
         chosen.add(lowest)
     limit = ordered[-1] - reach
-    chosen.update([step for step in ordered if step <= limit][-1:])
-    chosen.update([step for step in ordered if step > limit][:1])
+    first_younger = bisect_right(ordered, limit)
+    chosen.update(ordered[:first_younger][-1:])
+    chosen.update(ordered[first_younger:][:1])
     return chosen
 
 
@@ -175,9 +83,8 @@ class Policy(NamedTuple):
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """Return whether each is kept; see Orbax's PreservationPolicy."""
-        steps = [checkpoint.step for checkpoint in checkpoints]
-        chosen = kept_steps(steps, *self)
-        return [step in chosen for step in steps]
+        chosen = kept_steps((one.step for one in checkpoints), *self)
+        return [one.step in chosen for one in checkpoints]
 
 
 class Damaged(FileError):
@@ -190,38 +97,6 @@ class OtherRun(UserError):
 
 class CheckpointFailed(FileError):
     """A checkpoint could not be written."""
-
-
-def of_tree(tree: Any) -> dict[str, int]:
-    """Return the checksum of every array of a tree, by its path, such as `layer_0/wh_v`."""
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): digest.of_array(leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
-
-
-def of_rows(tree: Any, seed: int) -> NDArray[np.uint32]:
-    """Return one checksum per row of arrays whose first axis is the rows, uint32 [rows].
-
-    A process can thus verify the rows that it reads, however many processes wrote them.
-
-    Args:
-        tree: the arrays, NumPy.
-        seed: a checksum that all rows start from; see `Record.seed`.
-    """
-    leaves = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(tree)]
-    sums = np.full(len(leaves[0]), seed, np.uint32)
-    for row in range(len(sums)):
-        for leaf in leaves:
-            sums[row] = digest.crc32(leaf[row].reshape(-1).view(np.uint8), int(sums[row]))
-    return sums
-
-
-def move_aside(path: Path, folder: Path) -> None:
-    """Move a file or a folder to another folder, under a name that is free there."""
-    folder.mkdir(exist_ok=True)
-    names = (path.name if n == 1 else f"{path.name}-{n}" for n in range(1, 1000))
-    shutil.move(path, next(folder / name for name in names if not (folder / name).exists()))
 
 
 class Checkpoints:
@@ -273,7 +148,7 @@ class Checkpoints:
                 "params": ocp.StandardCheckpointHandler(),
                 "state": ocp.StandardCheckpointHandler(),
                 "carry": ocp.StandardCheckpointHandler(),
-                "meta": ocp.JsonCheckpointHandler(filename=FILE),
+                ITEM: ocp.JsonCheckpointHandler(filename=FILE),
             },
         )
 
@@ -299,7 +174,7 @@ class Checkpoints:
         import orbax.checkpoint as ocp
 
         assert self.run is not None
-        parts = {"params": state.params, "state": state._replace(params=())}
+        parts = _parts_of(state)
         sums = {name: of_tree(part) for name, part in parts.items()}
         record = Record(step, self.run, about, sums)
         rows = {}
@@ -325,9 +200,12 @@ class Checkpoints:
 
     def _prove(self, step: int, parts: dict[str, Any], rows: dict[str, Any]) -> None:
         """Read a checkpoint back; raise CheckpointFailed if it is not what was written."""
-        carry = _shapes_of(rows["carry"]["carry"]) if rows else None
+
+        def shape(x: jax.Array) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+
         try:
-            self._read(step, parts, carry)
+            self._read(step, parts, jax.tree.map(shape, rows.get("carry", {}).get("carry")))
         except Exception as error:  # Orbax, TensorStore and the system raise different types.
             self._failed = True
             raise CheckpointFailed(
@@ -352,21 +230,14 @@ class Checkpoints:
             yield
         except Exception as error:  # Orbax, TensorStore and the system raise different types.
             self._failed = True
-            advice = remedy(error)
-            first = f"{advice}; the" if advice else "Correct the cause; the"
-            try:
-                whole = ", ".join(map(str, steps_in(self.folder)))
-            except OSError:  # as when no more files can be opened
-                ending = f"{first} same command resumes from the last complete checkpoint, if any."
-            else:
-                ending = (
-                    f"Complete checkpoints: {whole}. {first} same command resumes from the last."
-                    if whole
-                    else f"There is no complete checkpoint yet. {first} same command starts over."
-                )
+            whole = "unknown"
+            with suppress(OSError):  # as when no more files can be opened
+                whole = ", ".join(map(str, steps_in(self.folder))) or "none"
             raise CheckpointFailed(
                 f"the checkpoint of step {step}, or the previous one, could not be written to "
-                f"{self.folder} ({_brief(error)}). {ending}"
+                f"{self.folder} ({_brief(error)}). Complete checkpoints: {whole}. "
+                f"{remedy(error) or 'Correct the cause'}; the same command resumes from the last, "
+                "or starts over if there is none."
             ) from error
 
     def latest(self) -> int | None:
@@ -375,8 +246,7 @@ class Checkpoints:
 
     def best(self) -> int | None:
         """Return the step with the lowest `Meta.score`, or the newest if none was measured."""
-        scores = {step: self._scores.get(step) for step in self.steps()}
-        best = best_step(scores)
+        best = best_step({step: self._scores.get(step) for step in self.steps()})
         return self.latest() if best is None else best
 
     def steps(self) -> list[int]:
@@ -406,8 +276,7 @@ class Checkpoints:
             state: the shapes of the state, which is returned as NumPy.
             carry: the shapes and shardings of the carry, which is returned with them; or None.
         """
-        parts = {"params": state.params, "state": state._replace(params=())}
-        restored = self._attempt(step, lambda: self._read(step, parts, carry))
+        restored = self._attempt(step, lambda: self._read(step, _parts_of(state), carry))
         return restored["state"]._replace(params=restored["params"]), restored.get("carry", carry)
 
     def restore_params(self, step: int, params: Any) -> Any:
@@ -491,9 +360,9 @@ class Checkpoints:
             raise Damaged(message) from error
 
 
-def _shapes_of(rows: Any) -> Any:
-    """Return the shapes and shardings of global arrays."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), rows)
+def _parts_of(state: Any) -> dict[str, Any]:
+    """The items of a state: parameters are one of their own."""
+    return {"params": state.params, "state": state._replace(params=())}
 
 
 def _require_rows(carry: Any, sums: jax.Array, seed: int) -> None:

@@ -1,13 +1,12 @@
 """The processes of one run, on JAX's own coordination.
 
-Process 0 has JAX's store of keys and values, and the others connect to it. Through the store they
-compare what must be equal, and tell each other why they stop. A lost process is noticed after
-`distributed.heartbeat_timeout_seconds`. If process 0 is lost, JAX itself ends the others.
+Process 0 has JAX's store of keys and values. Through it all compare what must be equal, and tell
+each other why they stop. A lost process is noticed after `distributed.heartbeat_timeout_seconds`;
+if process 0 is lost, JAX itself ends the others.
 
 Nothing can interrupt an all-reduce that waits for a lost process, so a process that must stop says
-why and ends with `os._exit`. A process that finds too few others is aborted by JAX, which names
-nobody. So each process leaves a file in the run folder, which all share, until all are connected,
-and gives up before JAX does.
+why and ends with `os._exit`. If some do not start, JAX would abort the others and name nobody. So
+each leaves a file in the shared run folder until all are connected, and gives up before JAX does.
 """
 
 import json
@@ -43,7 +42,7 @@ _LAUNCHERS = (
 
 
 def process_info(options: Distributed, environment: Mapping[str, str]) -> tuple[int, int]:
-    """Return the index of this process and the number of processes: the config's, or a launcher's.
+    """The index of this process and the number of processes: the config's, or a launcher's.
 
     Raises UserError if one of them is missing or wrong.
     """
@@ -78,40 +77,32 @@ def process_info(options: Distributed, environment: Mapping[str, str]) -> tuple[
 
 
 def choose_gpu(index: int, hosts: Sequence[str], visible: Sequence[str | None]) -> int | None:
-    """Return which of the visible GPUs belongs to a process; None: all that it sees.
+    """Which of the visible GPUs belongs to process `index`; None: all that it sees.
 
-    Args:
-        index: of this process.
-        hosts: the machine of each process.
-        visible: CUDA_VISIBLE_DEVICES of each process; None where it is not set.
-
-    Raises UserError if the processes of a machine see the same GPUs, but too few.
+    `hosts` has the machine of each process, and `visible` its CUDA_VISIBLE_DEVICES, None where it
+    is not set. UserError if the processes of a machine see the same GPUs, but too few.
     """
     here = [other for other, host in enumerate(hosts) if host == hosts[index]]
     gpus = visible[index]
     if len(here) == 1 or any(visible[other] != gpus for other in here):
         return None
-    if gpus is not None:
-        count = len(gpus.split(",")) if gpus else 0
-        if count <= 1:  # The launcher has given each process its own.
-            return None
-        if count < len(here):
-            raise UserError(
-                f"{len(here)} processes run on {hosts[index]}, but see {count} GPUs "
-                f"(CUDA_VISIBLE_DEVICES={gpus}); start at most {count} on a machine."
-            )
+    if gpus is None:
+        return here.index(index)
+    count = len(gpus.split(","))
+    if count == 1:  # The launcher has given each process its own, or none.
+        return None
+    rule = (
+        f"a list of {len(here)} or more, one for each process on {hosts[index]}; start fewer there"
+    )
+    require(count >= len(here), "CUDA_VISIBLE_DEVICES", gpus, rule)
     return here.index(index)
 
 
 class Cluster:
-    """The processes of a run, including this one; the outermost context manager of a run.
+    """The processes of a run; the outermost context manager of a run.
 
-    An error that leaves the context is told to the other processes and ends all of them.
-
-    Attributes:
-        index: index of this process, from 0.
-        processes: number of processes; one has no connections.
-        host: this machine's name.
+    An error that leaves the context is told to the other processes and ends all of them. One
+    process has no connections. `index` is that of this process, from 0.
     """
 
     def __init__(self, options: Distributed, folder: Path) -> None:
@@ -153,7 +144,7 @@ class Cluster:
         self.stop(error)
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values, of JSON, of all processes; all must make their calls in one order."""
+        """The values, of JSON, of all processes, which must make their calls in one order."""
         if self.processes == 1:
             return [value]
         self._gathered += 1
@@ -174,16 +165,19 @@ class Cluster:
         if len(speakers) == 1:
             return
         # The first process with each digest speaks for all that have it.
-        everyone = self.gather(values if self.index in speakers[: _MOST + 1] else None)
+        shown = speakers[: _MOST + 1]
+        everyone = self.gather(values if self.index in shown else None)
         differences = []
-        for index in speakers[1 : _MOST + 1]:
+        for index in shown[1:]:
+            who = self._names[index]
             same = digests.count(digests[index]) - 1
-            who = self._names[index] + (f" and {same} more" if same else "")
+            if same:
+                who += f" and {same} more"
             for name, first in everyone[0].items():
                 other = everyone[index].get(name)
                 if other != first:
                     differences.append(f"{name} is {other} on {who}, but {first} on process 0")
-        if len(speakers) > _MOST + 1:
+        if len(speakers) > len(shown):
             differences.append("more processes differ")
         if differences:  # 1 and 1.0 have two digests.
             raise UserError("; ".join(differences) + f". {advice}")
@@ -191,14 +185,14 @@ class Cluster:
     def stop(self, error: BaseException) -> None:
         """Report why this process stops, tell the others, and end the process; from any thread."""
         if isinstance(error, KnownError):
-            self._end(str(error), error.exit_code, tell=True)
+            self._end(str(error), error.exit_code)
         elif isinstance(error, KeyboardInterrupt):
-            self._end("interrupted", 130, tell=True)
+            self._end("interrupted", 130)
         else:
             terminal.tell("".join(traceback.format_exception(error)))
-            self._end(f"{type(error).__name__}: {error}", 1, tell=True)
+            self._end(f"{type(error).__name__}: {error}", 1)
 
-    def _end(self, text: str, code: int, *, tell: bool = False) -> None:
+    def _end(self, text: str, code: int, *, tell: bool = True) -> None:
         self._leaving.set()
         self._say(text)
         if tell and self._store is not None:
@@ -216,14 +210,15 @@ class Cluster:
             who = f", process {self.index} of {self.processes} ({self.host})"
         terminal.tell(f"mlstm-jax train{who}: {terminal.message(text)}")
 
-    def _file(self, index: int) -> Path:
-        # `run_folder.lock` ignores files that end in .partial.
-        return self._folder / f"process-{index}.partial"
+    @property
+    def _file(self) -> Path:
+        """Says that this process has started; `run_folder.lock` ignores .partial files."""
+        return self._folder / f"process-{self.index}.partial"
 
     def _connect(self) -> None:
         """Start JAX's coordination, and choose the GPU of this process."""
         options = self._options
-        mine = self._file(self.index)
+        mine = self._file
         mine.parent.mkdir(parents=True, exist_ok=True)
         mine.write_text(json.dumps([self.index, self.host, self.processes]))
         self._say(f"waiting for all {self.processes} processes")
@@ -235,7 +230,7 @@ class Cluster:
         if {"grpc_proxy", "https_proxy", "http_proxy"} & set(os.environ):
             os.environ.update(grpc_proxy="")  # A site's proxy does not know these machines.
         coordinator = options.coordinator
-        local = coordinator is not None and coordinator.startswith(("localhost:", "127."))
+        is_local = (coordinator or "").startswith(("localhost:", "127."))
         try:
             jax.distributed.initialize(
                 coordinator,
@@ -245,7 +240,7 @@ class Cluster:
                 cluster_detection_method="deactivate" if coordinator else None,
                 initialization_timeout=int(min(options.timeout_seconds, _LONGEST)) + 60,
                 heartbeat_timeout_seconds=int(min(options.heartbeat_timeout_seconds, _LONGEST)),
-                coordinator_bind_address=coordinator if local else None,
+                coordinator_bind_address=coordinator if is_local else None,
             )
         except ValueError as error:
             raise UserError(
@@ -266,7 +261,7 @@ class Cluster:
         """Say which processes are missing, and end this one."""
         started = {}
         seconds = self._options.timeout_seconds
-        oldest = self._file(self.index).stat().st_mtime - seconds
+        oldest = self._file.stat().st_mtime - seconds
         for path in self._folder.glob("process-*.partial"):
             if path.stat().st_mtime < oldest:
                 continue  # A process of an earlier start was killed.
@@ -281,6 +276,7 @@ class Cluster:
             f"`distributed.processes` and run folder; all must reach process 0 at "
             f"{self._options.coordinator or 'the address that the launcher tells'}.",
             1,
+            tell=False,
         )
 
     def _watch(self) -> None:
@@ -303,4 +299,4 @@ class Cluster:
                     "checkpoint are lost: start all processes again with the same command."
                 )
             if not self._leaving.wait(_GRACE_SECONDS):
-                self._end(text, code or 1)
+                self._end(text, code or 1, tell=False)

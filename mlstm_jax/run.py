@@ -34,6 +34,7 @@ from mlstm_jax.interop.weights import ModelWeights
 from mlstm_jax.model.language_model import LanguageModel, Parameters, unknown_bytes
 from mlstm_jax.model.ops import Compute
 from mlstm_jax.model.stack import Recurrent
+from mlstm_jax.record import FOLDER
 
 WEIGHTS = "weights.safetensors"
 ENVIRONMENT = "environment.json"
@@ -88,9 +89,10 @@ def require_known(params: Parameters, name: str, pieces: Iterable[tuple[str, Any
         name: of all pieces, for the message.
         pieces: each with its place, and its bytes or uint8.
     """
-    unknown_V, first = unknown_bytes(params), ""
+    unknown_V = unknown_bytes(params)
     if not unknown_V.any():
         return
+    first = ""
     count_V = np.zeros(len(unknown_V), np.int64)
     for place, piece in pieces:
         read_V = np.bincount(np.frombuffer(piece, np.uint8), minlength=len(unknown_V))
@@ -98,9 +100,7 @@ def require_known(params: Parameters, name: str, pieces: Iterable[tuple[str, Any
         first = first or (place if count_V.any() else "")
     if first:
         worst = np.argsort(-count_V, kind="stable")[: min(8, np.count_nonzero(count_V))]
-        listed = ", ".join(
-            f"{bytes([byte])!r}"[1:] + f" ({count_V[byte]:,} times)" for byte in worst
-        )
+        listed = ", ".join(f"{bytes([one])!r}"[1:] + f" ({count_V[one]:,} times)" for one in worst)
         raise UserError(
             f"{name}: {count_V.sum():,} bytes, the first in {first}, are none that the model can "
             f"read or predict: {listed}. Leave these texts out, or replace the characters."
@@ -157,25 +157,12 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
     folder = shipped.model(folder)
     if folder.is_file() and folder.suffix == ".safetensors":
         return _of_weights(folder, folder, None, checkpoint)
-    if folder.is_file():
-        raise UserError(
-            f"{folder} is a file, and a model is read from a run folder, or from a .safetensors "
-            "file that `mlstm-jax export` wrote; give one of these."
-        )
-    config = read_config(folder)
+    config = None if folder.is_file() else read_config(folder)
     if config is None:
-        if (folder / "manifest.json").is_file():
-            raise UserError(
-                f"{folder} is a corpus, not a run; train on it with `mlstm-jax train CONFIG.py "
-                f"--data.corpus {folder} --out runs/mine`, and give that run."
-            )
-        if (folder / "run" / "config.json").is_file():  # of a fine-tuning
-            raise UserError(f"{folder} is not a run folder, but holds one; give {folder}/run.")
-        advice = shipped.which_model(folder)
-        raise UserError(f"{folder} is not a run folder: it has no config.json. {advice}")
+        raise UserError(_why_no_run(folder))
     if (folder / WEIGHTS).is_file():
         return _of_weights(folder, folder / WEIGHTS, config, checkpoint)
-    if not (folder / "checkpoints").is_dir():
+    if not (folder / FOLDER).is_dir():
         raise UserError(
             f"{folder} has no checkpoint: train the run for longer, or give another run (those in "
             "results/ have only metrics)."
@@ -193,6 +180,23 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
         params = checkpoints.restore_params(step, shapes)
         about = checkpoints.meta(step)
         return Run(folder, config, step, about.cleaning, model, params, about.corpus)
+
+
+def _why_no_run(folder: Path) -> str:
+    """What a path without config.json is, and what to give instead."""
+    if folder.is_file():
+        return (
+            f"{folder} is a file, and a model is read from a run folder, or from a .safetensors "
+            "file that `mlstm-jax export` wrote; give one of these."
+        )
+    if (folder / "manifest.json").is_file():
+        return (
+            f"{folder} is a corpus, not a run; train on it with `mlstm-jax train CONFIG.py "
+            f"--data.corpus {folder} --out runs/mine`, and give that run."
+        )
+    if (folder / "run" / "config.json").is_file():  # of a fine-tuning
+        return f"{folder} is not a run folder, but holds one; give {folder}/run."
+    return f"{folder} is not a run folder: it has no config.json. {shipped.which_model(folder)}"
 
 
 def _of_weights(folder: Path, file: Path, config: Config | None, checkpoint: str) -> Run:
@@ -224,7 +228,8 @@ def with_compute(run: Run, compute: ReadingCompute) -> Run:
     bf16 where the device multiplies it faster, and text is generated so. One row is not: there the
     time is that of reading the weights.
     """
-    model, precision = run.config.model, run.config.precision
+    model = run.config.model
+    precision = run.config.precision
     if compute != "auto":
         precision = dataclasses.replace(precision, compute=compute)
         return dataclasses.replace(run, model=LanguageModel(model, precision))

@@ -17,15 +17,13 @@ from mlstm_jax.checkpoint import (
     CheckpointFailed,
     Checkpoints,
     Damaged,
-    Meta,
     OtherRun,
-    best_step,
     kept_steps,
-    read_record,
 )
 from mlstm_jax.config import Config, Model
 from mlstm_jax.data.stream import Origin
 from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.record import Meta, best_step, of_rows, of_tree, read_record
 from mlstm_jax.training import optimizer
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.state import TrainState, fresh_state
@@ -284,15 +282,15 @@ def test_checksums_see_type_shape_place_and_every_bit() -> None:
     }
     assert len(sums) == 5
     assert digest.of_array(np.asfortranarray(array)) == digest.of_array(array)
-    assert len(checkpoint.of_tree({"a": {"b": array}, "c": array[0]})) == 2
+    assert len(of_tree({"a": {"b": array}, "c": array[0]})) == 2
     rows = {"h": array, "c": array[:, :2]}
-    whole = checkpoint.of_rows(rows, seed=1)
+    whole = of_rows(rows, seed=1)
     assert whole.dtype == np.uint32
     # A row's does not depend on the rows beside it.
-    others = checkpoint.of_rows(jax.tree.map(lambda x: x[1:], rows), seed=1)
+    others = of_rows(jax.tree.map(lambda x: x[1:], rows), seed=1)
     np.testing.assert_array_equal(others, whole[1:])
     with pytest.raises(ValueError, match="a/b of params does not match its checksum"):
-        digest.require_arrays("params", checkpoint.of_tree({"a": {"b": array}}), {"a/b": 1})
+        digest.require_arrays("params", of_tree({"a": {"b": array}}), {"a/b": 1})
     with pytest.raises(ValueError, match="c of params"):
         digest.require_arrays("params", {}, {"c": 1})
     on_device, sums = jax.device_put((rows, whole))

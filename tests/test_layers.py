@@ -19,7 +19,7 @@ LAYERS = [
     {"transfer", "planning"},
     {"training"},
     {"run"},
-    {"interop", "checkpoint"},
+    {"interop", "checkpoint", "record"},
     {"distributed", "environment"},
     {"corpora"},
     {"data"},

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from mlstm_jax import output
-from mlstm_jax.checkpoint import SET_ASIDE, damage, move_aside, read_record, steps_in
 from mlstm_jax.config import MOST_STEPS
 from mlstm_jax.digest import Extent
 from mlstm_jax.errors import FileError, UserError, with_remedy
+from mlstm_jax.record import SET_ASIDE, damage, move_aside, read_record, steps_in
 
 FILE = "metrics.jsonl"
 BITS_PER_NAT = 1 / math.log(2)

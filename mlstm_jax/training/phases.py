@@ -3,13 +3,14 @@
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Literal
 
-from mlstm_jax.checkpoint import Meta
 from mlstm_jax.config import MOST_STEPS, Config, Optimizer, Phase, Train
 from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.data.shards import TRAINING_SLACK
 from mlstm_jax.data.stream import START, Origin, TrainStream
 from mlstm_jax.errors import require
+from mlstm_jax.record import Meta
 from mlstm_jax.training.schedule import Segment
 
 
@@ -18,6 +19,7 @@ class ResolvedPhase:
     """A phase of a run, or the whole run: what it reads from step `first` to step `last`."""
 
     config: Config  # with the batch and window of the phase
+    corpus: Corpus
     stream: TrainStream
     first: int
     last: int
@@ -42,6 +44,21 @@ class ResolvedPhase:
             return f"all {rows} rows continue"
         return f"{rows} new rows begin {self.stream.epoch(self.first):.2f} epochs into the text"
 
+    def meta(self, step: int) -> Meta:
+        """What a checkpoint of this phase at `step` was trained on."""
+        rows = dataclasses.asdict(self.config.data)
+        del rows["corpus"], rows["batch_per_device"]
+        if self.corpus.stop is None:
+            rows["slack"] = TRAINING_SLACK
+        return Meta(
+            corpus=self.corpus.identity,
+            cleaning=self.corpus.manifest.cleaning,
+            rows=rows,
+            origin=self.stream.origin,
+            epoch=self.stream.epoch(step),
+            bytes_seen=self.stream.bytes_seen(step),
+        )
+
 
 def resolve_phases(config: Config, corpus: Corpus, origin: Origin = START) -> list[ResolvedPhase]:
     """Return the phases of a run, each continuing in the text where the previous one ended.
@@ -55,7 +72,7 @@ def resolve_phases(config: Config, corpus: Corpus, origin: Origin = START) -> li
     if not config.phases:
         stream = train_stream(config, corpus, origin)
         last = total_steps(config.train, stream.steps_per_epoch, stream.position(0))
-        return [ResolvedPhase(config, stream, 0, last)]
+        return [ResolvedPhase(config, corpus, stream, 0, last)]
     phases: list[ResolvedPhase] = []
     first = 0
     origin = START
@@ -66,15 +83,10 @@ def resolve_phases(config: Config, corpus: Corpus, origin: Origin = START) -> li
         stream = phases[-1].stream if continues else train_stream(phase_config, corpus, origin)
         last = first + phase.steps
         begins = _begins(phase, config.optimizer)
-        phases.append(ResolvedPhase(phase_config, stream, first, last, continues, begins))
-        origin = origin_after(stream, last)
+        phases.append(ResolvedPhase(phase_config, corpus, stream, first, last, continues, begins))
+        origin = Origin(last, stream.epoch(last), stream.bytes_seen(last))
         first = last
     return phases
-
-
-def origin_after(stream: TrainStream, step: int) -> Origin:
-    """Return the origin of new rows that begin near the place in the text of a stream at `step`."""
-    return Origin(step, stream.epoch(step), stream.bytes_seen(step))
 
 
 def _begins(phase: Phase, optimizer: Optimizer) -> Optimizer | None:
@@ -108,22 +120,28 @@ def segments(phases: list[ResolvedPhase]) -> list[Segment]:
 
 def expected_segments(config: Config, corpus_bytes: float) -> list[Segment]:
     """Estimate the segments of a run from the size of the corpus in bytes."""
+    if not config.phases:
+        data = config.data
+        per_epoch = max(1.0, corpus_bytes // (data.batch * data.window))
+        return [Segment(0, total_steps(config.train, int(per_epoch)), data.batch, per_epoch)]
     segments: list[Segment] = []
+    first = 0
     for phase in config.phases:
-        first = segments[-1].last if segments else 0
+        last = first + phase.steps
         per_epoch = corpus_bytes / (phase.batch * phase.window)
         begins = _begins(phase, config.optimizer)
-        segments.append(Segment(first, first + phase.steps, phase.batch, per_epoch, begins))
-    if segments:
-        return segments
-    data = config.data
-    per_epoch = max(1.0, corpus_bytes // (data.batch * data.window))
-    return [Segment(0, total_steps(config.train, int(per_epoch)), data.batch, per_epoch)]
+        segments.append(Segment(first, last, phase.batch, per_epoch, begins))
+        first = last
+    return segments
 
 
 def train_stream(config: Config, corpus: Corpus, origin: Origin = START) -> TrainStream:
     """Return the training rows of a config."""
     data = config.data
+    model = config.model
+    labels: Literal["ratings", "classes"] | None = None
+    if model.labels:
+        labels = "ratings" if model.rating_head else "classes"
     return TrainStream(
         corpus.split("train"),
         batch=data.batch,
@@ -131,15 +149,11 @@ def train_stream(config: Config, corpus: Corpus, origin: Origin = START) -> Trai
         shards=data.shards,
         shuffle=data.shuffle_shards,
         seed=data.seed,
-        labels="ratings"
-        if config.model.rating_head
-        else "classes"
-        if config.model.labels
-        else None,
+        labels=labels,
         stop=corpus.stop,
         # Without a carry, a label can be predicted only from its document's own windows.
-        per_document=config.model.labels > 0 and config.model.longest_window is not None,
-        targets_are_inputs=config.model.masked,
+        per_document=model.labels > 0 and model.longest_window is not None,
+        targets_are_inputs=model.masked,
         origin=origin,
     )
 
@@ -147,10 +161,8 @@ def train_stream(config: Config, corpus: Corpus, origin: Origin = START) -> Trai
 def total_steps(train: Train, steps_per_epoch: int, ahead: int = 0) -> int:
     """Return the length of a run in steps: the smaller of `steps` and what `epochs` needs.
 
-    `ahead` is the number of windows by which the stream is ahead of the step, after a change of
-    rows.
-
-    Raises UserError if these are more steps than devices can count.
+    After a change of rows the stream is `ahead` of the step by so many windows. UserError if the
+    run has more steps than devices can count.
     """
     limits = [] if train.steps is None else [train.steps]
     if train.epochs is not None:
@@ -159,20 +171,3 @@ def total_steps(train: Train, steps_per_epoch: int, ahead: int = 0) -> int:
     rule = f"so few that they are at most {MOST_STEPS:,} steps"
     require(steps <= MOST_STEPS, "train.epochs", train.epochs, rule)
     return steps
-
-
-def checkpoint_meta(phase: ResolvedPhase, corpus: Corpus, step: int) -> Meta:
-    """Return the meta of a checkpoint at `step`."""
-    stream = phase.stream
-    rows = dataclasses.asdict(phase.config.data)
-    del rows["corpus"], rows["batch_per_device"]
-    if corpus.stop is None:
-        rows["slack"] = TRAINING_SLACK
-    return Meta(
-        corpus=corpus.identity,
-        cleaning=corpus.manifest.cleaning,
-        rows=rows,
-        origin=stream.origin,
-        epoch=stream.epoch(step),
-        bytes_seen=stream.bytes_seen(step),
-    )

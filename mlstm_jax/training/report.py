@@ -8,11 +8,10 @@ from typing import Any
 import jax
 
 from mlstm_jax.config import Config
-from mlstm_jax.data.corpus import Corpus
-from mlstm_jax.digest import Extent
 from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import KnownError
 from mlstm_jax.guard import Interrupted, strongest
+from mlstm_jax.record import Meta
 from mlstm_jax.terminal import ProgressLine, rate
 from mlstm_jax.training.evaluation import Score
 from mlstm_jax.training.metrics import BITS_PER_NAT, MetricsLog
@@ -37,20 +36,15 @@ class Diverged(KnownError):
         self.reason = reason
         self.last_good_step = last_good_step
 
-    def with_resume_advice(self, checkpoint: int | None, rate: float) -> "Diverged":
-        """Return the same error with advice.
-
-        Args:
-            checkpoint: the newest one from before it began, if any.
-            rate: `optimizer.learning_rate` of the run.
-        """
-        if checkpoint is None:
-            begin = "There is no checkpoint from before that, so the same command starts over"
-        else:
+    def with_resume_advice(self, checkpoint: int | None, config: Config) -> "Diverged":
+        """The same error with advice; `checkpoint` is the newest from before it began, if any."""
+        begin = "There is no checkpoint from before that, so the same command starts over"
+        if checkpoint is not None:
             begin = (
                 f"The checkpoints after step {self.last_good_step} are deleted; the same command "
                 f"resumes from that of step {checkpoint}"
             )
+        rate = config.optimizer.learning_rate
         advice = (
             f"{begin}. Lower `optimizer.learning_rate`, such as to {rate / 2:g}, or "
             "`optimizer.clip_norm`, or start a new run with `precision.compute` bf16."
@@ -58,38 +52,8 @@ class Diverged(KnownError):
         return Diverged(self.step, self.reason, self.last_good_step, advice)
 
 
-def _before(step: int, count: int) -> int:
-    """Return the last step whose state is known to be good, before `count` bad reports.
-
-    The report of a step is of the state before its update. So the first bad one, of step
-    `step` − `count` + 1, is of the state of one step earlier, and the state before that is good.
-    """
-    return max(0, step - count - 1)
-
-
-def _divergence(
-    config: Config, step: int, metrics: StepMetrics, high_steps: int
-) -> Diverged | None:
-    """Return the divergence that the metrics of a step show, if any."""
-    skips = int(metrics.consecutive_skips)
-    if skips >= config.precision.max_consecutive_skips:
-        reason = (
-            f"the last {skips} updates were skipped, because the loss or the gradient contained "
-            f"inf or NaN (loss scale now {metrics.loss_scale:g})"
-        )
-        return Diverged(step, reason, _before(step, skips))
-    if high_steps >= config.train.divergence_steps:
-        reason = (
-            f"the training loss was above {config.train.divergence_bpc:g} bits per character "
-            f"(train.divergence_bpc) for {high_steps} steps in a row, "
-            f"{float(metrics.loss) * BITS_PER_NAT:.3g} at the last"
-        )
-        return Diverged(step, reason, _before(step, high_steps))
-    return None
-
-
 def _means(metrics: StepMetrics, *, labels: bool) -> dict[str, float]:
-    """Return the fields of a line that are means over its steps; NaN without an update."""
+    """The fields of a line that are means over its steps; NaN without an update."""
     tally = {name: float(value) for name, value in metrics.tally._asdict().items()}
     updates = tally["updates"] or math.nan
     loss = tally["loss"] / updates
@@ -125,7 +89,8 @@ class Reporter:
         self._stream = phase.stream
         self._log = log
         self._progress = progress
-        self._first = begin.step
+        self._begin = begin
+        self._phase = phase
         self.high_steps = begin.high_steps
         self.restart_clock(begin.step)
 
@@ -145,16 +110,40 @@ class Reporter:
         Raises Diverged after too many skips in a row, or too many steps in a row with a high loss.
         """
         train = self._config.train
-        if step == self._first + 1:
+        if step == self._begin.step + 1:
             self.restart_clock(step)  # The first step includes compilation.
-        is_high = not float(metrics.loss) * BITS_PER_NAT <= train.divergence_bpc
-        self.high_steps = self.high_steps + 1 if is_high else 0
-        diverged = _divergence(self._config, step, metrics, self.high_steps)
-        if diverged or step % train.log_every == 0:
+        bpc = float(metrics.loss) * BITS_PER_NAT
+        self.high_steps += 1
+        if bpc <= train.divergence_bpc:  # NaN is not.
+            self.high_steps = 0
+        skips = int(metrics.consecutive_skips)
+        reason = None
+        bad = 0
+        if skips >= self._config.precision.max_consecutive_skips:
+            bad = skips
+            reason = (
+                f"the last {skips} updates were skipped, because the loss or the gradient "
+                f"contained inf or NaN (loss scale now {metrics.loss_scale:g})"
+            )
+        elif self.high_steps >= train.divergence_steps:
+            bad = self.high_steps
+            reason = (
+                f"the training loss was above {train.divergence_bpc:g} bits per character "
+                f"(train.divergence_bpc) for {bad} steps in a row, {bpc:.3g} at the last"
+            )
+        if reason or step % train.log_every == 0:
             self._write_line(step, metrics)
-        if diverged:
-            self._log.write("event", step, event="diverged", reason=diverged.reason)
-            raise diverged
+        if reason:
+            raise self._diverged(step, reason, bad)
+
+    def _diverged(self, step: int, reason: str, bad: int) -> Diverged:
+        """Log a divergence that the last `bad` reports have shown; return the error.
+
+        The report of a step is of the state before its update. So the first bad one, of step
+        `step` − `bad` + 1, is of the state of one step earlier, and the state before that is good.
+        """
+        self._log.write("event", step, event="diverged", reason=reason)
+        return Diverged(step, reason, max(0, step - bad - 1))
 
     def _write_line(self, step: int, metrics: StepMetrics) -> None:
         data = self._config.data
@@ -213,8 +202,7 @@ class Reporter:
                 f"at the end the validation loss is {score.bpc:.3g} bits per character, above "
                 f"{limit:g} (train.divergence_bpc)"
             )
-            self._log.write("event", step, event="diverged", reason=reason)
-            raise Diverged(step, reason, _before(step, self.high_steps))
+            raise self._diverged(step, reason, self.high_steps)
 
     def interrupted(self, step: int, total: int, stop: float) -> Interrupted:
         """Report that a signal stops the run; return the error that ends it.
@@ -234,9 +222,12 @@ class Reporter:
         code = 130 if which is signal.SIGINT else self._config.train.sigterm_exit_code
         return Interrupted(text, which, code)
 
-    def extent(self) -> Extent:
-        """Return the extent of the metrics so far, for a checkpoint."""
-        return self._log.extent()
+    def meta(self, step: int, score: Score | None) -> Meta:
+        """What a checkpoint at `step` was trained on, and its score if it was measured."""
+        meta = self._phase.meta(step)._replace(
+            start=self._begin.start, high_steps=self.high_steps, metrics=self._log.extent()
+        )
+        return meta._replace(bpc=score.bpc, label_loss=score.label_loss) if score else meta
 
     def _position(self, step: int) -> dict[str, float]:
         return {
@@ -250,7 +241,6 @@ def announcement(
     phases: list[ResolvedPhase],
     devices: Parallel,
     cluster: Cluster,
-    corpus: Corpus,
     begin: Beginning,
     changed: list[str],
 ) -> str:
@@ -266,9 +256,7 @@ def announcement(
             f"{start} {total:,} steps, {phases[-1].stream.epoch(total):.2f} epochs: {count:,} "
             f"parameters in {config.precision.compute} on {where}; run folder {config.out}"
         ]
-        for phase in phases:
-            size = corpus.manifest.splits["train"].bytes
-            lines += _describe_phase(phase, size, is_only=not config.phases)
+        lines.extend(_describe_phase(phase, is_only=not config.phases) for phase in phases)
     else:
         limits = {"train.steps": config.train.steps, "train.epochs": config.train.epochs}
         shown = " and ".join(f"{name} (now {value:,})" for name, value in limits.items() if value)
@@ -279,28 +267,26 @@ def announcement(
     return "\n".join(lines + begin.notes)
 
 
-def _describe_phase(phase: ResolvedPhase, size: int, *, is_only: bool) -> list[str]:
-    """Describe the rows of a phase, or of the whole run, in a split of `size` bytes."""
+def _describe_phase(phase: ResolvedPhase, *, is_only: bool) -> str:
+    """Describe the rows of a phase, or of the whole run."""
     data = phase.config.data
     stream = phase.stream
+    size = phase.corpus.manifest.splits["train"].bytes
     line = (
         f"{data.batch} rows x {data.window} bytes per step, from {size:,} bytes in "
         f"{stream.shards:,} shards"
     )
+    if stream.shards < stream.wanted_shards:
+        line += f" (not {stream.wanted_shards:,}: the corpus is small)"
     if not is_only:
         line = f"steps {phase.first:,} to {phase.last:,}: {line}"
     if phase.first > 0:
         line += f"; {phase.describe_rows()}"
-    lines = [line]
-    if stream.shards < stream.wanted_shards:
-        lines.append(
-            f"{stream.shards:,} shards instead of {stream.wanted_shards:,}: the corpus is small"
-        )
     whole = "an epoch" if is_only else "the phase"
     padding = stream.padding_fraction if is_only else phase.padding_fraction
     if padding > 0.1:
-        lines.append(
-            f"{padding:.0%} of {whole} is padding and idle rows; a smaller data.batch or "
+        line += (
+            f"\n{padding:.0%} of {whole} is padding and idle rows; a smaller data.batch or "
             "data.window would waste less"
         )
-    return lines
+    return line

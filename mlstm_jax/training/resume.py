@@ -3,11 +3,12 @@
 A run without checkpoints begins at step 0, from a seed or from the parameters of another run.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlstm_jax import run
-from mlstm_jax.checkpoint import FOLDER, SET_ASIDE, Checkpoints, Damaged, Meta
+from mlstm_jax.checkpoint import Checkpoints, Damaged
 from mlstm_jax.config import Config
 from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.data.stream import START, Origin
@@ -15,9 +16,10 @@ from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.interop.weights import Arrays, fingerprint, flatten
 from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.record import FOLDER, SET_ASIDE, Meta
 from mlstm_jax.training import metrics, optimizer
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.training.phases import ResolvedPhase, checkpoint_meta
+from mlstm_jax.training.phases import ResolvedPhase
 from mlstm_jax.training.state import TrainState, fresh_state, state_shapes
 
 
@@ -37,9 +39,9 @@ class Beginning(NamedTuple):
 class Start(NamedTuple):
     """The parameters that `train.start_from` names now."""
 
-    arrays: Arrays | None  # by name, NumPy float32, if they are known
-    fingerprint: str | None
-    notes: list[str]
+    arrays: Arrays | None = None  # by name, NumPy float32, if they are known
+    fingerprint: str | None = None
+    notes: Sequence[str] = ()
 
 
 def load_start(cluster: Cluster, config: Config, *, required: bool) -> Start:
@@ -49,17 +51,17 @@ def load_start(cluster: Cluster, config: Config, *, required: bool) -> Start:
         UserError: the path is not a run, or the processes read different parameters.
         Damaged: the checkpoint cannot be read.
     """
-    start = Start(None, None, [])
+    start = Start()
     path = config.train.start_from
     if path is not None:
         try:
             params = run.load_run(Path(path)).params
-            start = Start(flatten(params), fingerprint(params), [])
+            start = Start(flatten(params), fingerprint(params))
         except KnownError as error:  # missing or damaged
             if required:
                 raise
             note = f"the parameters of train.start_from cannot be compared: {error}"
-            start = Start(None, None, [note])
+            start = Start(notes=[note])
     cluster.require_equal(
         {"the fingerprint of train.start_from's parameters": start.fingerprint},
         "Give every process the same parameters to start from.",
@@ -97,8 +99,8 @@ def find_beginning(
     shapes = state_shapes(config, model, tx)
     damaged: dict[int, str] = {}  # what is wrong with a checkpoint, by step
     for step in reversed(checkpoints.steps()):
-        phase = next((phase for phase in phases if step <= phase.last), phases[-1])
-        expected = checkpoint_meta(phase, corpus, step)
+        phase = _phase_at(phases, step)
+        expected = phase.meta(step)
         problem = None
         try:
             saved = checkpoints.meta(step)
@@ -116,14 +118,18 @@ def find_beginning(
         if problems:
             damaged[step] = problems[0]
             continue
-        notes = [*start.notes]
+        notes = list(start.notes)
         if start.fingerprint not in (None, saved.start):
             notes.append(
                 f"{config.train.start_from} has changed since the run started from it; the run's "
                 "checkpoints have not"
             )
         if damaged:
-            _set_aside(cluster, checkpoints, [*damaged])
+            checkpoints.close()
+            if cluster.is_first:
+                checkpoints.set_aside([*damaged])
+            cluster.gather(None)  # All read the folder again after the move.
+            checkpoints.open()
             notes.extend(damaged.values())
             notes.append(
                 f"resuming from step {step}, the newest complete checkpoint; unreadable ones are "
@@ -155,17 +161,21 @@ def find_beginning(
         )
     fresh = devices.copy_first_process(fresh_state(config, model, tx, start.arrays))
     return Beginning(
-        step=0, state=fresh, carry=None, origin=START, notes=start.notes, start=start.fingerprint
+        step=0,
+        state=fresh,
+        carry=None,
+        origin=START,
+        notes=list(start.notes),
+        start=start.fingerprint,
     )
 
 
-def _set_aside(cluster: Cluster, checkpoints: Checkpoints, steps: list[int]) -> None:
-    """Move checkpoints aside for all processes."""
-    checkpoints.close()
-    if cluster.is_first:
-        checkpoints.set_aside(steps)
-    cluster.gather(None)  # The others read the folder again after the move.
-    checkpoints.open()
+def _phase_at(phases: list[ResolvedPhase], step: int) -> ResolvedPhase:
+    """The phase that a checkpoint ended or was saved in."""
+    for phase in phases:
+        if step <= phase.last:
+            return phase
+    return phases[-1]
 
 
 def _require_corpus(saved: Meta, expected: Meta) -> None:
@@ -179,7 +189,7 @@ def _require_corpus(saved: Meta, expected: Meta) -> None:
 
 
 def _difference(saved: Meta, expected: Meta, *, has_phases: bool) -> str | None:
-    """Say how the rows of a checkpoint differ from those that would resume; None: they do not.
+    """How the rows of a checkpoint differ from those that would resume; None: they do not.
 
     In a run without phases, the rows began where the checkpoint says.
     """
@@ -206,10 +216,8 @@ def _require_start(config: Config, saved: str | None, now: str | None) -> None:
 
     The run at that path may have trained further since: then the same path is enough.
 
-    Args:
-        config: of this session.
-        saved: fingerprint of the parameters that the run started from, if any.
-        now: fingerprint of those that `train.start_from` names, if it is known.
+    `saved` is the fingerprint of the parameters that the run started from, if any; `now` of those
+    that `train.start_from` names, if it is known.
     """
     path = config.train.start_from
     if path is not None and saved is None:
@@ -237,14 +245,14 @@ def require_new(folder: Path, *, resume: bool) -> None:
     newest = max((line["step"] for line in lines), default=0)
     config = run.read_config(folder)  # of the session that wrote these metrics
     assert config is not None
-    train = config.train
-    saved = {n * every for n in (1, 2) for every in (train.eval_every, train.checkpoint_every)}
+    intervals = (config.train.eval_every, config.train.checkpoint_every)
     # A save begins after the previous one has ended.
-    lost = newest > sorted(saved)[1] and lines[-1].get("event") != "diverged"
-    if resume or lost:
+    second_save = sorted({*intervals, 2 * intervals[0], 2 * intervals[1]})[1]
+    is_lost = newest > second_save and lines[-1].get("event") != "diverged"
+    if resume or is_lost:
+        known = f", although metrics.jsonl records {newest:,} steps" if newest else ""
+        restart = "" if is_lost else ", or restart this one without `resume`"
         raise UserError(
-            f"{folder} has no checkpoint to resume from"
-            + (f", although metrics.jsonl records {newest:,} steps" if newest else "")
-            + f". Restore {folder / FOLDER}, or start a new run with `out`"
-            + ("." if lost else ", or restart this one without `resume`.")
+            f"{folder} has no checkpoint to resume from{known}. Restore {folder / FOLDER}, or "
+            f"start a new run with `out`{restart}."
         )

@@ -9,12 +9,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from mlstm_jax import digest, environment, output, run
-from mlstm_jax.checkpoint import steps_in
 from mlstm_jax.config import Config, longest_window, vary
 from mlstm_jax.config.text import PLACES, differences, flatten, to_json
 from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import FileError, InUse, KnownError, UserError, remedy
+from mlstm_jax.record import steps_in
 from mlstm_jax.terminal import tell
 
 _LOCK = ".lock"
@@ -48,11 +48,13 @@ def lock(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterator
     if before is None:
         if resume:
             raise UserError(f"resume: {folder} contains no run; start one without `resume`.")
-        if folder.exists() and not (folder.is_dir() and all(map(_is_ours, folder.iterdir()))):
+        if folder.exists() and not _is_unused(folder):
             raise UserError(f"{folder} exists and is not a run; choose another folder with `out`.")
     elif has_begun:
         change = differences(before, config)
-        forbidden = change.forbidden + ([] if reset_carry else change.resets_carry)
+        forbidden = change.forbidden
+        if not reset_carry:
+            forbidden = forbidden + change.resets_carry
         if forbidden:
             way_out = "" if change.forbidden else ", or reset the carry with `reset_carry`"
             raise UserError(
@@ -170,9 +172,12 @@ def _has_begun(folder: Path) -> bool:
     return has_lines or any((folder / "checkpoints").glob("[0-9]*"))
 
 
-def _is_ours(path: Path) -> bool:
-    """Return whether a file may come from a run that was killed before it wrote its config."""
-    return path.name in (_LOCK, run.ENVIRONMENT) or path.suffix == ".partial"
+def _is_unused(folder: Path) -> bool:
+    """Whether a run was killed in the folder before it wrote its config, or nothing is there."""
+    if not folder.is_dir():
+        return False
+    names = (_LOCK, run.ENVIRONMENT)
+    return all(one.name in names or one.suffix == ".partial" for one in folder.iterdir())
 
 
 def write_folder(config: Config, inputs: Mapping[str, str | None] | None = None) -> None:
@@ -225,12 +230,9 @@ def disk_errors(folder: Path) -> Iterator[None]:
         advice = remedy(error)
         if advice is None:  # For example, the error of a connection.
             raise
-        steps = steps_in(folder)
-        ending = (
-            f"the same command resumes from the checkpoint of step {steps[-1]}"
-            if steps
-            else "or name another folder with `out`"
-        )
+        ending = "or name another folder with `out`"
+        if steps := steps_in(folder):
+            ending = f"the same command resumes from the checkpoint of step {steps[-1]}"
         raise FileError(
             f"{error.filename or folder}: {error.strerror or error}. {advice}; {ending}."
         ) from error

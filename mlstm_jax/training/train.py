@@ -6,8 +6,8 @@ same decisions, from the same numbers; only process 0 writes the log.
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,20 +17,21 @@ import numpy as np
 import optax
 
 from mlstm_jax import environment, guard, run
-from mlstm_jax.checkpoint import Checkpoints, resume_advice
+from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import Config, resolve_batch
-from mlstm_jax.data.corpus import Corpus, open_corpus
+from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.data.stream import START, prefetch
 from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import UserError
 from mlstm_jax.model import pallas
-from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
+from mlstm_jax.model.language_model import LanguageModel, Parameters
+from mlstm_jax.record import resume_advice
 from mlstm_jax.terminal import ProgressLine
 from mlstm_jax.training import metrics, optimizer, parallel, run_folder, schedule
 from mlstm_jax.training.evaluation import Evaluator, Score
 from mlstm_jax.training.metrics import MetricsLog
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.training.phases import ResolvedPhase, checkpoint_meta, resolve_phases, segments
+from mlstm_jax.training.phases import ResolvedPhase, resolve_phases, segments
 from mlstm_jax.training.report import Diverged, Reporter, announcement
 from mlstm_jax.training.resume import Beginning, find_beginning, require_new
 from mlstm_jax.training.state import TrainState, require_memory
@@ -98,34 +99,36 @@ def train(
         stack.enter_context(closing(log))
         progress = ProgressLine("train", total, begin.step, quiet=quiet or not cluster.is_first)
         stack.enter_context(progress)
-        progress.say(announcement(config, phases, devices, cluster, corpus, begin, changed))
+        progress.say(announcement(config, phases, devices, cluster, begin, changed))
         if 0 < begin.step < total:
             log.write("event", begin.step, event="resumed", changed=changed, notes=begin.notes)
         valid = corpus.split("valid")
         evaluator = Evaluator(model, valid, config.data.window, devices, corpus.stop)
+        evaluate = partial(_evaluate, evaluator, score_labels, devices, watchdog)
         compare = parallel.make_comparison(cluster, devices)
         rates = schedule.rates(config.optimizer, segments(phases))
         for phase, rate in zip(phases, rates, strict=True):
             if phase.last <= begin.step:
                 continue
             begin = _enter(phase, begin, model, devices)
-            reporter = Reporter(phase, log, progress, begin)
             progress.say("compiling the training step")
-            with _divergence_advice(checkpoints, config):
+            try:
                 begin = _train_phase(
                     phase,
                     begin,
                     total,
                     devices=devices,
                     train_step=_make_step(phase, rate, model, devices),
-                    evaluate=partial(_evaluate, evaluator, score_labels, devices, watchdog),
+                    evaluate=evaluate,
                     compare=compare,
-                    save=partial(_save, checkpoints, corpus, devices, phase, begin.start, reporter),
-                    check_saves=checkpoints.check,
-                    reporter=reporter,
+                    checkpoints=checkpoints,
+                    reporter=Reporter(phase, log, progress, begin),
                     watchdog=watchdog,
                     signals=signals,
                 )
+            except Diverged as diverged:
+                checkpoints.drop_after(diverged.last_good_step)
+                raise diverged.with_resume_advice(checkpoints.latest(), config) from None
             if phase.last < total:
                 following = phases[phases.index(phase) + 1]
                 note = f"step {phase.last}: the next phase, {following.describe_rows()}"
@@ -146,8 +149,7 @@ def _train_phase(
     train_step: Callable[..., Any],
     evaluate: Callable[[TrainState], Score],
     compare: Callable[[int, TrainState], None],
-    save: Callable[[int, TrainState, Carry, Score | None], None],
-    check_saves: Callable[[], None],
+    checkpoints: Checkpoints,
     reporter: Reporter,
     watchdog: guard.Watchdog,
     signals: list[signal.Signals],
@@ -164,8 +166,9 @@ def _train_phase(
     state = devices.replicate(begin.state)
     carry = devices.split_rows(begin.carry)
     compare(begin.step, state)
-    weights = (0.0, *guard.WEIGHTS.values())
-    stop_weights = {weight: devices.replicate(np.float32(weight)) for weight in weights}
+    stop_weights = {
+        weight: devices.replicate(np.float32(weight)) for weight in (0.0, *guard.WEIGHTS.values())
+    }
     pending = None
     stop = 0.0  # the weights of the signals that all processes have received
 
@@ -191,7 +194,11 @@ def _train_phase(
                     reporter.evaluation(step, score, is_last=step == total)
                 watchdog.beat(f"the checkpoint of step {step} is written")
                 compare(step, state)
-                save(step, state, carry, score)
+                saved_state = devices.unreplicate(state)
+                saved_carry = devices.fetch_rows(carry)
+                about = reporter.meta(step, score)
+                with jax.transfer_guard("allow"):  # Orbax makes implicit ones to the host.
+                    checkpoints.save(step, saved_state, saved_carry, devices.join_rows, about)
                 reporter.restart_clock(step)
             if stop and step < total:
                 raise reporter.interrupted(step, total, stop)
@@ -206,7 +213,7 @@ def _train_phase(
             state, carry, metrics = train_step(state, carry, batch, stop_weights[weight])
             if pending is not None:
                 stop = report(step, pending)
-                check_saves()
+                checkpoints.check()
             pending = metrics
     watchdog.beat(f"the checkpoint of step {phase.last} is written")
     return begin._replace(
@@ -226,7 +233,8 @@ def _start_process(
     Returns:
         The processes; the watchdog; and the signals received, always none if none is handled.
     """
-    cluster = Cluster(config.distributed, Path(config.out))
+    folder = Path(config.out)
+    cluster = Cluster(config.distributed, folder)
     if cluster.processes > 1 and not owns_process:
         raise UserError(
             f"distributed.processes is {cluster.processes}: if one of several processes is lost, "
@@ -241,7 +249,7 @@ def _start_process(
     if owns_process:
         stack.enter_context(watchdog)
         signals = stack.enter_context(guard.collect())
-    stack.enter_context(run_folder.disk_errors(Path(config.out)))
+    stack.enter_context(run_folder.disk_errors(folder))
     if config.train.deterministic:
         environment.require_deterministic()
     return cluster, watchdog, signals
@@ -269,27 +277,16 @@ def _open_checkpoints(config: Config, cluster: Cluster) -> Checkpoints:
     return checkpoints
 
 
-@contextmanager
-def _divergence_advice(checkpoints: Checkpoints, config: Config) -> Iterator[None]:
-    """Delete the checkpoints after a divergence began, and tell the user how to go on."""
-    try:
-        yield
-    except Diverged as diverged:
-        checkpoints.drop_after(diverged.last_good_step)
-        rate = config.optimizer.learning_rate
-        raise diverged.with_resume_advice(checkpoints.latest(), rate) from None
-
-
 def _enter(
     phase: ResolvedPhase, begin: Beginning, model: LanguageModel, devices: Parallel
 ) -> Beginning:
-    """Return the state and the carry with which a phase begins, or with which it resumes."""
-    data = phase.config.data
+    """Where a phase begins or resumes, with its own rows and its own count of bytes a step."""
     carry = begin.carry
     is_new = begin.step == phase.first and not phase.continues
     if carry is None or is_new:
-        rows = devices.rows(data.batch)
-        carry = jax.tree.map(lambda x: x[rows], model.init_carry(data.batch))
+        batch = phase.config.data.batch
+        rows = devices.rows(batch)
+        carry = jax.tree.map(lambda x: x[rows], model.init_carry(batch))
     state = optimizer.rescale_second_moment(
         phase.config.optimizer, begin.state, begin.update_bytes, phase.update_bytes
     )
@@ -299,7 +296,7 @@ def _enter(
 def _make_step(
     phase: ResolvedPhase, rate: optax.Schedule, model: LanguageModel, devices: Parallel
 ) -> Callable[..., Any]:
-    """Return the training step of all devices; state and carry are donated to it."""
+    """The training step of all devices; state and carry are donated to it."""
     config = phase.config
     tx = optimizer.build(
         config.optimizer,
@@ -319,7 +316,7 @@ def _evaluate(
     watchdog: guard.Watchdog,
     state: TrainState,
 ) -> Score:
-    """Return the score of the validation split, and of its labels if the run has any."""
+    """Score the validation split, and its labels if the run has any."""
     score = evaluator(state.params, lambda n: watchdog.beat(f"the devices score window {n}"))
     if score_labels is None:
         return score
@@ -327,30 +324,3 @@ def _evaluate(
     with jax.transfer_guard("allow"):
         loss, accuracy = score_labels(devices.unreplicate(state.params))
     return score._replace(label_loss=loss, accuracy=accuracy)
-
-
-def _save(
-    checkpoints: Checkpoints,
-    corpus: Corpus,
-    devices: Parallel,
-    phase: ResolvedPhase,
-    start: str | None,
-    reporter: Reporter,
-    step: int,
-    state: TrainState,
-    carry: Carry,
-    score: Score | None,
-) -> None:
-    """Save a checkpoint of the replicated state and of the rows of all processes."""
-    about = checkpoint_meta(phase, corpus, step)._replace(
-        start=start,
-        high_steps=reporter.high_steps,
-        bpc=score.bpc if score else None,
-        label_loss=score.label_loss if score else None,
-        metrics=reporter.extent(),
-    )
-    saved_state = devices.unreplicate(state)
-    saved_carry = devices.fetch_rows(carry)
-    # Orbax makes implicit transfers to the host.
-    with jax.transfer_guard("allow"):
-        checkpoints.save(step, saved_state, saved_carry, devices.join_rows, about)

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlstm_jax.checkpoint import FOLDER, Checkpoints
+from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import Config, Devices, Model, Phase, vary
 from mlstm_jax.interop import published
+from mlstm_jax.record import FOLDER
 from mlstm_jax.run import write_imported
 from mlstm_jax.training import metrics
 from tests.interop.test_weights import write_openai

@@ -15,8 +15,9 @@ import jax
 import numpy as np
 
 from mlstm_jax import run
-from mlstm_jax.checkpoint import FOLDER, Checkpoints, steps_in
+from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import Config, Data, Model, Optimizer, Train
+from mlstm_jax.record import FOLDER, steps_in
 from mlstm_jax.training import metrics, optimizer, schedule
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.state import state_shapes

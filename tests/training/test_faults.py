@@ -18,13 +18,14 @@ import jax
 import numpy as np
 import pytest
 
-from mlstm_jax import checkpoint, cli, run
-from mlstm_jax.checkpoint import CheckpointFailed, steps_in
+from mlstm_jax import cli, run
+from mlstm_jax.checkpoint import CheckpointFailed
 from mlstm_jax.config import Config, Devices, Model, Optimizer, Phase, Precision, Train, vary
 from mlstm_jax.errors import KnownError, Note, UserError
 from mlstm_jax.guard import Watchdog
 from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import ModelWeights, fingerprint
+from mlstm_jax.record import read_record, resume_advice, steps_in
 from mlstm_jax.training import metrics, run_folder
 from mlstm_jax.training.report import Diverged
 from mlstm_jax.training.resume import require_new
@@ -301,13 +302,13 @@ def test_what_a_run_started_from_may_be_missing(corpus, straight, tmp_path, capf
     config = vary(config, train__checkpoint_every=2, train__log_every=1)
     with pytest.raises(Stop):
         run_train(config, callbacks=[stop_at(5)])
-    start = checkpoint.read_record(folder, 4).meta.start
+    start = read_record(folder, 4).meta.start
     assert start == fingerprint(run.load_run(first).params)
     shutil.rmtree(first / "checkpoints/40/params")
     with pytest.raises(Stop):
         run_train(config, callbacks=[stop_at(7)])
     assert "the parameters of train.start_from cannot be compared" in capfd.readouterr().err
-    assert checkpoint.read_record(folder, 6).meta.start == start
+    assert read_record(folder, 6).meta.start == start
     assert run_folder.inputs_of(folder)["start_from"] == start
 
 
@@ -336,7 +337,7 @@ def test_a_run_resumes_with_the_parameters_it_started_from_and_no_others(
     with pytest.raises(UserError, match=r"other parameters .* Leave `train\.start_from` out"):
         train(folder, 6, "another", later)
     train(folder, 6, None, later)
-    assert checkpoint.read_record(folder, 6).meta.start == fingerprint(first.params)
+    assert read_record(folder, 6).meta.start == fingerprint(first.params)
     assert run_folder.inputs_of(folder)["start_from"] == fingerprint(first.params)
 
 
@@ -425,7 +426,7 @@ def test_the_watchdog_says_what_a_restart_will_do(steps, expected, tmp_path, cap
     def stuck() -> None:
         said.append(str(ended.get(timeout=60)))
 
-    with Watchdog(0.1, ended.put, 3, checkpoint.resume_advice) as watchdog:
+    with Watchdog(0.1, ended.put, 3, resume_advice) as watchdog:
         watchdog.folder = tmp_path
         watchdog.beat("nothing happens")
         # The newest of the threads: of more than 100, faulthandler leaves out the oldest.

@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 
 from mlstm_jax import environment, guard, run
-from mlstm_jax.checkpoint import Checkpoints, steps_in
+from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import Config, Devices, Optimizer, Precision, Train, vary
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import UserError
+from mlstm_jax.record import steps_in
 from mlstm_jax.training import metrics, phases, run_folder
 from mlstm_jax.training.train import train as run_train
 from tests.training.runs import (

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from mlstm_jax import cli
-from mlstm_jax.checkpoint import steps_in
 from mlstm_jax.config import Config, Data, Devices, Optimizer, Phase, vary
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import UserError
+from mlstm_jax.record import steps_in
 from mlstm_jax.training import optimizer, schedule
-from mlstm_jax.training.phases import ResolvedPhase, checkpoint_meta, resolve_phases
+from mlstm_jax.training.phases import ResolvedPhase, resolve_phases
 from mlstm_jax.training.schedule import Segment
 from mlstm_jax.training.train import train as run_train
 from tests.tolerance import assert_close
@@ -134,7 +134,7 @@ def test_phases_that_are_past_cannot_change(corpus, straight, tmp_path, capfd) -
     assert (folder / "metrics.jsonl").read_bytes() == before
     whole = open_corpus(corpus)
     more = resolved(corpus, first, second, Phase(steps=10, batch=16, window=32))
-    metas = [checkpoint_meta(parts[1], whole, 30) for parts in (more, resolved(corpus, *PHASES))]
+    metas = [parts[1].meta(30) for parts in (more, resolved(corpus, *PHASES))]
     assert metas[0] == metas[1]
     assert "slack" in metas[0].rows
     # One that is not over can be made longer.

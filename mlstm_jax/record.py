@@ -1,0 +1,155 @@
+"""The record of a checkpoint, sealed in one file: its step, its run, what it was trained on, sums.
+
+The checksums of the arrays of parameters and state are in the record. The carry has one checksum
+per row, which starts from the record, so that no item can take the place of another step's or
+another run's.
+"""
+
+import math
+import shutil
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from mlstm_jax import digest, fields
+from mlstm_jax.data.corpus import Cleaning
+from mlstm_jax.data.stream import Origin
+from mlstm_jax.digest import Extent
+
+FOLDER = "checkpoints"
+SET_ASIDE = "set-aside"
+# The file of a checkpoint: checkpoints/STEP/meta/metadata.
+ITEM, FILE = "meta", "metadata"
+
+Sums = dict[str, dict[str, int]]  # by item and by an array's path in it
+
+
+class Meta(NamedTuple):
+    """What a checkpoint was trained on."""
+
+    corpus: str  # identity of the corpus, a sha256
+    cleaning: Cleaning  # of its documents; a prompt is cleaned in the same way
+    rows: dict[str, Any]  # what determines which bytes a row reads: batch, window, shards, ...
+    origin: Origin
+    epoch: float
+    bytes_seen: int
+    # A sha256 of the parameters that train.start_from named, if any.
+    start: str | None = None
+    high_steps: int = 0  # latest steps in a row whose loss was above train.divergence_bpc
+    bpc: float | None = None  # of the validation split, if it was measured at this step
+    label_loss: float | None = None  # the same
+    metrics: Extent = Extent()  # of metrics.jsonl, up to this step
+
+    @property
+    def score(self) -> float | None:
+        """What chooses the best checkpoint: the loss of the labels, or without labels the BPC."""
+        return self.bpc if self.label_loss is None else self.label_loss
+
+
+def steps_in(folder: Path) -> list[int]:
+    """Return the steps of the complete checkpoints of a run folder, in order, from their names."""
+    names = [path.name for path in (folder / FOLDER).glob("[0-9]*")]
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def resume_advice(folder: Path) -> str:
+    """Say where the same command would resume a run that ends now."""
+    if steps := steps_in(folder):
+        return f"The same command resumes from the checkpoint of step {steps[-1]}"
+    return "There is no checkpoint yet: the same command starts over"
+
+
+class Record(NamedTuple):
+    """What a checkpoint says of itself, sealed in one file."""
+
+    step: int
+    run: str  # the id of its run, see `run.read_environment`
+    meta: Meta
+    sums: Sums  # of parameters and state
+
+    @property
+    def seed(self) -> int:
+        """What the checksums of the carry's rows start from."""
+        return int(digest.of_json([self.step, self.run, self.sums]), 16)
+
+    def sealed(self) -> dict[str, Any]:
+        """Return the JSON object that is written."""
+        meta = self.meta._asdict()
+        for name in ("bpc", "label_loss"):
+            if meta[name] is not None and not math.isfinite(meta[name]):
+                meta[name] = None
+        return digest.sealed(self._asdict() | {"meta": meta})
+
+
+def read_record(folder: Path, step: int) -> Record:
+    """Return the record of the checkpoint of `step`.
+
+    Raises OSError, ValueError, KeyError or TypeError if the file is damaged, or of another step.
+    """
+    content = digest.opened(fields.parse((folder / FOLDER / str(step) / ITEM / FILE).read_bytes()))
+    values = content["meta"]
+    values["origin"] = Origin(*values["origin"])
+    values["metrics"] = Extent(*values["metrics"])
+    record = Record(**content | {"meta": Meta(**values)})
+    if record.step != step:
+        raise ValueError(f"it is the checkpoint of step {record.step}, renamed")
+    return record
+
+
+def score_of(folder: Path, step: int) -> float | None:
+    """Return `Meta.score` of a step; None if there is none, or it cannot be read."""
+    with damage():
+        return read_record(folder, step).meta.score
+    return None  # Restoring the checkpoint will raise an error.
+
+
+def damage() -> AbstractContextManager[None]:
+    """Suppress what `read_record` raises if a file is damaged."""
+    return suppress(OSError, ValueError, KeyError, TypeError, AttributeError)
+
+
+def best_step(scores: Mapping[int, float | None]) -> int | None:
+    """Return the step with the lowest score, the earliest of several; None if none is finite."""
+    finite = [
+        (score, step)
+        for step, score in scores.items()
+        if score is not None and math.isfinite(score)
+    ]
+    return min(finite)[1] if finite else None
+
+
+def of_tree(tree: Any) -> dict[str, int]:
+    """Return the checksum of every array of a tree, by its path, such as `layer_0/wh_v`."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): digest.of_array(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def of_rows(tree: Any, seed: int) -> NDArray[np.uint32]:
+    """Return one checksum per row of arrays whose first axis is the rows, uint32 [rows].
+
+    A process can thus verify the rows that it reads, however many processes wrote them.
+
+    Args:
+        tree: the arrays, NumPy.
+        seed: a checksum that all rows start from; see `Record.seed`.
+    """
+    leaves = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(tree)]
+    sums = np.full(len(leaves[0]), seed, np.uint32)
+    for row in range(len(sums)):
+        for leaf in leaves:
+            sums[row] = digest.crc32(leaf[row].reshape(-1).view(np.uint8), int(sums[row]))
+    return sums
+
+
+def move_aside(path: Path, folder: Path) -> None:
+    """Move a file or a folder to another folder, under a name that is free there."""
+    folder.mkdir(exist_ok=True)
+    names = (path.name if n == 1 else f"{path.name}-{n}" for n in range(1, 1000))
+    shutil.move(path, next(folder / name for name in names if not (folder / name).exists()))
