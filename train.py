@@ -5,4 +5,4 @@ import sys
 from mlstm_jax.cli import main
 
 if __name__ == "__main__":
-    main(["train", *sys.argv[1:]], program="train.py")
+    main(["train", *sys.argv[1:]])

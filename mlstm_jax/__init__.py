@@ -55,14 +55,15 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from mlstm_jax.analysis import plot_metrics
     from mlstm_jax.api.corpora import inspect, prepare
     from mlstm_jax.api.features import Features, FineTuned
     from mlstm_jax.api.functions import import_weights, plan, schedule, sweep, train
-    from mlstm_jax.api.loaded import plot_metrics
     from mlstm_jax.api.model import TrainedModel, load
     from mlstm_jax.config import Config, vary
     from mlstm_jax.corpora.options import PrepareOptions
     from mlstm_jax.transfer.finetune import FinetuneOptions
+    from mlstm_jax.transfer.transfer import TransferOptions
 
 # What the package gives, and where it is: read when it is asked for, so that `import mlstm_jax`
 # takes no time and leaves the process as it is.
@@ -73,11 +74,12 @@ _PUBLIC = {
     "FinetuneOptions": "transfer.finetune",
     "PrepareOptions": "corpora.options",
     "TrainedModel": "api.model",
+    "TransferOptions": "transfer.transfer",
     "import_weights": "api.functions",
     "inspect": "api.corpora",
     "load": "api.model",
     "plan": "api.functions",
-    "plot_metrics": "api.loaded",
+    "plot_metrics": "analysis",
     "prepare": "api.corpora",
     "schedule": "api.functions",
     "sweep": "api.functions",
@@ -92,6 +94,7 @@ __all__ = [
     "FinetuneOptions",
     "PrepareOptions",
     "TrainedModel",
+    "TransferOptions",
     "__version__",
     "import_weights",
     "inspect",

@@ -10,19 +10,25 @@ pandas DataFrame; a curve is drawn on axes that the caller creates.
 import gzip
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from scipy.optimize import minimize_scalar
 
+from mlstm_jax.api.arguments import public
 from mlstm_jax.config import Config, by_phase
 from mlstm_jax.config import text as config_text
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, extra, require
 from mlstm_jax.training import metrics
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PANELS = ("bpc", "learning_rate", "grad_norm", "loss_scale", "kilobytes_per_second")
 
 # Columns of a table of metrics, and their labels on an axis.
 LABELS = {
@@ -274,6 +280,38 @@ def counts(axes: Any) -> None:
     top = max(1, axes.get_ylim()[1])
     axes.set_ylim(-top / 20, top)  # so that a line at 0 is visible
     axes.yaxis.get_major_locator().set_params(integer=True)
+
+
+@public
+def plot_metrics(
+    runs: Sequence[str | Path],
+    *,
+    x: Literal["step", "megabytes", "epoch", "minutes"] = "megabytes",
+) -> "Figure":
+    """Plot bits per character, rate, gradient, loss scale and speed of runs.
+
+    Args:
+        runs: run folders, or folders of run folders.
+        x: the quantity on the horizontal axis.
+
+    Raises:
+        ValueError: a folder holds no run.
+    """
+    with extra("notebooks", "plots need matplotlib"):
+        import matplotlib.pyplot as plt
+    require(len(runs) > 0, "runs", runs, "one run folder or more")
+    histories = load_histories(*map(str, runs))
+    figure, axes = plt.subplots(len(PANELS), 1, figsize=(8, 2.4 * len(PANELS)), sharex=True)
+    plt.close(figure)  # otherwise a notebook would show it twice
+    for panel, name in zip(axes, PANELS, strict=True):
+        plot(panel, histories, x, name)
+    dots = {"ls": "", "marker": "o", "ms": 3}
+    kind = "evaluations"
+    plot(axes[0], histories, x, "bpc", kind=kind, label=lambda run: "_", style=lambda run: dots)
+    axes[0].set_ylim(limits(histories, "bpc"))
+    axes[0].plot([], [], "o", ms=3, color="0.5", label="validation")
+    axes[0].legend(fontsize=8)
+    return figure
 
 
 def grid(folder: Path | str) -> pd.DataFrame:

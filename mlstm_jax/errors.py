@@ -15,8 +15,7 @@ _PACKAGE = Path(__file__).parent
 class KnownError(Exception):
     """An error whose message states what happened and what to do.
 
-    It names an argument or a field in backquotes, or as its first word; the command shows those of
-    its own as options (`commands.as_options`).
+    It names arguments and fields as Python does: `data.batch` is the option --data.batch.
 
     Attributes:
         exit_code: exit code of the command.

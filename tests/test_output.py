@@ -45,7 +45,7 @@ def test_a_file_is_replaced_on_request_alone(words, tmp_path, monkeypatch, capsy
     Path("a.csv").write_text("text\na\n")
     Path("run").mkdir()
     said = refused(*words.split())
-    assert f"{file} exists; choose another file, or replace it with --overwrite." in said
+    assert f"{file} exists; choose another file, or replace it with `overwrite=True`." in said
     with contextlib.suppress(SystemExit):  # all others then fail for another reason
         cli.main([*words.split(), "--overwrite"])
     assert f"{file} exists" not in capsys.readouterr().err

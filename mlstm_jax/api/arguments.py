@@ -2,12 +2,18 @@
 
 import functools
 import inspect
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from operator import index
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mlstm_jax import fields
-from mlstm_jax.corpora.documents import SEVERAL_LABELS, TEXT_COLUMNS
+from mlstm_jax.corpora.documents import SEVERAL_LABELS, TEXT_COLUMNS, cleaned_spans
+from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import UserError, did_you_mean, nearest
 from mlstm_jax.transfer.labels import Labelled, of_classes, read_labelled
 
@@ -103,37 +109,62 @@ def as_labelled(
             sets[name] = read_labelled(Path(part), text_column, column)._replace(name=str(part))
             continue
         if isinstance(part, Table):
-            part = _of_table(name, part, text_column, column)
+            part = _columns_of(name, part, text_column, column)
         texts = as_texts(part[0], f"{name}[0]")
-        labels = _one_each(part[1], f"{name}[1]")
-        if len(texts) != len(labels):
-            raise UserError(f"{name} has {len(texts):,} texts, but {len(labels):,} labels.")
-        if not texts:
-            raise UserError(f"{name} has no texts.")
+        if _has_columns(part[1]):
+            raise UserError(
+                f"{name}[1] has type {type(part[1]).__name__}, but it must be a list with the "
+                f"class of each text ({SEVERAL_LABELS})."
+            )
+        labels = list(part[1])
+        if not texts or len(texts) != len(labels):
+            raise UserError(
+                f"{name} has {len(texts):,} texts and {len(labels):,} labels; give a label for "
+                "each text, and one text or more."
+            )
         places = [f"{name}[1], text {number:,}: the label" for number in range(len(texts))]
         sets[name] = of_classes(texts, labels, places)._replace(name=name)
     return sets
 
 
-def _one_each(labels: Any, name: str) -> list[object]:
-    """Return labels in memory as a list; UserError for columns of them."""
-    if _has_columns(labels):
-        raise UserError(
-            f"{name} has type {type(labels).__name__}, but it must be a list with the class of "
-            f"each text ({SEVERAL_LABELS})."
-        )
-    return list(labels)
-
-
-def _of_table(name: str, table: Any, text_column: str | None, label: str) -> Any:
+def _columns_of(
+    name: str, table: Table, text_column: str | None, label_column: str
+) -> tuple[Any, Any]:
     """Return the texts and the classes of a table; UserError if it lacks a column."""
     columns = [str(column) for column in table.columns]
     wanted = TEXT_COLUMNS if text_column is None else (text_column,)
-    text = next((column for column in wanted if column in columns), None)
-    if text is None or label not in columns:
-        missing = "text" if text is None else "label"
-        raise UserError(
-            f"{name} is a table with no {missing} among its columns, {', '.join(columns)}; give "
-            f"`{missing}_column`, or a tuple such as (df.text, df.label) ({SEVERAL_LABELS})."
-        )
-    return table[text], table[label]
+    found = {
+        "text": next((column for column in wanted if column in columns), None),
+        "label": label_column if label_column in columns else None,
+    }
+    for what, column in found.items():
+        if column is None:
+            raise UserError(
+                f"{name} is a table with no {what} among its columns, {', '.join(columns)}; give "
+                f"`{what}_column`, or a tuple such as (df.text, df.label) ({SEVERAL_LABELS})."
+            )
+    return table[str(found["text"])], table[label_column]
+
+
+def span_ends(
+    texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]], cleaning: Cleaning
+) -> list[NDArray[np.int64]]:
+    """Find the last byte of each span of characters in its cleaned text; see `TrainedModel.spans`.
+
+    Returns:
+        Of each text int [spans].
+    """
+    if len(texts) != len(spans):
+        raise UserError(f"spans has {len(spans):,} lists, but texts has {len(texts):,}.")
+    ends = []
+    for number, (text, given) in enumerate(zip(texts, spans, strict=True)):
+        try:
+            pairs = [(index(start), index(end)) for start, end in given]
+            ends.append(np.array(cleaned_spans(text, pairs, cleaning), np.int64))
+        except fields.InvalidField as error:
+            raise UserError(f"spans[{number}]: {error}.") from None
+        except (TypeError, ValueError):
+            rule = "a list of pairs of integers, (start, end)"
+            shown = reprlib.repr(given)
+            raise UserError(f"spans[{number}] is {shown}, but it must be {rule}.") from None
+    return ends

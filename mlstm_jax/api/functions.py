@@ -13,9 +13,9 @@ from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import UserError, note, require
 from mlstm_jax.fields import Between, Count, Positive, require_kind
 from mlstm_jax.interop import published, weights
-from mlstm_jax.planning import Row
+from mlstm_jax.planning import Plan
 from mlstm_jax.planning import plan as make_plan
-from mlstm_jax.planning.machine import Machine, load_machine, with_compute, with_measured_rate
+from mlstm_jax.planning.machine import load_machine, with_compute, with_measured_rate
 from mlstm_jax.run import write_imported
 from mlstm_jax.training import phases
 from mlstm_jax.training import schedule as schedules
@@ -62,22 +62,17 @@ def train(
     for callback in callbacks:
         if not callable(callback):
             raise UserError(f"callbacks has {callback!r}, but each must be a function.")
-    return load(
-        train_folder(
-            as_config(config),
-            callbacks=callbacks,
-            resume=resume,
-            reset_carry=reset_carry,
-            show_progress=show_progress,
-            owns_process=owns_process,
-        )
-    )
-
-
-def train_folder(config: Config, *, show_progress: bool, **how: Any) -> Path:
-    """Train a run in one of its processes, and return its folder; see `train`."""
+    config = as_config(config)
     environment.prepare(config.devices, deterministic=config.train.deterministic)
-    return run_train(config, quiet=not show_progress, **how)
+    folder = run_train(
+        config,
+        callbacks=callbacks,
+        resume=resume,
+        reset_carry=reset_carry,
+        quiet=not show_progress,
+        owns_process=owns_process,
+    )
+    return load(folder)
 
 
 def as_config(config: Config | str | Path) -> Config:
@@ -141,7 +136,7 @@ def plan(
     corpus_bytes: Positive | None = None,
     rates: str | Path | None = None,
     price: _Price | None = None,
-) -> list[Row]:
+) -> Plan:
     """Estimate the time, memory and cost of a run on a machine, for several numbers of devices.
 
     Args:
@@ -155,41 +150,29 @@ def plan(
             measured rate.
         price: of one device per hour; unset: the price in the description.
 
+    Returns:
+        A list with a row for each number of devices and phase, which prints itself as a table.
+
     Raises:
         ValueError: the description is invalid, or the batch cannot be divided among the devices.
     """
-    config, described, size = plan_inputs(as_config(config), machine, corpus_bytes, rates, price)
-    if devices is None:
-        devices = [count for count in _DEVICES if _can_share(config, count)] or [1]
-    devices = list(devices)
-    for count in devices:
-        require_kind("devices", count, Count)
-    require(bool(devices), "devices", devices, "one number or more")
-    return make_plan(config, described, devices, size)
-
-
-def plan_inputs(
-    config: Config,
-    machine: str | Path,
-    corpus_bytes: float | None,
-    rates: str | Path | None,
-    price: float | None,
-) -> tuple[Config, Machine, float | None]:
-    """Return the config with its compute type, the machine, and the bytes of the training split.
-
-    See `plan`. The bytes are None if they are unknown.
-    """
+    config = as_config(config)
     described = load_machine(Path(machine))
     config = with_compute(config, described)
     if rates is not None:
-        described = with_measured_rate(
-            described, Path(rates), str(config.precision.compute), config.model.hidden
-        )
+        compute = str(config.precision.compute)
+        described = with_measured_rate(described, Path(rates), compute, config.model.hidden)
     if price is not None:
         described = dataclasses.replace(described, price_per_device_hour=price)
-    if corpus_bytes is None and Path(config.data.corpus).is_dir():
-        corpus_bytes = open_corpus(Path(config.data.corpus)).manifest.splits["train"].bytes
-    return config, described, corpus_bytes
+    corpus = Path(config.data.corpus)
+    if corpus_bytes is None and corpus.is_dir():
+        corpus_bytes = open_corpus(corpus).manifest.splits["train"].bytes
+    if devices is None:
+        devices = [count for count in _DEVICES if _can_share(config, count)] or [1]
+    for count in devices:
+        require_kind("devices", count, Count)
+    require(len(devices) > 0, "devices", devices, "one number or more")
+    return make_plan(config, described, list(devices), corpus_bytes)
 
 
 @public
@@ -197,6 +180,8 @@ def schedule(
     config: Config | str | Path, *, devices: Count = 1, corpus_bytes: Positive | None = None
 ) -> schedules.ScheduleTable:
     """Return the learning rate of a config over its run: scaling, warm-up and decay.
+
+    It prints itself as a table, and has `updates` and their `rates`.
 
     Args:
         config: of the run, as for `train`.

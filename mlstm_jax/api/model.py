@@ -1,55 +1,153 @@
-"""A trained model in Python: all of reading.py, and evaluation, transfer and fine-tuning."""
+"""A trained model in Python: what it is, reads, scores and writes; evaluation and transfer."""
 
-import bz2
-import gzip
-import lzma
-import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mlstm_jax import environment, output, shipped
 from mlstm_jax import run as runs
-from mlstm_jax.api.arguments import Examples, as_labelled, public
-from mlstm_jax.api.reading import ReadingModel
+from mlstm_jax.api.arguments import Examples, Texts, as_labelled, as_texts, public, span_ends
+from mlstm_jax.api.report import report_of
+from mlstm_jax.config import Config, Devices
+from mlstm_jax.corpora.documents import clean
 from mlstm_jax.data.corpus import SplitName
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, extra, require
+from mlstm_jax.fields import Count, Positive
 from mlstm_jax.interop import weights
+from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.terminal import ProgressLine
+from mlstm_jax.training import metrics, parallel
 from mlstm_jax.training.evaluation import Evaluator, Score, corpus_of
+from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer import onnx_file
+from mlstm_jax.transfer.classifier_file import Description, load_classifier, require_model
+from mlstm_jax.transfer.classify import Classifier
+from mlstm_jax.transfer.features import Featurizer, TextFile
 from mlstm_jax.transfer.finetune import Finetuned, FinetuneOptions
 from mlstm_jax.transfer.finetune import finetune as run_finetune
-from mlstm_jax.transfer.reader import FeatureState
-from mlstm_jax.transfer.transfer import Transferred
+from mlstm_jax.transfer.generate import as_text
+from mlstm_jax.transfer.generate import generate as run_generate
+from mlstm_jax.transfer.heatmap_drawing import Heatmap
+from mlstm_jax.transfer.label_texts import label_texts
+from mlstm_jax.transfer.reader import FeatureState, State, TextReader, states_of
+from mlstm_jax.transfer.trace import Reader, Stream, heat, score_heat, states_at
+from mlstm_jax.transfer.transfer import TransferOptions, Transferred
 from mlstm_jax.transfer.transfer import transfer as run_transfer
 
-COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
-    "gzip -9": lambda data: gzip.compress(data, 9, mtime=0),
-    "bz2 -9": lambda data: bz2.compress(data, 9),
-    "xz -6": lzma.compress,
-}
-# Enough to compare compressors; xz takes about a second for it.
-_MOST_BYTES = 8_000_000
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_PIECE = 4096  # bytes
+# More are hardly faster on a CPU (reader.py), and the states of a window take their memory.
+_SPAN_ROWS = 8
 
 
-def compressed_bpc(data: bytes) -> dict[str, float]:
-    """Return the bits per byte that each compressor of the standard library needs for `data`."""
-    return {name: 8 * len(compress(data)) / len(data) for name, compress in COMPRESSORS.items()}
-
-
-class TrainedModel(ReadingModel):
+class TrainedModel:
     """A trained or imported model; `load` and `train` return one.
 
     It is immutable. It keeps the programs that it compiles, so a second call compiles nothing. A
     copy is the model itself, and it is pickled as the path it was loaded from.
 
     Attributes:
-        path: what it was loaded from.
+        path: run folder, or file of weights.
         checkpoint, compute: the arguments of `load`.
-        step: of the checkpoint; 0 for imported weights.
+        step: of the checkpoint, in updates; 0 for imported weights.
         config: of the run that trained it.
+        hidden: number of units H in a layer.
+
+    Several methods have these arguments:
+
+    - texts: a list of any number of texts, of any length; or a file of them, a `Path`, of any kind
+      that `prepare` reads.
+    - state: "c", the cell state, or "h"; or "mean_h", the mean of h; unset: c, or h of a model
+      that has no c.
+    - text_column, label_column: field or column in a file; unset: text, reviewText, sentence, ...,
+      and label.
+    - show_progress: on standard error.
     """
+
+    def __init__(
+        self, run: runs.Run, checkpoint: str = "best", compute: runs.ReadingCompute = "auto"
+    ) -> None:
+        """Wrap a run in memory. Use `load` instead."""
+        self._run = run
+        self.path = run.folder
+        self.checkpoint = checkpoint
+        self.compute = compute
+        self.step = run.step
+        self.config: Config = run.config
+        self.hidden = run.config.model.hidden
+        self._featurizers: dict[object, Featurizer] = {}
+        self._evaluators: dict[object, Evaluator] = {}
+
+    @property
+    def parameters(self) -> Mapping[str, NDArray[np.float32]]:
+        """The float32 arrays by name, which cannot be written; docs/weights.md lists them."""
+        arrays = {}
+        for name, array in weights.flatten(self._run.params).items():
+            arrays[name] = array.view()
+            arrays[name].flags.writeable = False
+        return arrays
+
+    @property
+    def flax(self) -> tuple[LanguageModel, Parameters]:
+        """The Flax module and its tree of parameters, for programs such as those in examples/.
+
+        `module.apply({"params": params}, bytes_BT, module.reading_carry(B))` reads a window.
+        """
+        return self._run.model, self._run.params
+
+    @property
+    def metrics(self) -> Any:
+        """The lines of metrics.jsonl as a pandas DataFrame, or without pandas a list of dicts.
+
+        Raises:
+            ValueError: the model was not trained here.
+        """
+        lines = self._lines()
+        try:
+            import pandas as pd
+        except ImportError:
+            return lines
+        return pd.DataFrame(lines)
+
+    def _lines(self) -> list[dict[str, Any]]:
+        lines = metrics.read_metrics(self.path / "metrics.jsonl")
+        if not lines:
+            raise UserError(f"{self.path} has no metrics: it was not trained here.")
+        return lines
+
+    @public
+    def plot(self, x: Literal["step", "megabytes", "epoch", "minutes"] = "megabytes") -> "Figure":
+        """Plot bits per character, learning rate, gradient and speed of the run.
+
+        Needs matplotlib and pandas, the extra `notebooks`.
+        """
+        self._lines()
+        with extra("notebooks", "plots need matplotlib and pandas"):
+            from mlstm_jax import analysis
+        return analysis.plot_metrics([self.path], x=x)
+
+    def __repr__(self) -> str:
+        model = self.config.model
+        count = sum(array.size for array in self.parameters.values())
+        also = ", several texts in bf16" if self._run.batch_model else ""
+        return (
+            f"{type(self).__name__}({str(self.path)!r}, checkpoint={self.checkpoint!r})\n"
+            f"  {model.title}, {model.layers} x {model.hidden} units, {count:,} parameters, "
+            f"{self._run.model.precision.compute}{also}\n"
+            f"  {self._run.origin}, texts cleaned as {self._run.cleaning}"
+        )
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
 
     def __reduce__(self) -> tuple[Any, tuple[str, str, str]]:
         # Store the step: if training continues, the best checkpoint may change.
@@ -59,51 +157,262 @@ class TrainedModel(ReadingModel):
         return load, (str(path), step, self.compute)
 
     @public
-    def export(
+    def encode(
         self,
-        out: str | Path | None = None,
-        dtype: Literal["float32", "float16", "int8"] = "float32",
+        texts: Texts,
+        state: FeatureState | None = None,
         *,
-        format: Literal["safetensors", "onnx"] | None = None,
-        classifier: Transferred | str | Path | None = None,
-        overwrite: bool = False,
-    ) -> Path:
-        """Write the model as one .safetensors or .onnx file that other programs can read.
+        all_layers: bool = False,
+        batch_size: Count | None = None,
+        text_column: str | None = None,
+        show_progress: bool = False,
+    ) -> NDArray[np.float32]:
+        """Return the features of texts (Radford et al. 2017; Puri et al. 2018, section VI).
+
+        Up to rounding, a text's features depend only on that text: not on other texts, their order
+        or `batch_size`. A text that repeats a letter for hundreds of bytes amplifies rounding,
+        which differs between batch sizes.
 
         Args:
-            out: file to write; unset: the run's name, in the current folder.
-            dtype: float32; float16, not of onnx, for half the size, with parameters rounded to 11
-                bits; or int8, only of onnx, for matrices of 7 bits and a scale for each column.
-            format: unset: the suffix of `out`, or safetensors. onnx, of an mLSTM, needs the extra
-                `onnx`; the file is compared with JAX before it is written.
-            classifier: of onnx: what `transfer` returned, or its folder, for the output
-                `probabilities`.
-            overwrite: replace an existing file.
+            state: "c" or "h" after the last byte; or "mean_h", the mean of h over all bytes; or
+                "c+mean_h", first all of c and then all of mean_h; unset: "c+mean_h", which
+                predicted sentiment best in our tests, or "mean_h" of a model that has no c.
+            all_layers: use every layer, the lowest first; otherwise only the top one.
+            batch_size: texts read at a time, over all devices, at most; unset: 256 for each
+                device, or 64 of a model other than an mLSTM.
+
+        Returns:
+            float32 [texts, H]; of all layers [texts, layers · H]; of c+mean_h twice as many.
 
         Raises:
-            ValueError: the path has another suffix, or exists; the format does not have the dtype
-                or a classifier, or the model; or a parameter is too large for float16.
-            OSError: it cannot be written.
+            ValueError: `texts` is a single string or has an item that is not a string, or the
+                state does not exist.
         """
-        ending = format or (Path(out).suffix.removeprefix(".") if out else "safetensors")
-        path = Path(out or f"{self.path.resolve().name}.{ending}")
-        if path.suffix != f".{ending}":
-            raise UserError(
-                f"out {path} does not end in .{ending}, its `format`; change one of them."
-            )
-        output.require_file(path, overwrite=overwrite)
-        if ending != "onnx":
-            if dtype == "int8" or classifier is not None:
-                given = "dtype int8" if dtype == "int8" else "classifier"
-                raise UserError(f"{given} is for `format=onnx`, not for {ending}; change one.")
-            weights.save(path, runs.as_weights(self._run), dtype)
-        elif dtype == "float16":
-            raise UserError("dtype float16 is not for `format=onnx`; use float32 or int8.")
-        else:
-            chosen = None if classifier is None else self._classifier(classifier)
-            source = runs.as_weights(self._run).source
-            onnx_file.save(path, self._run, source, dtype, chosen)
-        return path
+        name = "encode" if show_progress else None
+        featurizer = self._featurizer(state, all_layers=all_layers, rows=batch_size)
+        return featurizer(self._texts(texts, text_column), name)
+
+    @public
+    def bits_per_character(
+        self, texts: Texts, *, text_column: str | None = None, show_progress: bool = False
+    ) -> float:
+        """Return the mean bits per byte of texts, each read on its own from a zero state.
+
+        Every byte after cleaning counts, except the first of each text, which nothing predicts. A
+        short text therefore costs more than the same bytes in a corpus, where `evaluate` carries
+        the state.
+
+        Raises:
+            ValueError: `texts` is a single string, or there is no byte to score.
+        """
+        name = "score" if show_progress else None
+        nats = 0.0
+        scored = 0
+        featurizer = self._featurizer("h", score=True)
+        for _, read in featurizer.read_each(self._texts(texts, text_column), name):
+            nats += float(read.nats_N.sum())
+            scored += int(read.scored_N.sum())
+        if not scored:
+            raise UserError("texts have no byte to score; give longer texts.")
+        return nats / float(np.log(2)) / scored
+
+    @public
+    def classify(
+        self,
+        texts: Texts,
+        classifier: Transferred | str | Path | None = None,
+        *,
+        text_column: str | None = None,
+        show_progress: bool = False,
+    ) -> list[dict[str, float]]:
+        """Return the probability of each class, by name.
+
+        A text that is blank after cleaning gets none, an empty dict, and a warning counts them. The
+        classifier of a model of the package warns of texts that are unlike those that it knows,
+        such as other languages.
+
+        Args:
+            classifier: what `transfer` returned, or its folder, or classifier/ of `finetune`;
+                unset: the one that comes with a model of the package.
+            text_column: unset: that of the classifier's training texts.
+
+        Raises:
+            ValueError: the classifier does not exist, or was created with other parameters.
+        """
+        if classifier is None:
+            classifier = shipped.classifier(self.path)
+        if classifier is None:
+            raise UserError("this model comes with no classifier; give one that `transfer` made.")
+        chosen, about = self._classifier(classifier)
+        strings = self._texts(texts, text_column or about.text_column)
+        featurizer = self._featurizer(
+            about.state, all_layers=about.all_layers, score=bool(about.familiar)
+        )
+        name = "classify" if show_progress else None
+        answers = []
+        for _, shares in label_texts(self._run, strings, chosen, about, featurizer, name):
+            answers.extend(shares)
+        return answers
+
+    @public
+    def generate(
+        self,
+        prompt: str = "",
+        *,
+        bytes: int = 400,
+        temperature: float = 0.7,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        set_unit: Mapping[int, float] | None = None,
+        stop: str = "",
+    ) -> str:
+        """Return the prompt and the text that the model generates after it.
+
+        Args:
+            prompt: text to continue; "" starts a document.
+            bytes: maximum number of bytes to draw.
+            temperature: 1 samples the model's own distribution; lower values favour likely bytes;
+                0 takes the most likely byte.
+            top_k: draw only from the k most likely bytes.
+            top_p: draw only from the fewest bytes whose total probability is at least this.
+            seed: the same seed gives the same text.
+            set_unit: units of the top layer's cell state, and the value each is held at (Radford
+                et al. 2017, section 4.3).
+            stop: a byte that ends the text; it is not part of the text.
+
+        Raises:
+            ValueError: an argument is out of range.
+        """
+        pieces = run_generate(
+            self._reader,
+            prompt,
+            bytes=int(bytes),
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=int(seed),
+            held=dict(set_unit or {}),
+            stop=stop.encode(),
+        )
+        return prompt + "".join(as_text(piece for (piece,) in pieces))
+
+    @public
+    def heatmap(
+        self,
+        text: str,
+        unit: int | None = None,
+        *,
+        score: Transferred | str | Path | None = None,
+        label: str | None = None,
+        state: State | None = None,
+        layer: int | None = None,
+        scale: Positive | None = None,
+    ) -> Heatmap:
+        """Return a unit's value, or a classifier's score, after each character of a text.
+
+        A notebook shows it in colours.
+
+        Args:
+            unit: its number in the layer.
+            score: instead of a unit: what `transfer` returned, or its folder. The score after a
+                character is what the classifier would answer if the text ended there.
+            label: with `score`, the class or label; unset: the last, such as "positive".
+            layer: 0 is the lowest; unset: the top layer.
+            scale: the absolute value with the full colour; unset: the 99th percentile of the text,
+                or of a score its largest value after a whole word.
+
+        Raises:
+            ValueError: the text is empty, the unit, layer or label does not exist, or an argument
+                of units is given for a score or the reverse; or the model reads ahead or the
+                classifier has words, so that there is no score after each character.
+        """
+        if (unit is None) == (score is None):
+            raise UserError("give either `unit` or `score`.")
+        if score is None:
+            require(label is None, "label", label, "unset with `unit`")
+            return heat(self._reader, text, unit or 0, scale, state=state, layer=layer)
+        require(state is None, "state", state, "unset with `score`")
+        require(layer is None, "layer", layer, "unset with `score`")
+        return score_heat(self._reader, text, *self._classifier(score), label, scale)
+
+    @public
+    def states(self, text: str, state: State | None = None) -> NDArray[np.float32]:
+        """Return a state of the top layer after each byte of a text.
+
+        The bytes are those of the cleaned text, see `cleaned`, read from a zero state; the last row
+        is what `encode` gives. "mean_h" is the mean of h up to each byte.
+
+        Returns:
+            float32 [bytes, H]; a row of 768 units takes 3 kB.
+
+        Raises:
+            ValueError: the state does not exist.
+        """
+        return self._reader.stream(state).feed(self.cleaned(text)).states
+
+    @public
+    def log_probabilities(self, text: str) -> NDArray[np.float32]:
+        """Return the natural logarithm of the probability of each byte of a text, in nats.
+
+        The model predicts each byte of the cleaned text (see `cleaned`) from all before it. Nothing
+        predicts the first, so there is one value for each byte after it. Divided by -log(2) they
+        are bits, whose mean over all bytes of texts is `bits_per_character`.
+
+        Returns:
+            float32 [bytes - 1]; of a blank text, none.
+
+        Raises:
+            ValueError: the model does not predict the next byte.
+        """
+        reader = self.reader()
+        cleaned = self.cleaned(text)
+        # In pieces, because the states of a piece are kept.
+        starts = range(0, len(cleaned), _PIECE)
+        scores = [reader.feed(cleaned[start : start + _PIECE]).scores for start in starts]
+        return np.concatenate([reader.scores[:0], *scores])
+
+    @public
+    def spans(
+        self,
+        texts: Iterable[str],
+        spans: Sequence[Sequence[tuple[int, int]]],
+        state: Literal["c", "h"] | None = None,
+    ) -> list[NDArray[np.float32]]:
+        """Return a state of the top layer after the last byte of each span, such as of each word.
+
+        Args:
+            spans: of each text, the (start, end) offsets of characters, as tokenizers and spaCy
+                give them: the span is text[start:end]. They are offsets in the text before
+                cleaning, which may change its characters: in "a &amp; b" the word b is (8, 9).
+
+        Returns:
+            Of each text float32 [spans, H].
+
+        Raises:
+            ValueError: an offset is not in the text; nothing is left of a span after cleaning, such
+                as of a space at the text's end; or a span cuts characters that cleaning makes one,
+                such as "&amp;".
+        """
+        strings = as_texts(texts)
+        ends = span_ends(strings, spans, self._run.cleaning)
+        (name,) = states_of(self.config.model, state and (state,))
+        return states_at(self._run, self._spans_reader, self._run.cleaned(strings), ends, name)
+
+    @public
+    def reader(self, state: State | None = None) -> Stream:
+        """Return a reader of one text that comes in pieces: `reader.feed(b"...").scores`.
+
+        Raises:
+            ValueError: the state does not exist, or the model does not predict the next byte.
+        """
+        self.config.model.require_next_byte("reading byte by byte")
+        return self._reader.stream(state)
+
+    @public
+    def cleaned(self, text: str) -> bytes:
+        """Return the bytes that the model reads of a text; b"" of a blank one."""
+        return clean(text, self._run.cleaning)
 
     @public
     def evaluate(
@@ -118,24 +427,24 @@ class TrainedModel(ReadingModel):
         Args:
             split: which part of the corpus.
             corpus: corpus folder; unset: the one that the model was trained on.
-            show_progress: on standard error.
 
         Raises:
             ValueError: the split or corpus does not exist, or the corpus has changed.
         """
         scored, _ = corpus_of(self._run, corpus, split)
-        devices = self._devices
-        model = self._run.batch_model or self._run.model
-        evaluator = self._kept(
-            (scored.identity, split),
-            lambda: Evaluator(
-                model, scored.split(split), self.config.data.window, devices, scored.stop
-            ),
-        )
-        size, steps = evaluator.stream.scored, evaluator.stream.steps
+        key = (scored.identity, split)
+        if key not in self._evaluators:
+            model = self._run.batch_model or self._run.model
+            window = self.config.data.window
+            self._evaluators[key] = Evaluator(
+                model, scored.split(split), window, self._devices, scored.stop
+            )
+        evaluator = self._evaluators[key]
+        size = evaluator.stream.scored
+        steps = evaluator.stream.steps
         with ProgressLine("evaluate", size, of_bytes=True, quiet=not show_progress) as progress:
             return evaluator(
-                devices.replicate(self._run.params),
+                self._devices.replicate(self._run.params),
                 lambda step: progress.update(size * step // steps),
             )
 
@@ -148,36 +457,9 @@ class TrainedModel(ReadingModel):
         Args:
             corpus: corpus folder; unset: the one that the model was trained on.
         """
-        opened, is_own = corpus_of(self._run, corpus, "valid")
-        split, score = opened.split("valid"), self.evaluate("valid", corpus=corpus)
-        whose = (
-            ", not used for training" if is_own else f" of {opened.path}, not the training corpus"
-        )
-        place = f"The run is in {self.path}: config.json, metrics.jsonl, checkpoints/" + (
-            ", tensorboard/." if (self.path / "tensorboard").is_dir() else "."
-        )
-        objective = self.config.model.objective
-        if objective != "next-byte":
-            of = f"{objective.replace('-', ' ')} of {len(split.bytes):,} validation bytes{whose}"
-            return f"Bits per byte over the {of}: {score.bpc:.3f} (step {self.step:,})\n\n{place}"
-        text = split.bytes[:_MOST_BYTES].tobytes()
-        others = compressed_bpc(text)
-        note = f" (compressors: the first {len(text):,})" if len(text) < score.bytes_scored else ""
-        best_other = min(others, key=lambda name: others[name])
-        sample = self.generate()
-        lines = [
-            f"Bits per character over {len(split.bytes):,} validation bytes{whose}{note}:",
-            f"  {'this model':<12}{score.bpc:8.3f}   step {self.step:,}",
-            *(f"  {name:<12}{bpc:8.3f}" for name, bpc in others.items()),
-            "",
-            "A sample, drawn at temperature 0.7:",
-            *textwrap.wrap(sample, 96, initial_indent="  ", subsequent_indent="  "),
-            "",
-            place,
-        ]
-        if score.bpc >= others[best_other]:
-            lines.append(f"It does not beat {best_other} yet: train longer, or on more text.")
-        return "\n".join(lines)
+        score = self.evaluate("valid", corpus=corpus)
+        sample = self.generate() if self.config.model.objective == "next-byte" else ""
+        return report_of(self._run, corpus, score, sample)
 
     @public
     def transfer(
@@ -187,9 +469,7 @@ class TrainedModel(ReadingModel):
         valid: Examples | None = None,
         *,
         out: str | Path | None = None,
-        state: FeatureState | None = None,
-        all_layers: bool = False,
-        words: bool = False,
+        options: TransferOptions | None = None,
         label_column: str | None = None,
         text_column: str | None = None,
         show_progress: bool = False,
@@ -204,22 +484,14 @@ class TrainedModel(ReadingModel):
         accuracy that it has without any.
 
         Args:
-            train: texts with labels: a .csv, .tsv, .json, .jsonl or .parquet file, or in Python a
+            train: texts with labels: a .csv, .tsv, .json, .jsonl or .parquet file, a table, or a
                 tuple of texts and labels.
             test: as `train`, to measure the accuracy on; unset: a fifth of each class of `train`,
                 chosen by a digest of the texts, so that it is always the same.
             valid: as `train`, to choose C on, the inverse strength of the penalty; unset:
                 cross-validation.
             out: folder for the features, the classifier, report.md, report.json and pictures.
-            state: see `encode`.
-            all_layers: see `encode`.
-            words: the classifier is both that of the features and that of TF-IDF: its probabilities
-                are the means of theirs, or those of one of them if it alone is clearly better on
-                held-out texts. It has no score after each character.
-            label_column: field or column of the label in files, a number or a string; unset: label.
-            text_column: field or column of the text in files; unset: text, reviewText, sentence,
-                ...
-            show_progress: on standard error.
+            options: how to fit it, with one `state`; unset: the defaults of `TransferOptions`.
 
         Returns:
             The classifier and the results; `.result.test` is the test accuracy, a fraction, and
@@ -229,40 +501,21 @@ class TrainedModel(ReadingModel):
             ValueError: a file cannot be read, the classes do not match, or `out` holds something
                 else; or the texts have no words for `words`.
         """
-        (only,) = self.transfer_each(
-            None if state is None else (state,),
-            train=train,
-            test=test,
-            valid=valid,
-            out=out,
-            label_column=label_column,
-            text_column=text_column,
-            all_layers=all_layers,
-            words=words,
-            show_progress=show_progress,
-        ).values()
-        return only
-
-    def transfer_each(
-        self,
-        states: Sequence[FeatureState] | None,
-        *,
-        train: Examples,
-        test: Examples | None,
-        valid: Examples | None,
-        out: str | Path | None,
-        label_column: str | None,
-        text_column: str | None,
-        **how: bool,
-    ) -> dict[FeatureState, Transferred]:
-        """Return the classifier of each of several states; see `transfer`."""
         given = {"train": train, "test": test, "valid": valid}
         texts = as_labelled(given, text_column, label_column)
-        folder, place = None if out is None else Path(out), shipped.classifier(self.path)
-        own = self._classifier(place) if place else None
-        return run_transfer(
-            self._run, texts, folder, states=states, text_column=text_column, own=own, **how
+        options = options or TransferOptions()
+        is_one = options.states is None or len(options.states) == 1
+        require(is_one, "state", options.state, "one; call `transfer` for each")
+        made = run_transfer(
+            self._run,
+            texts,
+            None if out is None else Path(out),
+            options,
+            text_column=text_column,
+            show_progress=show_progress,
         )
+        (only,) = made.values()
+        return only
 
     @public
     def finetune(
@@ -288,12 +541,9 @@ class TrainedModel(ReadingModel):
             test: as `train`, to measure on.
             out: folder for corpus/, run/, classifier/ and report.json; the same call resumes in it.
             options: how to fine-tune; unset: three epochs.
-            label_column: see `transfer`.
-            text_column: see `transfer`.
             checkpoint: of the finished run, for the classifier: best (by the loss of the
                 validation labels), or latest.
             owns_process: see `mlstm_jax.train`.
-            show_progress: on standard error.
 
         Raises:
             ValueError: a file cannot be read, the classes do not match, or `out` holds something
@@ -311,6 +561,95 @@ class TrainedModel(ReadingModel):
             owns_process=owns_process,
             show_progress=show_progress,
         )
+
+    @public
+    def export(
+        self,
+        out: str | Path | None = None,
+        dtype: Literal["float32", "float16", "int8"] = "float32",
+        *,
+        classifier: Transferred | str | Path | None = None,
+        overwrite: bool = False,
+    ) -> Path:
+        """Write the model as one .safetensors or .onnx file that other programs can read.
+
+        Args:
+            out: file to write, .safetensors or .onnx; unset: the run's name with .safetensors, in
+                the current folder. .onnx, of an mLSTM, needs the extra `onnx`; the file is compared
+                with JAX before it is written.
+            dtype: float32; float16, not of onnx, for half the size, with parameters rounded to 11
+                bits; or int8, only of onnx, for matrices of 7 bits and a scale for each column.
+            classifier: of onnx: what `transfer` returned, or its folder, for the output
+                `probabilities`.
+            overwrite: replace an existing file.
+
+        Raises:
+            ValueError: the path has another suffix, or exists; the format does not have the dtype
+                or a classifier, or the model; or a parameter is too large for float16.
+            OSError: it cannot be written.
+        """
+        path = Path(out or f"{self.path.resolve().name}.safetensors")
+        is_known = path.suffix in (".safetensors", ".onnx")
+        require(is_known, "out", str(path), "a file that ends in .safetensors or .onnx")
+        output.require_file(path, overwrite=overwrite)
+        made = runs.as_weights(self._run)
+        if path.suffix == ".onnx":
+            if dtype == "float16":
+                raise UserError("dtype is 'float16', but of .onnx it is float32 or int8.")
+            chosen = None if classifier is None else self._classifier(classifier)
+            onnx_file.save(path, self._run, made.source, dtype, chosen)
+        else:
+            require(classifier is None, "classifier", classifier, "unset, or `out` an .onnx")
+            if dtype == "int8":
+                raise UserError("dtype is 'int8', but of .safetensors it is float32 or float16.")
+            weights.save(path, made, dtype)
+        return path
+
+    @cached_property
+    def _devices(self) -> Parallel:
+        return parallel.local(Devices())
+
+    @cached_property
+    def _reader(self) -> Reader:
+        return Reader(self._run)
+
+    @cached_property
+    def _spans_reader(self) -> TextReader:
+        devices = self._devices
+        return TextReader(self._run, devices, _SPAN_ROWS * devices.count, trail=True)
+
+    def _texts(self, texts: Texts, text_column: str | None) -> list[str] | TextFile:
+        """Return texts in memory as a list, or those of a file."""
+        if isinstance(texts, Path):
+            return TextFile(texts, text_column, self._run.cleaning)
+        return as_texts(texts, files=True)
+
+    def _featurizer(
+        self,
+        state: FeatureState | None,
+        *,
+        all_layers: bool = False,
+        rows: int | None = None,
+        score: bool = False,
+    ) -> Featurizer:
+        """Return the featurizer of these arguments, with its compiled programs."""
+        key = (state, all_layers, rows, score)
+        if key not in self._featurizers:
+            states = None if state is None else (state,)
+            self._featurizers[key] = Featurizer(
+                self._run, states=states, all_layers=all_layers, rows=rows, score=score
+            )
+        return self._featurizers[key]
+
+    def _classifier(self, given: Transferred | str | Path) -> tuple[Classifier, Description]:
+        """Return a classifier and its features; UserError unless it belongs to this model."""
+        if isinstance(given, Transferred):
+            classifier, about, name = given.classifier, given.about, "the classifier"
+        else:
+            name = str(given)
+            classifier, about = load_classifier(Path(given))
+        require_model(name, classifier, about, self._run, "this model")
+        return classifier, about
 
 
 @public

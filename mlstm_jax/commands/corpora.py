@@ -5,12 +5,13 @@ import sys
 from pathlib import Path
 from typing import Annotated, get_args
 
-from tyro.conf import Positional, arg
+from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from mlstm_jax import output, shipped
 from mlstm_jax.api import corpora
-from mlstm_jax.commands import Call, command
+from mlstm_jax.commands import Flag, Overwrite
 from mlstm_jax.corpora.inspect import format_summary
+from mlstm_jax.corpora.options import DEFAULTS, PrepareOptions
 from mlstm_jax.data.corpus import format_corpus, open_corpus
 from mlstm_jax.errors import UserError, did_you_mean, nearest
 from mlstm_jax.guard import interruptible
@@ -27,23 +28,29 @@ _HEADINGS: dict[shipped.Kind, str] = {
 }
 
 
-@command(corpora.prepare)
 def prepare(
-    call: Call,
-    sources: Annotated[list[str], Positional, arg(metavar="[SOURCE ...]", help_behavior_hint="")],
+    sources: Annotated[
+        tuple[str, ...], Positional, arg(metavar="[SOURCE ...]", help_behavior_hint="")
+    ] = (),
+    *,
+    out: Path,
     train: _OfSplit = (),
     valid: _OfSplit = (),
     test: _OfSplit = (),
+    options: Annotated[PrepareOptions, FlagCreatePairsOff, arg(name="")] = DEFAULTS,
+    overwrite: Flag = False,
 ) -> None:
     """Make a corpus folder from text files.
 
     Args:
         sources: .json, .jsonl, .csv, .tsv, .txt and .fasta files, each also .gz, and .parquet;
             folders and patterns of them; tfds:NAME[/CONFIG]:SPLIT; `pydoc:` for Python's docs.
+        out: the corpus folder; it is complete or absent.
         train: sources of the train split, if a corpus comes with its splits. All documents are
             kept in their order; with --clean none, byte for byte.
         valid: sources of the validation split.
         test: sources of the test split.
+        overwrite: replace an existing corpus.
     """
     splits = {"train": train, "valid": valid, "test": test}
     given = {name: some for name, some in splits.items() if some}
@@ -52,34 +59,48 @@ def prepare(
             f"{sources[0]}: belongs to no split; name it after --train, --valid or --test, or use "
             "none of these options."
         )
-    call.arguments["sources"] = given or sources
     with interruptible(note=lambda: "no temporary files are left"):
-        corpus = call()
+        corpus = corpora.prepare(
+            given or sources,  # type: ignore[arg-type]
+            out,
+            options,
+            overwrite=overwrite,
+            show_progress=True,
+        )
     show(format_corpus(corpus))
 
 
-@command(corpora.inspect, "corpus")
-def inspect(call: Call, json_: Annotated[bool, arg(name="json")] = False) -> None:
+def inspect(
+    corpus: Annotated[Path, Positional, arg(metavar="CORPUS")],
+    verify: Flag = False,
+    batch: int = 128,
+    window: int = 256,
+    samples: int = 3,
+    json_: Annotated[bool, FlagCreatePairsOff, arg(name="json")] = False,
+) -> None:
     """Show what is in a corpus folder: counts, lengths, bytes, ratings, samples, steps per epoch.
 
     Args:
+        corpus: corpus folder, created by `prepare`.
+        verify: recompute the checksums, and fail if one differs.
+        batch: rows per training step, to count the steps of an epoch.
+        window: bytes per row and step, for the same count.
+        samples: documents to show.
         json_: write everything, and the count of every byte value, as JSON instead.
     """
-    summary = call()
+    summary = corpora.inspect(corpus, verify=verify, batch=batch, window=window, samples=samples)
     if json_:
         print(json.dumps(summary, indent=2))
         return
-    corpus = open_corpus(Path(call.arguments["corpus"]))
-    show(f"{format_corpus(corpus)}\n\n{format_summary(summary)}")
+    show(f"{format_corpus(open_corpus(corpus))}\n\n{format_summary(summary)}")
     if "checksums" in summary:
         show(f"checksums: {summary['checksums']}")
 
 
-@command()
 def configs(
     name: Annotated[str | None, Positional, arg(metavar="NAME")] = None,
     out: Path | None = None,
-    overwrite: bool = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """List what comes with the package, configs to models; print or copy one of them.
 
@@ -88,12 +109,11 @@ def configs(
     Args:
         name: the file to print or copy; unset: list all.
         out: folder to copy it into, or name of the new file; unset: print it.
-        overwrite: replace that file if it exists.
     """
     if name is None:
         if out is not None:
             raise UserError(
-                "--out needs the NAME of a file to copy; `mlstm-jax configs` lists all names."
+                "out needs the NAME of a file to copy; `mlstm-jax configs` lists all names."
             )
         _show_list()
         return
@@ -105,17 +125,18 @@ def configs(
             "`mlstm-jax configs` lists all names."
         )
     source = known[name]
+    text = source.read_text(encoding="utf-8")
     if out is None:
-        sys.stdout.write(source.read_text(encoding="utf-8"))
+        sys.stdout.write(text)
         return
-    if not out.is_dir() and out.suffix != source.suffix:
+    target = out / source.name if out.is_dir() else out
+    if target.suffix != source.suffix:
         raise UserError(
-            f"--out {out}: the folder does not exist; create it, or give a file that ends in "
+            f"out {out}: the folder does not exist; create it, or give a file that ends in "
             f"{source.suffix}."
         )
-    target = out / source.name if out.is_dir() else out
     output.require_file(target, overwrite=overwrite)
-    output.write_text(target, source.read_text(encoding="utf-8"))
+    output.write_text(target, text)
     show(f"written: {target}")
 
 

@@ -1,77 +1,143 @@
-"""Commands on a trained model: evaluate, report, generate, heatmap, view; import, export."""
+"""Commands on models: sweep; evaluate, report, generate, heatmap, view; import, export."""
 
 import json
 import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from tyro.conf import arg
+from tyro.conf import Positional, arg
 
 from mlstm_jax import output, shipped
 from mlstm_jax.api import functions
-from mlstm_jax.api.model import TrainedModel
-from mlstm_jax.commands import Call, RunFolder, command
+from mlstm_jax.api.model import TrainedModel, load
+from mlstm_jax.commands import Checkpoint, Flag, Overwrite, RunFolder
+from mlstm_jax.data.corpus import SplitName
 from mlstm_jax.errors import UserError, extra
-from mlstm_jax.run import as_weights, load_run
-from mlstm_jax.terminal import is_terminal, show
+from mlstm_jax.run import ReadingCompute, as_weights, load_run
+from mlstm_jax.terminal import is_terminal, show, tell
 from mlstm_jax.training.evaluation import corpus_of
 from mlstm_jax.training.state import parameter_count
 from mlstm_jax.transfer import classifier_file, onnx_file
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.generate import as_text
-from mlstm_jax.transfer.heatmap_drawing import require_suffix, word_ends, write
-from mlstm_jax.transfer.trace import shown_label
+from mlstm_jax.transfer.generate import generate as run_generate
+from mlstm_jax.transfer.heatmap_drawing import require_suffix
+from mlstm_jax.transfer.reader import State
+from mlstm_jax.transfer.trace import Reader, shown_label
 from mlstm_jax.view.server import bind, serve
 from mlstm_jax.view.viewer import Viewer
 
 
-@command(TrainedModel.evaluate)
+@dataclass(frozen=True)
+class Reading:
+    """What to load of a run, and how it reads.
+
+    Attributes:
+        compute: type of the products in reading texts; auto: that of the run's config, but bf16
+            instead of fp32 for several texts at a time, and for generated text, where the CPU
+            multiplies it faster.
+    """
+
+    checkpoint: Checkpoint = "best"
+    compute: ReadingCompute = "auto"
+
+    def load(self, run: Path) -> TrainedModel:
+        """Load the model."""
+        return load(run, self.checkpoint, self.compute)
+
+
+READING = Reading()
+ReadingOptions = Annotated[Reading, arg(name="")]
+_Corpus = Annotated[
+    Path | None, arg(help="corpus folder; unset: the one that the model was trained on")
+]
+
+
+def sweep(
+    runs: Annotated[Path, Positional, arg(metavar="SPEC")],
+    out: Path,
+    table_only: Flag = False,
+) -> None:
+    """Train all runs of a specification, one after the other, and write their tables.
+
+    You can stop a sweep at any time and resume it with the same command. Runs that are finished or
+    have diverged are not repeated. The same command in a second terminal, or on another machine
+    that sees the same files, takes the runs that the first has not begun.
+
+    Args:
+        runs: Python file, which is executed, that sets `runs = {(ROW, COLUMN): Config(...)}`, or
+            the name of a sweep that `mlstm-jax configs` lists.
+        out: folder of the tables and of the run folders, OUT/ROW/COLUMN.
+        table_only: train nothing; write the tables of the existing runs.
+    """
+
+    def on_begin(number: int, total: int, key: tuple[str, str]) -> None:
+        tell(f"\n{number} of {total}: {key[0]} / {key[1]}")
+
+    functions.sweep(runs, out, table_only=table_only, on_begin=on_begin, owns_process=True)
+    show((out / "table.md").read_text(encoding="utf-8"))
+    show(f"all figures: {out / 'table.csv'}")
+
+
 def evaluate(
-    call: Call,
+    run: RunFolder,
+    split: SplitName = "test",
+    corpus: _Corpus = None,
     json_: Annotated[Path | None, arg(name="json")] = None,
-    overwrite: bool = False,
+    overwrite: Overwrite = False,
+    reading: ReadingOptions = READING,
 ) -> None:
     """Score a trained model on a split: bits per character, bytes scored, seconds.
 
     Args:
+        split: which part of the corpus.
         json_: also write the result to this file, as JSON.
-        overwrite: replace that file if it exists.
     """
     output.require_file(json_, overwrite=overwrite, name="json")
-    run, split, score = call.run, call.arguments["split"], call()
-    corpus, is_own = corpus_of(run, call.arguments["corpus"], split)
+    model = reading.load(run)
+    score = model.evaluate(split, corpus=corpus, show_progress=True)
+    opened, is_own = corpus_of(model._run, corpus, split)
     result = {
-        "run": str(call.given["run"]),
-        "step": run.step,
-        "corpus": str(corpus.path),
+        "run": str(run),
+        "step": model.step,
+        "corpus": str(opened.path),
         "trained_on_this_corpus": is_own,
         "split": split,
         "bpc": score.bpc,
         **score._asdict(),
     }
     show(
-        f"{split} bpc {score.bpc:.4f} over {score.bytes_scored:,} bytes of {corpus.path} in "
-        f"{score.seconds:.1f} s ({run.origin})"
+        f"{split} bpc {score.bpc:.4f} over {score.bytes_scored:,} bytes of {opened.path} in "
+        f"{score.seconds:.1f} s ({model._run.origin})"
     )
-    if corpus.stop is not None:
+    if opened.stop is not None:
         print("each protein is read from a zero state; its start is not scored, its stop is.")
-    if not is_own and not run.imported:
+    if not is_own and not model._run.imported:
         print("note: the run was trained on another corpus than this one.")
     if json_:
         output.write_text(json_, json.dumps(result, indent=2) + "\n")
 
 
-@command(TrainedModel.report)
-def report(call: Call) -> None:
+def report(run: RunFolder, corpus: _Corpus = None, reading: ReadingOptions = READING) -> None:
     """Compare the BPC of a run with gzip, bz2 and xz, and show a sample of its text."""
-    show("\n" + call())
+    show("\n" + reading.load(run).report(corpus))
 
 
-@command(TrainedModel.generate)
 def generate(
-    call: Call, prompt: str = "", samples: int = 1, set_unit: tuple[str, ...] = (), stop: str = ""
+    run: RunFolder,
+    prompt: str = "",
+    bytes: int = 400,
+    samples: int = 1,
+    temperature: float = 0.7,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    set_unit: tuple[str, ...] = (),
+    stop: str = "",
+    reading: ReadingOptions = READING,
 ) -> None:
     """Generate text from a trained model, continuing a prompt.
 
@@ -80,12 +146,29 @@ def generate(
 
     Args:
         prompt: text to continue; empty: start a new document.
+        bytes: maximum number of bytes to draw.
         samples: number of texts, up to 1,000.
-        set_unit: UNIT=VALUE, once or several times: hold a unit of the top layer's cell state.
+        temperature: 1 samples the model's own distribution; lower values favour likely bytes; 0
+            takes the most likely byte.
+        top_k: draw only from the k most likely bytes.
+        top_p: draw only from the fewest bytes whose total probability is at least this.
+        seed: the same seed gives the same text.
+        set_unit: UNIT=VALUE, once or several times: hold a unit of the top layer's cell state
+            (Radford et al. 2017, section 4.3).
         stop: a byte that ends a text, as a character or as \\n, \\x02; a review ends at \\n.
     """
-    given = call.arguments | {"set_unit": dict(map(_held, set_unit)), "stop": _byte(stop)}
-    pieces = call.model.pieces(samples=samples, **given)
+    pieces = run_generate(
+        Reader(reading.load(run)._run),
+        prompt,
+        bytes=bytes,
+        samples=samples,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        held=dict(map(_held, set_unit)),
+        stop=_byte(stop),
+    )
     write = show if is_terminal(sys.stdout) else partial(print, flush=True)
     if samples == 1:
         # Write the prompt with the first piece, so that wrong options are reported before it.
@@ -105,7 +188,7 @@ def _held(text: str) -> tuple[int, float]:
     try:
         return int(unit), float(value)
     except ValueError:
-        raise UserError(f"--set-unit {text!r}: give UNIT=VALUE, such as 236=3.") from None
+        raise UserError(f"set_unit {text!r}: give UNIT=VALUE, such as 236=3.") from None
 
 
 def _byte(text: str) -> bytes:
@@ -116,15 +199,24 @@ def _byte(text: str) -> bytes:
         code = b"??"
     if len(code) > 1:
         raise UserError(
-            f"--stop {text!r} is not a single byte; give a character, or an escape like \\n or "
-            "\\x02."
+            f"stop {text!r} is not a single byte; give a character, or an escape like \\n or \\x02."
         )
     return code
 
 
-@command(TrainedModel.heatmap)
 def heatmap(
-    call: Call, out: Path, text: str = "", file: Path | None = None, overwrite: bool = False
+    run: RunFolder,
+    out: Path,
+    text: str = "",
+    file: Path | None = None,
+    unit: int | None = None,
+    score: Path | None = None,
+    label: str | None = None,
+    state: State | None = None,
+    layer: int | None = None,
+    scale: float | None = None,
+    overwrite: Overwrite = False,
+    reading: ReadingOptions = READING,
 ) -> None:
     """Colour a text by a unit or a classifier's score, as a self-contained HTML page.
 
@@ -132,38 +224,42 @@ def heatmap(
         out: .html file to write.
         text: the text to read.
         file: read the text from this file instead.
-        overwrite: replace OUT if it exists.
+        unit: its number in the layer.
+        score: instead of a unit: folder of `mlstm-jax transfer`. The score after a character is
+            what the classifier would answer if the text ended there.
+        label: with score, the class or label; unset: the last, such as positive.
+        state: c or h after each character, or mean_h, the mean of h up to it; unset: c, or h of a
+            model that has no c.
+        layer: 0 is the lowest; unset: the top layer.
+        scale: the absolute value with the full colour; unset: the 99th percentile of the text, or
+            of a score its largest value after a whole word.
     """
     output.require_file(out, file, overwrite=overwrite)
     require_suffix(out)
     if file is not None:
         try:
-            call.arguments["text"] = file.read_text(encoding="utf-8", errors="replace")
+            text = file.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             raise UserError(f"{file}: cannot be read: {error.strerror}") from error
-    heat = call()
-    write(out, heat)
-    values = heat.values[word_ends(heat.texts)] if heat.by_word else heat.values
-    show(
-        f"{out}: {len(heat.texts):,} characters of the cleaned text, {heat.name} from "
-        f"{values.min():.3f} to {values.max():.3f}{' at the ends of words' if heat.by_word else ''}"
+    heat = reading.load(run).heatmap(
+        text, unit, score=score, label=label, state=state, layer=layer, scale=scale
     )
+    heat.save(out, overwrite=overwrite)
+    show(f"{heat}, in {out}")
 
 
-@command()
 def view(
     run: RunFolder = Path(shipped.MODEL),
     classifier: Path | None = None,
-    score: bool = False,
+    score: Flag = False,
     label: str | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
-    checkpoint: str = "best",
+    checkpoint: Checkpoint = "best",
 ) -> None:
     """Serve a local page: type a text to see units, classes and next bytes, or continue it.
 
     Args:
-        run: run folder, or a model of the package.
         classifier: folder of `mlstm-jax transfer` with this run, to show class probabilities;
             unset: for a model of the package the one that comes with it, and its score.
         score: start with the classifier's score after each character and word, not with a unit.
@@ -171,7 +267,6 @@ def view(
         host: address to listen on; 127.0.0.1 and ::1 accept only this machine. The page has no
             login.
         port: 0 takes a free one.
-        checkpoint: best (by validation), latest, or a step.
     """
     with extra("view", "the page needs Starlette and uvicorn"):
         import starlette as _
@@ -179,7 +274,7 @@ def view(
     if not classifier and (classifier := shipped.classifier(run)):
         score = True
     if (score or label) and not classifier:
-        raise UserError("--score and --label need --classifier, a folder of `mlstm-jax transfer`.")
+        raise UserError("score and label need `classifier`, a folder of `mlstm-jax transfer`.")
     chosen: Classifier | None = None
     about: Description | None = None
     loaded = load_run(run, checkpoint)
@@ -196,34 +291,60 @@ def view(
     serve(viewer, address)
 
 
-@command(functions.import_weights, "kind", "source")
-def import_(call: Call) -> None:
+def import_(
+    kind: Annotated[Literal["openai", "nvidia", "unirep", "mlstm"], Positional],
+    source: Annotated[Path, Positional, arg(metavar="SOURCE")],
+    out: Path,
+) -> None:
     """Import weights of openai, nvidia, unirep or `mlstm-jax export` into a run folder.
 
     The folder works like one of `train`: for features, transfer, generate, evaluate. Nothing in the
     files is executed.
+
+    Args:
+        kind: openai: the folder of 0.npy to 14.npy of generating-reviews-discovering-sentiment;
+            nvidia: a state_dict .pt of sentiment-discovery (needs the extra "torch"); unirep: the
+            folder of embed_matrix:0.npy and the others; mlstm: a .safetensors of export.
+        source: the folder or file.
+        out: run folder to create.
     """
-    model = call()
-    config, imported = model.config, as_weights(model._run)
+    model = functions.import_weights(kind, source, out)
+    config = model.config
+    imported = as_weights(model._run)
     show(
-        f"{call.arguments['out']}: {config.model.layers} x {config.model.hidden}-d, "
+        f"{out}: {config.model.layers} x {config.model.hidden}-d, "
         f"{parameter_count(config):,} parameters, cleaning {imported.cleaning}, "
         f"from {imported.source}"
     )
 
 
-@command(TrainedModel.export)
-def export(call: Call) -> None:
+def export(
+    run: RunFolder,
+    out: Path | None = None,
+    dtype: Literal["float32", "float16", "int8"] = "float32",
+    classifier: Path | None = None,
+    overwrite: Overwrite = False,
+    checkpoint: Checkpoint = "best",
+) -> None:
     """Export a model as one file, .safetensors or .onnx, that other programs can read.
 
     The arrays are named as in language_model.py and mlstm.py; the metadata hold the model's
     sizes and the cleaning of its texts. `mlstm-jax import mlstm` reads the file. A program that
     reads an .onnx file needs neither JAX nor this package (docs/onnx.md).
+
+    Args:
+        out: file to write, .safetensors or .onnx; unset: the run's name with .safetensors, in the
+            current folder. .onnx, of an mLSTM, needs the extra "onnx"; the file is compared with
+            JAX before it is written.
+        dtype: float32; float16, not of onnx, for half the size, with parameters rounded to 11
+            bits; or int8, only of onnx, for matrices of 7 bits and a scale for each column.
+        classifier: of onnx: folder of `mlstm-jax transfer`, for the output `probabilities`.
     """
-    given = call.arguments
-    output.require_file(given["out"], overwrite=given["overwrite"])
-    out, run = call(), call.given["run"]
-    show(f"{out}: {out.stat().st_size:,} bytes, the model of {run}, {call.run.origin}")
-    if out.suffix == ".onnx":
-        about = onnx_file.read_about(out)
+    output.require_file(out, overwrite=overwrite)
+    model = load(run, checkpoint)
+    written = model.export(out, dtype, classifier=classifier, overwrite=overwrite)
+    size = written.stat().st_size
+    show(f"{written}: {size:,} bytes, the model of {run}, {model._run.origin}")
+    if written.suffix == ".onnx":
+        about = onnx_file.read_about(written)
         show(f"{about['versions']}: within {about['difference']:.1e} of JAX, by the largest value")

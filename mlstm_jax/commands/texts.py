@@ -2,40 +2,53 @@
 
 import contextlib
 import csv
-import itertools
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO, Annotated, Literal
 
-from tyro.conf import Fixed, Positional, Suppress, arg
+from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from mlstm_jax import output, shipped
-from mlstm_jax.api.model import TrainedModel
-from mlstm_jax.commands import Call, InputFile, command, require_files
+from mlstm_jax.api.arguments import as_labelled
+from mlstm_jax.api.model import load
+from mlstm_jax.commands import (
+    Flag,
+    LabelColumn,
+    Overwrite,
+    RunFolder,
+    TextColumn,
+    require_files,
+)
+from mlstm_jax.commands.models import READING, ReadingOptions
 from mlstm_jax.errors import UserError
 from mlstm_jax.guard import interruptible
 from mlstm_jax.terminal import is_terminal, one_line, rate, show
-from mlstm_jax.transfer.classifier_file import load_classifier
+from mlstm_jax.transfer.classifier_file import load_classifier, require_model
 from mlstm_jax.transfer.features import Featurizer, TextFile, write_parts
+from mlstm_jax.transfer.finetune import FinetuneOptions
+from mlstm_jax.transfer.label_texts import label_texts
 from mlstm_jax.transfer.reader import FeatureState
-from mlstm_jax.transfer.transfer import REPORT, require_out
+from mlstm_jax.transfer.transfer import DEFAULTS, REPORT, TransferOptions, require_out
+from mlstm_jax.transfer.transfer import transfer as run_transfer
 
 # Of the table that a terminal gets.
 _SHOWN_ROWS = 10
 _SHOWN_CHARACTERS = 60
 
 
-@command(TrainedModel.encode)
 def features(
-    call: Call,
-    texts: InputFile,
+    run: RunFolder,
+    texts: Annotated[Path, Positional, arg(metavar="INPUT")],
     out: Path,
     state: tuple[FeatureState, ...] | None = None,
+    all_layers: Flag = False,
     units: tuple[int, ...] | None = None,
-    overwrite: bool = False,
+    text_column: TextColumn = None,
+    overwrite: Overwrite = False,
+    reading: ReadingOptions = READING,
 ) -> None:
     """Write the features of texts: the state of a trained model after each, one row per record.
 
@@ -45,36 +58,39 @@ def features(
     Args:
         texts: in any file that `prepare` reads; -: standard input, as JSON lines or lines of text.
         out: .npz file to write.
-        state: see `encode`. One or several, all in one pass over the texts, each in the file only
-            once.
+        state: c, the cell state, or h after the last byte; or mean_h, the mean of h over all bytes;
+            or c+mean_h, first all of c and then all of mean_h; or several, all in one pass over the
+            texts, each in the file only once. Unset: c+mean_h, or mean_h of a model without a c.
+        all_layers: use every layer, the lowest first; otherwise only the top one.
         units: write only these units; unset: all.
-        overwrite: replace OUT if it exists.
     """
     require_files(texts)
     if out.suffix != ".npz":
-        raise UserError(f"--out {out} does not end in .npz; give such a name.")
+        raise UserError(f"out {out} does not end in .npz; give such a name.")
     output.require_file(out, texts, overwrite=overwrite)
-    file = TextFile(texts, call.arguments["text_column"], call.run.cleaning)
-    every = call.arguments["all_layers"]
-    featurizer = Featurizer(call.run, states=state, all_layers=every, units=units)
+    loaded = reading.load(run)._run
+    file = TextFile(texts, text_column, loaded.cleaning)
+    featurizer = Featurizer(loaded, states=state, all_layers=all_layers, units=units)
     started = time.monotonic()
     parts = (read.features for _, read in featurizer.read_each(file, "features"))
     write_parts(out, file.count, parts, featurizer)
     seconds = time.monotonic() - started
     show(
         f"{out}: {file.count:,} texts x {len(featurizer.columns)} features, "
-        f"{file.count / seconds:,.0f} texts/s, {rate(file.size / seconds)} ({call.run.origin})"
+        f"{file.count / seconds:,.0f} texts/s, {rate(file.size / seconds)} ({loaded.origin})"
     )
 
 
-@command(TrainedModel.transfer)
 def transfer(
-    call: Call,
+    run: RunFolder,
     train: Path,
     out: Path,
     test: Path | None = None,
     valid: Path | None = None,
-    state: tuple[FeatureState, ...] | None = None,
+    options: Annotated[TransferOptions, FlagCreatePairsOff, arg(name="")] = DEFAULTS,
+    label_column: LabelColumn = None,
+    text_column: TextColumn = None,
+    reading: ReadingOptions = READING,
 ) -> None:
     """Fit a classifier to a frozen model's features of texts; report accuracies and the best units.
 
@@ -84,54 +100,83 @@ def transfer(
     the same command reads them there, and fits the classifier from the beginning.
 
     Args:
-        state: see `encode`. One or several, all in one pass over the texts.
+        train: texts with labels: a .csv, .tsv, .json, .jsonl or .parquet file.
+        out: folder for the features, the classifier, report.md, report.json and pictures.
+        test: as train, to measure the accuracy on; unset: a fifth of each class of train, chosen by
+            a digest of the texts, so that it is always the same.
+        valid: as train, to choose C on, the inverse strength of the penalty; unset:
+            cross-validation.
     """
     require_files(train, valid, test)
-    require_out(out, state or ("c+mean_h",))
+    require_out(out, options.states or ("c+mean_h",))
 
     def resumes() -> str:
         kept = any((out / "features").glob("*.npz"))
         return f"the same command resumes with the features in {out / 'features'}" if kept else ""
 
     with interruptible(note=resumes):
-        transferred = call.model.transfer_each(call.arguments.pop("state"), **call.arguments)
-    for one in transferred.values():
+        loaded = reading.load(run)._run
+        files = {"train": train, "test": test, "valid": valid}
+        texts = as_labelled(files, text_column, label_column)
+        made = run_transfer(
+            loaded, texts, out, options, text_column=text_column, show_progress=True
+        )
+    for one in made.values():
         assert one.folder
         show((one.folder / REPORT).read_text(encoding="utf-8"))
         show(f"in {one.folder}: {', '.join(sorted(path.name for path in one.folder.iterdir()))}")
 
 
-@command(TrainedModel.finetune)
 def finetune(
-    call: Call, train: Path, out: Path, valid: Path | None = None, test: Path | None = None
+    run: RunFolder,
+    train: Path,
+    out: Path,
+    valid: Path | None = None,
+    test: Path | None = None,
+    options: Annotated[FinetuneOptions, FlagCreatePairsOff, arg(name="")] = FinetuneOptions(),  # noqa: B008
+    label_column: LabelColumn = None,
+    text_column: TextColumn = None,
+    checkpoint: Literal["best", "latest"] = "best",
 ) -> None:
     """Fine-tune a model end to end to predict labels, along with its language model loss.
 
     OUT gets corpus/, run/ (a run folder), classifier/ (for `mlstm-jax classify OUT/run`) and
     report.json. The same command resumes a run that was stopped.
+
+    Args:
+        train: texts with labels: a .csv, .tsv, .json, .jsonl or .parquet file.
+        out: folder for corpus/, run/, classifier/ and report.json.
+        valid: as train; the loss of its labels, after each epoch, chooses the checkpoint, and its
+            accuracy is reported. Unset: a fifth of train.
+        test: as train, to measure on.
+        checkpoint: of the finished run, for the classifier: best (by the loss of the validation
+            labels), or latest.
     """
     require_files(train, valid, test)
     output.require_folder(out)
-    tuned = call()
+    tuned = load(run).finetune(
+        train,
+        valid,
+        test,
+        out=out,
+        options=options,
+        label_column=label_column,
+        text_column=text_column,
+        checkpoint=checkpoint,
+        owns_process=True,
+        show_progress=True,
+    )
+    show(f"\n{tuned}\nin {out}: run/, classifier/, report.json")
 
-    def percents(scores: dict[str, float]) -> str:
-        return ", ".join(f"{name} {100 * score:.1f}" for name, score in scores.items())
 
-    shown = percents(tuned.accuracy)
-    if tuned.without_words:
-        shown += f"; without words: {percents(tuned.without_words)}"
-    step = f"{tuned.run.step:,}"
-    show(f"\naccuracy, %: {shown} (step {step})\nin {out}: run/, classifier/, report.json")
-
-
-@command(TrainedModel.classify)
 def classify(
-    call: Call,
+    run: RunFolder,
     texts: Annotated[tuple[Path, ...], Positional, arg(metavar="[DIR] INPUT")] = (),
-    classifier: Suppress[Fixed[Path | None]] = None,  # the first of `texts`
+    text_column: TextColumn = None,
     out: Path | None = None,
-    overwrite: bool = False,
-    escape: bool = False,
+    overwrite: Overwrite = False,
+    escape: Flag = False,
+    reading: ReadingOptions = READING,
 ) -> None:
     """Label texts with a classifier of `transfer` or `finetune`: CSV of labels and probabilities.
 
@@ -147,53 +192,51 @@ def classify(
             package has its own. INPUT: any file that `prepare` reads; -: standard input, as JSON
             lines or lines of text.
         out: .csv to write; unset: standard output; a terminal gets the first ten as a table.
-        overwrite: replace OUT if it exists.
         escape: write control characters as escapes such as \\x1b, and an apostrophe before a text
             or label that begins with =, +, - or @.
     """
-    folder, source = _classifier_and_input(call, texts)
+    folder, source = _classifier_and_input(run, texts)
     require_files(source)
     if out and out.suffix != ".csv":
         raise UserError(f"out {out} does not end in .csv; give such a name.")
     output.require_file(out, source, overwrite=overwrite)
     chosen, about = load_classifier(folder)
-    call.arguments["texts"] = source
-    call.arguments["classifier"] = folder
+    loaded = reading.load(run)._run
+    require_model(folder, chosen, about, loaded, run)
+    file = TextFile(source, text_column or about.text_column, loaded.cleaning)
     is_table = not out and is_terminal(sys.stdout)
-    if is_table:
-        column = call.arguments["text_column"] or about.text_column
-        file = TextFile(source, column, call.run.cleaning)
-        call.arguments["texts"] = next(iter(file))[:_SHOWN_ROWS]
-    parts = call.model.classify_each(**call.arguments)
+    featurizer = Featurizer(
+        loaded, states=(about.state,), all_layers=about.all_layers, score=bool(about.familiar)
+    )
     write: Callable[[str], str] = str
     if escape:
         write = _escaped
     elif is_table:
         write = one_line
-    names = [write(name) for name in chosen.classes]
-    header = ["record", "text", "label", *(f"p({name})" for name in names)]
-    rows = _rows(parts, names, write)
-    if is_table:
-        _show_table([header, *itertools.chain.from_iterable(rows)])
-        if file.count > _SHOWN_ROWS:
-            show(f"{_SHOWN_ROWS} of {file.count:,} texts; --out labels.csv writes all")
-        return
+    shown = next(iter(file))[:_SHOWN_ROWS] if is_table else file
+    rows = [["record", "text", "label", *(f"p({write(name)})" for name in chosen.classes)]]
     number = 0
     with _written(out) as written:
         # Python quotes a carriage return within a field only if lines end with one.
         writer = csv.writer(_Lines(written), lineterminator="\r\n")
-        writer.writerow(header)
-        for part in rows:
-            writer.writerows(part)
-            written.flush()
-            number += len(part)
-    if out:
+        for part, answers in label_texts(loaded, shown, chosen, about, featurizer, "classify"):
+            for text, shares in zip(part, answers, strict=True):
+                number += 1
+                rows.append([str(number), write(text), *_label(shares, chosen.classes, write)])
+            if not is_table:
+                writer.writerows(rows)
+                written.flush()
+                rows = []
+    if is_table:
+        _show_table(rows)
+        if file.count > _SHOWN_ROWS:
+            show(f"{_SHOWN_ROWS} of {file.count:,} texts; --out labels.csv writes all")
+    elif out:
         show(f"{out}: {number:,} texts")
 
 
-def _classifier_and_input(call: Call, given: tuple[Path, ...]) -> tuple[Path, Path]:
+def _classifier_and_input(run: Path, given: tuple[Path, ...]) -> tuple[Path, Path]:
     """Return the classifier's folder and the file of texts; UserError if one is missing."""
-    run = call.given["run"]
     own = shipped.classifier(run)
     if len(given) == 2:
         return given[0], given[1]
@@ -206,36 +249,20 @@ def _classifier_and_input(call: Call, given: tuple[Path, ...]) -> tuple[Path, Pa
     )
 
 
-def _rows(
-    parts: Iterable[tuple[Sequence[str], list[dict[str, float]]]],
-    names: Sequence[str],
-    write: Callable[[str], str],
-) -> Iterator[list[list[str]]]:
-    """Yield the rows of each part: number, text, label and probabilities."""
-    number = 0
-    for strings, classified in parts:
-        rows = []
-        for text, by_name in zip(strings, classified, strict=True):
-            number += 1
-            row = [str(number), write(text)]
-            shares = list(by_name.values())
-            if shares:
-                row.append(names[shares.index(max(shares))])
-                row.extend(f"{share:.4f}" for share in shares)
-            else:
-                row.extend([""] * (1 + len(names)))
-            rows.append(row)
-        yield rows
+def _label(shares: dict[str, float], classes: list[str], write: Callable[[str], str]) -> list[str]:
+    """Return the label and the probabilities as they are written; empty without a label."""
+    if not shares:
+        return [""] * (1 + len(classes))
+    best = max(shares, key=lambda name: shares[name])
+    return [write(best), *(f"{share:.4f}" for share in shares.values())]
 
 
 def _show_table(rows: list[list[str]]) -> None:
     """Print rows as a table, texts cut to a part of a line."""
-    shown = []
-    for number, text, *values in rows:
-        short = textwrap.shorten(text, _SHOWN_CHARACTERS, placeholder=" ...")
-        shown.append([number, short, *values])
-    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    for row in shown:
+    for row in rows:
+        row[1] = textwrap.shorten(row[1], _SHOWN_CHARACTERS, placeholder=" ...")
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         show("  ".join(cells).rstrip())
 

@@ -12,7 +12,7 @@ inside a node or across nodes. docs/performance.md has the flops and bytes of a 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from mlstm_jax.config import Config, by_phase, resolve_batch, vary
@@ -42,6 +42,22 @@ class Row(NamedTuple):
     hours_per_epoch: float | None
     hours: float | None
     cost: float | None
+
+
+class Plan(list[Row]):
+    """A row for each number of devices, or for each of its phases; printed as a table."""
+
+    def __init__(
+        self, rows: Iterable[Row], config: Config, machine: Machine, corpus_bytes: float | None
+    ) -> None:
+        """Keep what the rows are of."""
+        super().__init__(rows)
+        self.config = config
+        self.machine = machine
+        self.corpus_bytes = corpus_bytes
+
+    def __str__(self) -> str:
+        return format_plan(self.config, self.machine, self, self.corpus_bytes)
 
 
 def step_seconds(config: Config, machine: Machine, rows: int) -> float:
@@ -92,7 +108,7 @@ def all_reduce_seconds(config: Config, machine: Machine, devices: int) -> float:
 
 def plan(
     config: Config, machine: Machine, devices: Sequence[int], corpus_bytes: float | None
-) -> list[Row]:
+) -> Plan:
     """Plan a row for each number of devices, or for each of its phases.
 
     Raises:
@@ -103,7 +119,7 @@ def plan(
     for count in devices:
         for phase, config_of_phase in phases(resolve_batch(config, count)):
             planned.append(_plan_row(config_of_phase, machine, count, phase, corpus_bytes))
-    return planned
+    return Plan(planned, config, machine, corpus_bytes)
 
 
 def _plan_row(

@@ -144,6 +144,9 @@ class ScheduleTable(NamedTuple):
     updates: list[int]
     rates: list[float]
 
+    def __str__(self) -> str:
+        return self.text
+
 
 def draw(optimizer: Optimizer, segments: Sequence[Segment]) -> ScheduleTable:
     """Describe the rates of a run in which no update is skipped."""

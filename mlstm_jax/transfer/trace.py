@@ -74,7 +74,7 @@ class Stream:
     """
 
     def __init__(self, run: Run, reader: TextReader, state: State | None, layer: int = -1) -> None:
-        """Use `ReadingModel.reader` instead."""
+        """Use `TrainedModel.reader` instead."""
         model = run.config.model
         self._run, self._reader, self._layer = run, reader, layer
         (self._state,) = states_of(model, state and (state,))

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from mlstm_jax import output, shipped
 from mlstm_jax.errors import UserError
+from mlstm_jax.fields import Checked
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.run import Run
 from mlstm_jax.terminal import ProgressLine, markdown, one_line, tell
@@ -39,6 +40,33 @@ from mlstm_jax.transfer.words import uncountable
 REPORT = "report.md"  # written last: if it exists, all files are complete
 
 
+@dataclass(frozen=True, kw_only=True)
+class TransferOptions(Checked):
+    """How to fit a classifier to the features of a frozen model.
+
+    Attributes:
+        state: c, the cell state, or h after the last byte; or mean_h, the mean of h over all bytes;
+            or c+mean_h, first all of c and then all of mean_h; or several of these, all read in one
+            pass over the texts. Unset: c+mean_h, or mean_h of a model without a c.
+        all_layers: use every layer, the lowest first; otherwise only the top one.
+        words: the classifier is both that of the features and that of TF-IDF: its probabilities
+            are the means of theirs, or those of one of them if it alone is clearly better on
+            held-out texts. It has no score after each character.
+    """
+
+    state: tuple[FeatureState, ...] | FeatureState | None = None
+    all_layers: bool = False
+    words: bool = False
+
+    @property
+    def states(self) -> tuple[FeatureState, ...] | None:
+        """The states, also if there is only one."""
+        return (self.state,) if isinstance(self.state, str) else self.state
+
+
+DEFAULTS = TransferOptions()
+
+
 class Transferred(NamedTuple):
     """A classifier of a frozen model's features, and its results."""
 
@@ -56,12 +84,9 @@ def transfer(
     run: Run,
     texts: Mapping[str, Labelled],
     out: Path | None = None,
+    options: TransferOptions = DEFAULTS,
     *,
-    states: Sequence[FeatureState] | None = None,
-    all_layers: bool = False,
     text_column: str | None = None,
-    own: tuple[Classifier, Description] | None = None,
-    words: bool = False,
     show_progress: bool = False,
 ) -> dict[FeatureState, Transferred]:
     """Fit a classifier to the features of each state, and measure it; see `TrainedModel.transfer`.
@@ -70,12 +95,14 @@ def transfer(
         run: a trained model.
         texts: train, and optionally test and valid.
         out: each of several states gets its own subfolder.
-        states: see `features_of`.
-        own: the classifier that comes with the model: its log-odds are one more feature with every
-            state that has its features.
-        words: see `TrainedModel.transfer`.
+        options: how to fit it.
+        text_column: of the texts, to be kept with the classifier.
+        show_progress: on standard error.
     """
-    states = features_of(run.config.model, states)
+    states = features_of(run.config.model, options.states)
+    place = shipped.classifier(run.folder)
+    # Its log-odds are one more feature with every state that has its features.
+    own = None if place is None else classifier_file.load_classifier(place)
     kept = None if out is None else out / "features"
     folders = _folders(out, states) if out else {}
     is_begun = out is not None and require_out(out, states)
@@ -88,11 +115,11 @@ def transfer(
     notes = known.note_known(run, texts)
     fitted = known.digests(texts["train"].texts, run.cleaning)
     model = fingerprint(run.params)
-    featurizer = Featurizer(run, states=states, all_layers=all_layers)
+    featurizer = Featurizer(run, states=states, all_layers=options.all_layers)
     features = _features(kept, featurizer, model, texts, is_begun=is_begun, loud=show_progress)
     with ProgressLine("TF-IDF", 1, status="", quiet=not show_progress):
         tfidf = experiment.fit_tfidf(texts, classes)
-    if words and not tfidf.words:
+    if options.words and not tfidf.words:
         raise uncountable(tfidf.failure)
     experiments = {}
     for state in states:
@@ -120,14 +147,14 @@ def transfer(
                 tfidf,
                 _prior(own, units) if own else None,
                 progress.update,
-                with_words=words,
+                with_words=options.words,
             )
         own_notes = []
         if own and own[0].texts is not None and result.has_prior:
             own_notes = known.note_fitted(run, texts["test"], own[0].texts)
         result = dataclasses.replace(result, notes=notes + own_notes)
         classifier = classifier._replace(texts=np.unique(fitted))
-        about = Description(state, all_layers, model, text_column, step=run.step)
+        about = Description(state, options.all_layers, model, text_column, step=run.step)
         folder = folders.get(state)
         if folder:
             folder.mkdir(exist_ok=True)

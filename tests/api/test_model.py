@@ -99,7 +99,8 @@ def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) 
         return texts, labels
 
     train, test = examples(0, 60), examples(100, 30)
-    kept = model.transfer(train, test, test, state="mean_h", out=tmp_path / "out")
+    options = mlstm.TransferOptions(state="mean_h")
+    kept = model.transfer(train, test, test, options=options, out=tmp_path / "out")
     assert (tmp_path / "out/report.md").is_file()
     assert kept.result.test > 0.9
     assert kept.result.state == "mean_h"
@@ -107,7 +108,7 @@ def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) 
         model.transfer(train, test, out=tmp_path / "out")
     # In memory as in a file, 1.0 is 1, and a space is no part of a label.
     words = [" 1 " if label else 0.0 for label in train[1]]
-    made = model.transfer((train[0], words), test, test, state="mean_h")
+    made = model.transfer((train[0], words), test, test, options=options)
     assert made.folder is None
     assert made.result == kept.result
     # What a notebook shows: the accuracy, its interval and the classes, no arrays.
@@ -119,7 +120,7 @@ def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) 
     assert "2 classes: 0, 1" in repr(made.classifier)
     assert "array(" not in repr([made, made.classifier, model._run])
     # Without test texts a fifth of train is held out.
-    held_out = model.transfer(examples(0, 20), state="mean_h").result
+    held_out = model.transfer(examples(0, 20), options=options).result
     assert held_out.texts == {"train": 16, "valid": 0, "test": 4}
     assert np.sum(held_out.confusion, axis=1).tolist() == [2, 2]
     shares = made.classifier.probabilities(model.encode(test[0], "mean_h"))

@@ -97,7 +97,7 @@ def test_a_signal_that_a_callback_swallows_comes_again(tmp_path: Path) -> None:
     program = """
 import gc, signal, time
 from mlstm_jax import cli
-def work(words, program):
+def work(words):
     gc.callbacks.append(lambda *_: signal.raise_signal(signal.SIGINT))
     gc.collect()
     gc.callbacks.clear()

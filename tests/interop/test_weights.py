@@ -248,7 +248,7 @@ def test_proteins_of_a_fasta_cost_what_they_cost_unirep(tmp_path, random, capsys
     assert alone == pytest.approx(np.mean(letters) / np.log(2), rel=1e-5)
     cli.main([*corpus, "--out", str(tmp_path / "d")])
     error = refused(*command, tmp_path / "d", "--overwrite")
-    assert "prepare it with --clean protein" in error
+    assert "prepare it with `clean` protein" in error
 
 
 def test_a_byte_without_a_symbol_is_refused_by_name(tmp_path, random) -> None:
@@ -407,7 +407,7 @@ def test_weights_of_another_model_than_the_config_are_refused(imported: Path) ->
 
 
 def test_imported_weights_have_no_corpus_and_one_checkpoint(imported, refused) -> None:
-    assert "give one with --corpus" in refused("evaluate", imported)
+    assert "give one with `corpus`" in refused("evaluate", imported)
     for path in (imported, imported / run.WEIGHTS):
         error = refused("generate", path, "--checkpoint", "7")
         assert "has weights and no checkpoints" in error

@@ -67,9 +67,10 @@ def test_four_labels_do_not_make_worse_what_it_knows_without_any(model) -> None:
     labels = ["up", "up", "down", "down"]
     fresh = ["The best guitar I ever had.", "Moving and funny.", "Awful.", "A terrible plot."]
     train, test = (GOOD + BAD, labels), (fresh, labels)
-    with_prior = model.transfer(train, test, state="mean_h")
+    with_prior = model.transfer(train, test, options=mlstm.TransferOptions(state="mean_h"))
     assert (with_prior.result.has_prior, with_prior.result.test) == (True, 1)
-    assert not model.transfer(train, test, state="c").result.has_prior
+    of_c = model.transfer(train, test, options=mlstm.TransferOptions(state="c"))
+    assert not of_c.result.has_prior
     own = load_classifier(shipped.model(Path(NAME) / "sentiment"))
     units = [Unit(state, 0, unit) for state in ("c", "mean_h") for unit in range(1024)]
     prior = transfer._prior(own, units)

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from mlstm_jax import checkpoint, cli, digest
-from mlstm_jax.api.model import compressed_bpc, load
+from mlstm_jax.api.model import load
+from mlstm_jax.api.report import compressed_bpc
 from mlstm_jax.config import text as config_text
 from mlstm_jax.corpora.documents import prompt_bytes
 from mlstm_jax.corpora.prepare import prepare
@@ -154,8 +155,9 @@ def test_generate_from_the_command_line(run, capsys, refused) -> None:
     said = capsys.readouterr().out
     assert said.startswith("--- 1 of 3\nmy ")
     assert "--- 3 of 3\nmy " in said
-    for wrong in (["--stop", "ab"], ["--set-unit", "3"], ["--set-unit", "99=1"]):
-        assert wrong[0] in refused(*command, *wrong)
+    for field, wrong in (("stop", "ab"), ("set_unit", "3"), ("set_unit", "99=1")):
+        option = "--" + field.replace("_", "-")
+        assert f"generate: {field} " in refused(*command, option, wrong)
 
 
 HEAT_TEXT = "my café is <great> & good $5"

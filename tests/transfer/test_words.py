@@ -14,7 +14,7 @@ from mlstm_jax.transfer.classifier_file import load_classifier
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.finetune import FinetuneOptions
 from mlstm_jax.transfer.labels import Labelled, codes
-from mlstm_jax.transfer.transfer import Transferred
+from mlstm_jax.transfer.transfer import TransferOptions, Transferred
 from mlstm_jax.transfer.words import Words
 from mlstm_jax.view.viewer import Viewer
 from tests.tolerance import assert_close
@@ -22,6 +22,7 @@ from tests.transfer.test_classify import change_files
 
 # As words "10" is before "9"; as numbers after it.
 ENDS = {"9": ["bad", "\u00e9l\u00e9 'n'"], "10": ["GOOD", '\ud83c"fein"'], "so": ["fair\nenough"]}
+OPTIONS = TransferOptions(state="mean_h", words=True)
 NEW = ["my guitar is bad", "my \u00e9l\u00e9", "zzzz", "\ud800", "Good, GOOD cable 3"]
 
 
@@ -36,7 +37,7 @@ def labelled(classes: list[str], count: int, first: int = 0) -> Labelled:
 def made(model: TrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Transferred:
     train, valid, test = (labelled(list(ENDS), count, count)[:2] for count in (60, 30, 36))
     out = tmp_path_factory.mktemp("words") / "out"
-    return model.transfer(train, test, valid, state="mean_h", words=True, out=out)
+    return model.transfer(train, test, valid, out=out, options=OPTIONS)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_what_needs_the_states_alone_refuses_words(model, made, tmp_path, refuse
 
     blank = ["x y z"] * 12, ["a", "b"] * 6
     with pytest.raises(UserError, match=r"words cannot be counted .*; leave `words` out"):
-        model.transfer(blank, blank, state="mean_h", words=True)
+        model.transfer(blank, blank, options=OPTIONS)
 
 
 ODD = ["a\nb", '"quoted" \\', "\ud800", "\u00e9l\u00e9", ""]

@@ -1,0 +1,82 @@
+"""Label texts, and note those whose label or accuracy cannot be relied on."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from mlstm_jax.errors import note
+from mlstm_jax.run import Run
+from mlstm_jax.transfer.classifier_file import Description
+from mlstm_jax.transfer.classify import Classifier
+from mlstm_jax.transfer.features import Featurizer, TextFile
+from mlstm_jax.transfer.known import (
+    FITTED,
+    READ,
+    Finding,
+    digests,
+    is_negligible,
+    read_with_ratings,
+    sentence,
+)
+
+_BLANK = Finding("is blank and gets no label", "are blank and get no label")
+_UNLIKE = Finding(
+    "is unlike those that the classifier knows, such as in another language; do not rely on its "
+    "label",
+    "are unlike those that the classifier knows, such as in another language; do not rely on their "
+    "labels",
+)
+
+
+def label_texts(
+    run: Run,
+    texts: Sequence[str] | TextFile,
+    classifier: Classifier,
+    about: Description,
+    featurizer: Featurizer,
+    progress: str | None = None,
+) -> Iterator[tuple[Sequence[str], list[dict[str, float]]]]:
+    """Yield texts, those of a file in parts, each with the probability of each class by name.
+
+    A blank text has none. Notes about the texts come after the last one.
+
+    Args:
+        run: the model.
+        texts: to label.
+        classifier: of the model's features.
+        about: what the classifier reads.
+        featurizer: of these features; with a score if the classifier knows what is familiar.
+        progress: name of a progress line on standard error; unset: none.
+    """
+    learned = {READ: read_with_ratings(run), FITTED: np.zeros(0, np.uint32)}
+    if classifier.texts is not None:
+        learned[FITTED] = classifier.texts
+    total = 0
+    firsts: dict[Finding, int] = {}
+    counts = Counter[Finding]()
+    for part, read in featurizer.read_each(texts, progress):
+        blank_N = read.scored_N == 0  # every cleaning adds a byte to a text
+        marked = {_BLANK: blank_N}
+        if about.familiar:
+            marked[_UNLIKE] = about.familiar.is_out_of_domain(read.nats_N, read.scored_N)
+        if any(known.size for known in learned.values()):
+            found_N = digests(part, run.cleaning)
+            for finding, known in learned.items():
+                marked[finding] = np.isin(found_N, known)
+        for finding, is_marked_N in marked.items():
+            if is_marked_N.any():
+                firsts.setdefault(finding, total + int(is_marked_N.argmax()) + 1)
+                counts[finding] += int(is_marked_N.sum())
+        total += len(part)
+        shares_NK = classifier.probabilities(read.features, part)
+        by_name: list[dict[str, float]] = []
+        for shares_K, is_blank in zip(shares_NK.tolist(), blank_N, strict=True):
+            by_name.append({})
+            if not is_blank:
+                by_name[-1] = dict(zip(classifier.classes, shares_K, strict=True))
+        yield part, by_name
+    for finding, first in firsts.items():
+        if finding in learned and is_negligible(counts[finding], total):
+            continue
+        note(sentence(finding, counts[finding], total, first))
