@@ -21,6 +21,9 @@ from mlstm_jax.transfer.words import MEAN, Words
 
 FORMAT = 2
 
+_IN_FOLDERS = "*/classifier.json"
+_ADVICE = "create one with `mlstm-jax transfer`."
+
 
 @dataclass(frozen=True)
 class DomainLimit:
@@ -69,107 +72,74 @@ class _File(Description):
     vocabulary: list[str] | None = None  # of word counts, in the order of the columns
     word_weight: Annotated[float, Between(0, 1)] = MEAN
 
+    def __post_init__(self) -> None:
+        for name, least in (("classes", 2), ("vocabulary", 1)):
+            words = getattr(self, name)
+            if words is not None and not least <= len(set(words)) == len(words):
+                raise fields.InvalidField(f"{name} must be {least} or more different names")
+
 
 def save(folder: Path, classifier: Classifier, about: Description) -> None:
     """Write classifier.safetensors and classifier.json; KnownError if they cannot be written."""
     values = {"weights": classifier.weights_KD, "intercepts": classifier.intercepts_K}
     if classifier.deviations_D is not None:
         values["deviations"] = classifier.deviations_D
-    if words := classifier.words:
+    words = classifier.words
+    if words:
         values |= {"idf": words.idf_V, "word_weights": words.weights_KV}
         values["word_intercepts"] = words.intercepts_K
-    values = {name: np.asarray(value, np.float64) for name, value in values.items()}
+    written: dict[str, NDArray[Any]] = {}
+    for name, value in values.items():
+        written[name] = np.asarray(value, np.float64)
     if classifier.texts is not None:
-        values["texts"] = np.asarray(classifier.texts, np.uint32)
-    described = asdict(about)
-    for name in ("familiar", "step"):
-        if described[name] is None:
-            del described[name]
-    written = {
+        written["texts"] = np.asarray(classifier.texts, np.uint32)
+    described = {
         "format": FORMAT,
         "classes": classifier.classes,
         "C": None if math.isinf(classifier.C) else classifier.C,
         "softmax": classifier.softmax,
-        **described,
-        "arrays": digest.of_arrays(values),
+        **asdict(about),
+        "arrays": digest.of_arrays(written),
     }
     if words:
-        written |= {"vocabulary": words.vocabulary, "word_weight": words.weight}
+        described |= {"vocabulary": words.vocabulary, "word_weight": words.weight}
     with output.write_errors(folder):
         (folder / "classifier.json").unlink(missing_ok=True)
-        arrays.write_safetensors(folder / "classifier.safetensors", values)
+        arrays.write_safetensors(folder / "classifier.safetensors", written)
         # Last: without it there is no classifier.
-        digest.write_json(folder / "classifier.json", written)
+        digest.write_json(folder / "classifier.json", described)
 
 
 def load_classifier(folder: Path) -> tuple[Classifier, Description]:
     """Read what `save` wrote; a UserError names the field or array that is wrong."""
     given = folder
     folder = shipped.model(folder)
-    path = folder / "classifier.json"
-    if not path.is_file():
-        inside = [path.parent.name for path in sorted(folder.glob("*/classifier.json"))]
-        advice = "create one with `mlstm-jax transfer`."
-        if inside:
-            advice = f"give {' or '.join(str(given / name) for name in inside)}."
-        if inside == ["classifier"]:
-            advice += f" It is of the run {given / 'run'}, which `mlstm-jax finetune` wrote."
-        if not folder.exists():
-            ours = [
-                f"{model}/{path.parent.name}"
-                for model, where in shipped.files("model").items()
-                for path in where.parent.glob("*/classifier.json")
-            ]
-            near = did_you_mean(nearest(str(given), ours), f"; {advice}")
-            raise UserError(f"there is no folder {given}{near}")
-        raise UserError(f"{given} has no classifier.json; {advice}")
-    try:
-        values = fields.parse(path.read_bytes())
-        if isinstance(values, dict) and values.get("format", FORMAT) != FORMAT:
-            raise UserError(
-                f"{path}: was written by another version of this program; create it again with "
-                "`mlstm-jax transfer`."
-            )
-        file = fields.build(_File, digest.opened(values))
-        if len(set(file.classes)) != len(file.classes) or len(file.classes) < 2:
-            raise fields.InvalidField("classes must be two or more different names")
-        vocabulary = file.vocabulary or []
-        count = len(vocabulary)
-        if file.vocabulary is not None and not 0 < len(set(vocabulary)) == count:
-            raise fields.InvalidField("vocabulary must be different words")
-    except fields.InvalidField as error:
-        raise UserError(
-            f"{path}: the classifier cannot be read ({error}); restore it, or create it again "
-            "with `mlstm-jax transfer`."
-        ) from error
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
-    rows = 1 if len(file.classes) == 2 else len(file.classes)
-    of_words: dict[str, tuple[int, ...]] = {}
-    if vocabulary:
-        of_words = {"idf": (count,), "word_weights": (rows, count), "word_intercepts": (rows,)}
+    if not (folder / "classifier.json").is_file():
+        raise UserError(_missing(given, folder))
+    file = _read_json(folder / "classifier.json")
     path = folder / "classifier.safetensors"
     _, stored = arrays.safetensors(path, "")
-    wanted = {"weights", "intercepts", *of_words} | (stored.keys() & {"deviations", "texts"})
-    arrays.check_names(str(path), stored, wanted)
+    texts = stored.pop("texts", None)
+    rows = 1 if len(file.classes) == 2 else len(file.classes)
+    shapes: dict[str, tuple[int, ...]] = {"intercepts": (rows,)}
+    if file.vocabulary:
+        count = len(file.vocabulary)
+        shapes |= {"idf": (count,), "word_weights": (rows, count), "word_intercepts": (rows,)}
+    arrays.check_names(str(path), stored.keys() - {"deviations"}, {"weights", *shapes})
     _, width = arrays.sizes(str(path), stored, "weights", 2)
-    shapes = of_words | {"weights": (rows, width), "intercepts": (rows,)}
+    shapes["weights"] = (rows, width)
     if "deviations" in stored:
         shapes["deviations"] = (width,)
-    texts = stored.pop("texts", None)
-    if texts is not None and (texts.dtype != np.uint32 or texts.ndim != 1):
-        raise UserError(f"{path}: texts must be a list of uint32, not {texts.dtype} {texts.shape}.")
     loaded = arrays.read_arrays(str(path), stored, shapes, np.float64)
-    if texts is not None:
-        loaded["texts"] = texts
+    summed = loaded if texts is None else loaded | {"texts": texts}
     try:
-        digest.require_arrays(path.name, digest.of_arrays(loaded), file.arrays)
+        digest.require_arrays(path.name, digest.of_arrays(summed), file.arrays)
     except fields.InvalidField as error:
         raise UserError(f"{path}: is damaged ({error}); restore it, or create it again.") from error
     words = None
-    if of_words:
+    if file.vocabulary:
         words = Words(
-            vocabulary,
+            file.vocabulary,
             loaded["idf"],
             loaded["word_weights"],
             loaded["word_intercepts"],
@@ -183,12 +153,42 @@ def load_classifier(folder: Path) -> tuple[Classifier, Description]:
         file.softmax,
         loaded.get("deviations"),
         words,
-        loaded.get("texts"),
+        texts,
     )
     about = Description(
         file.state, file.all_layers, file.model, file.text_column, file.familiar, file.step
     )
     return classifier, about
+
+
+def _missing(given: Path, folder: Path) -> str:
+    """What to give instead of a folder that is no classifier's."""
+    if not folder.exists():
+        ours = []
+        for model, card in shipped.files("model").items():
+            ours += [f"{model}/{path.parent.name}" for path in card.parent.glob(_IN_FOLDERS)]
+        near = did_you_mean(nearest(str(given), ours), f"; {_ADVICE}")
+        return f"there is no folder {given}{near}"
+    inside = [str(given / path.parent.name) for path in sorted(folder.glob(_IN_FOLDERS))]
+    advice = f"give {' or '.join(inside)}." if inside else _ADVICE
+    if inside == [str(given / "classifier")]:
+        advice += f" It is of the run {given / 'run'}, which `mlstm-jax finetune` wrote."
+    return f"{given} has no classifier.json; {advice}"
+
+
+def _read_json(path: Path) -> _File:
+    try:
+        values = fields.parse(path.read_bytes())
+        if isinstance(values, dict) and values.get("format", FORMAT) != FORMAT:
+            raise fields.InvalidField("it was written by another version of this program")
+        return fields.build(_File, digest.opened(values))
+    except fields.InvalidField as error:
+        raise UserError(
+            f"{path}: the classifier cannot be read ({error}); restore it, or create it again "
+            "with `mlstm-jax transfer`."
+        ) from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 def require_model(
@@ -203,16 +203,16 @@ def require_model(
         path: of the run, for messages.
     """
     if about.model != fingerprint(run.params):
-        kept = about.step is not None and (run.folder / "checkpoints" / str(about.step)).is_dir()
-        if kept and about.step != run.step:
-            raise UserError(
-                f"{name} was created with the checkpoint of step {about.step} of a run, and {path} "
-                f"was read at step {run.step}; give `checkpoint {about.step}`, or create it again."
-            )
+        advice = (
+            "give the run and `checkpoint` that it was created with (of `mlstm-jax finetune`: "
+            "OUT/run)"
+        )
+        step = about.step
+        if step not in (None, run.step) and (run.folder / "checkpoints" / str(step)).is_dir():
+            advice = f"give `checkpoint {step}`"
         raise UserError(
-            f"{name} was created with other parameters than those of {path}; give the run and "
-            "`checkpoint` that it was created with (of `mlstm-jax finetune`: OUT/run), or create "
-            "it again."
+            f"{name} was created with other parameters than those of {path} at step {run.step}; "
+            f"{advice}, or create it again."
         )
     reads = classifier.weights_KD.shape[1]
     width = len(about.layers(run.config.model)) * run.config.model.hidden

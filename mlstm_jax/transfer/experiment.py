@@ -5,20 +5,18 @@ and on the first k units alone, accuracy against the number of labelled examples
 values by class, and the baseline for comparison.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mlstm_jax.errors import first_line
-from mlstm_jax.transfer import classify, words
-from mlstm_jax.transfer.classify import CS, Classifier, Examples, Prior, best_fit
+from mlstm_jax.transfer import words
+from mlstm_jax.transfer.classify import Classifier, Examples, named, subset
 from mlstm_jax.transfer.features import Unit
-from mlstm_jax.transfer.labels import Labelled, codes
+from mlstm_jax.transfer.labels import Labelled
+from mlstm_jax.transfer.logistic import CS, Prior, best_fit, fit
 from mlstm_jax.transfer.reader import FeatureState
-from mlstm_jax.transfer.words import Words
 
 TOP_UNITS = (1, 2, 5, 10, 50, 100)
 _CURVE = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
@@ -29,31 +27,12 @@ PARTS = ("train", "valid", "test")
 PROGRESS = len(CS) + 2  # updates that `run` reports
 
 
-@dataclass(frozen=True)
-class Baseline:
-    """Accuracies of the TF-IDF baseline, as fractions."""
-
-    C: float
-    train: float
-    valid: float
-    test: float
-
-
-class TfIdf(NamedTuple):
-    """The baseline, or why it cannot be fitted; and its classifier."""
-
-    baseline: Baseline | None
-    failure: str | None
-    words: Words | None
-    held_out_NK: NDArray[np.float64] | None  # probabilities of texts held out from it
-
-
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Result:
     """The results; accuracies are fractions."""
 
     classes: list[str]
-    texts: dict[str, int]  # of train, valid and test
+    texts: dict[str, int]  # of train, test and maybe valid
     state: FeatureState
     features: int
     C: float
@@ -63,7 +42,7 @@ class Result:
     majority: float  # test accuracy of always predicting the most common class of train
     has_prior: bool  # whether the model's own classifier, or a fit with its log-odds, was chosen
     units: list[Unit]  # by |weight|, the largest first
-    baseline: Baseline | None  # None: it cannot be fitted
+    baseline: dict[str, float] | None  # TF-IDF: C, and accuracies of train, valid and test
     baseline_failure: str | None  # why it cannot be fitted
     # Accuracy of features and words together, by part; empty without a baseline.
     together: dict[str, float]
@@ -92,7 +71,7 @@ class Result:
         score = f"test accuracy {self.test:.3f} ({low:.3f} to {high:.3f}, 95% of {texts})"
         if self.together:
             score += f", with words {self.together['test']:.3f}"
-        return f"{score}; {classify.named(self.classes)}; state {self.state}"
+        return f"{score}; {named(self.classes)}; state {self.state}"
 
 
 def run(
@@ -101,7 +80,7 @@ def run(
     classes: list[str],
     state: FeatureState,
     columns: list[Unit],
-    tfidf: TfIdf,
+    counted: words.Fit | str,
     prior: Prior | None = None,
     on_part: Callable[[int, str], None] = lambda number, name: None,
     *,
@@ -115,7 +94,7 @@ def run(
         classes: their names.
         state: of the features.
         columns: what each feature is.
-        tfidf: see `fit_tfidf`.
+        counted: TF-IDF of these texts, or why it cannot be fitted.
         prior: see `best_fit`.
         on_part: called with the number of parts done, of `PROGRESS`, and the name of the next part.
         with_words: return the classifier of features and words together.
@@ -129,10 +108,10 @@ def run(
 
     def accuracy_of(units: list[int]) -> float:
         # Few features need no shrinkage, so use the largest C.
-        few = classify.fit(classify.columns(train, units), classes, CS[-1])
-        return few.score(classify.columns(test, units))
+        return fit(train.columns(units), classes, CS[-1]).score(test.columns(units))
 
-    chosen, valid_score, used = best_fit(train, valid, classes, prior, CS, on_fit)
+    choice = best_fit(train, valid, classes, prior, CS, on_fit)
+    chosen = choice.classifier
     on_part(len(CS), "the first units")
     ranking = chosen.ranking.tolist()
     top_units = {k: accuracy_of(ranking[:k]) for k in TOP_UNITS if k <= len(ranking)}
@@ -146,28 +125,32 @@ def run(
     both = chosen
     weight = None
     together = {}
-    if tfidf.words:
-        assert tfidf.held_out_NK is not None
-        states_NK, labels = classify.held_out(train, valid, classes, chosen.C, used)
-        weight = words.best_weight(states_NK, tfidf.held_out_NK, labels)
-        both = chosen._replace(words=replace(tfidf.words, weight=weight))
-        for name in PARTS:
-            if name in examples:
-                together[name] = both.score(examples[name], texts[name].texts)
+    baseline = None
+    if not isinstance(counted, str):
+        assert choice.held_out_NK is not None
+        labels = (valid or train).labels
+        weight = words.best_weight(choice.held_out_NK, counted.held_out_NK, labels)
+        both = chosen._replace(words=replace(counted.words, weight=weight))
+        baseline = {"C": counted.C, "valid": counted.accuracy}
+        for name, part in examples.items():
+            strings = texts[name].texts
+            together[name] = both.score(part, strings)
+            predicted = counted.words.probabilities(strings).argmax(axis=1)
+            baseline.setdefault(name, float((predicted == part.labels).mean()))
     result = Result(
         classes=classes,
-        texts={name: len(texts[name].texts) if name in texts else 0 for name in PARTS},
+        texts={name: len(part.labels) for name, part in examples.items()},
         state=state,
         features=train.features.shape[1],
         C=chosen.C,
         train=chosen.score(train),
-        valid=valid_score,
+        valid=choice.accuracy,
         test=chosen.score(test),
         majority=float((test.labels == commonest).mean()),
-        has_prior=used is not None,
+        has_prior=choice.prior is not None,
         units=[columns[column] for column in ranking[: max(TOP_UNITS)]],
-        baseline=tfidf.baseline,
-        baseline_failure=tfidf.failure,
+        baseline=baseline,
+        baseline_failure=counted if isinstance(counted, str) else None,
         together=together,
         word_weight=weight,
         best_unit=columns[best],
@@ -209,9 +192,8 @@ def _learning_curve(
             continue
         scores = []
         for seed in range(_DRAWS):
-            draw = classify.subset(train, count, seed)
-            fitted, _, _ = best_fit(draw, valid, classes, prior)
-            scores.append(fitted.score(test))
+            draw = subset(train, count, seed)
+            scores.append(best_fit(draw, valid, classes, prior).classifier.score(test))
         curve.append(_point(count, scores))
     curve.append(_point(total, [chosen.score(test)]))
     return curve
@@ -233,18 +215,3 @@ def _histogram(train: Examples, unit: int, classes: list[str]) -> dict[str, Any]
         count_of_bin, _ = np.histogram(inside[train.labels == label], edges)
         counts[name] = count_of_bin.tolist()
     return {"edges": edges.tolist(), "counts": counts}
-
-
-def fit_tfidf(texts: Mapping[str, Labelled], classes: Sequence[str]) -> TfIdf:
-    """Fit and measure the baseline, on train, test and maybe valid."""
-    try:
-        fit = words.fit(texts["train"], texts.get("valid"), classes)
-    except ValueError as error:  # raised by scikit-learn where no word is left to count
-        return TfIdf(None, first_line(error), None, None)
-
-    def accuracy(part: Labelled) -> float:
-        predicted = fit.words.probabilities(part.texts).argmax(axis=1)
-        return float((predicted == codes(part.labels, classes)).mean())
-
-    baseline = Baseline(fit.C, accuracy(texts["train"]), fit.accuracy, accuracy(texts["test"]))
-    return TfIdf(baseline, None, fit.words, fit.probabilities_NK)

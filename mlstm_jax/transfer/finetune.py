@@ -30,7 +30,7 @@ from mlstm_jax.corpora.documents import clean, in_order
 from mlstm_jax.corpora.writer import check_out, durable, write_split
 from mlstm_jax.data import corpus
 from mlstm_jax.data.corpus import FORMAT_VERSION, Cleaning, Manifest
-from mlstm_jax.errors import UserError, first_line
+from mlstm_jax.errors import UserError
 from mlstm_jax.fields import Between, Checked, Count, Fraction, Positive
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.model.language_model import LanguageModel, Parameters
@@ -161,7 +161,9 @@ def finetune(
         require_classes(table, classes)
         run.cleaned(table.texts, table.name)
     notes = known.note_known(run, texts)
-    counted = _words(texts, classes) if options.words else None
+    counted = None
+    if options.words:  # before the hours of training
+        counted = words.fit(texts["train"], texts["valid"], classes).words
     out.mkdir(parents=True, exist_ok=True)
     write_corpus(out / "corpus", texts["train"], texts["valid"], classes, run.cleaning)
     config = make_config(run, out, len(classes), options)
@@ -217,14 +219,6 @@ def finetune(
         report["word_weight"] = counted.weight
     output.write_text(out / "report.json", json.dumps(report, indent=2) + "\n")
     return Finetuned(tuned, classifier, about, accuracy, without_words)
-
-
-def _words(texts: Mapping[str, Labelled], classes: Sequence[str]) -> words.Words:
-    """Return the classifier of word counts, before the hours of training."""
-    try:
-        return words.fit(texts["train"], texts["valid"], classes).words
-    except ValueError as error:  # raised by scikit-learn
-        raise words.uncountable(first_line(error)) from error
 
 
 def make_config(run: Run, out: Path, classes: int, options: FinetuneOptions) -> Config:

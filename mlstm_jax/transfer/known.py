@@ -7,7 +7,6 @@ chance with a probability of n / 2^32: of the model in the box, one in 126,000 t
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,30 +23,11 @@ _LEAST = 0.001
 
 Digests = NDArray[np.uint32]
 
-
-class Finding(NamedTuple):
-    """What is said of one text, and of several."""
-
-    one: str
-    several: str
-
-
-READ = Finding(
-    "was read by the model with its rating; accuracy on it is too high",
-    "were read by the model with their ratings; accuracy on them is too high",
-)
-FITTED = Finding(
-    "is one that the classifier was fitted to; accuracy on it is too high",
-    "are among those that the classifier was fitted to; accuracy on them is too high",
-)
-_FITTED_BEFORE = Finding(
-    "is one that the model's own classifier was fitted to; accuracy on it is too high",
-    "are among those that the model's own classifier was fitted to; accuracy on them is too high",
-)
-_REPEATED = Finding(
-    "is also in the training texts; accuracy on it is too high",
-    "are also in the training texts; accuracy on them is too high",
-)
+# What texts are, in `sentence`.
+READ = "among those that the model has read with their ratings, so accuracy is too high"
+FITTED = "among those that the classifier was fitted to, so accuracy is too high"
+_FITTED_BEFORE = FITTED.replace("the classifier", "the model's own classifier")
+_REPEATED = "also in the training texts, so accuracy is too high"
 
 
 def digests(texts: Sequence[str], cleaning: Cleaning) -> Digests:
@@ -76,19 +56,19 @@ def read_with_ratings(run: Run) -> Digests:
     return np.zeros(0, np.uint32)
 
 
-def sentence(finding: Finding, count: int, total: int, first: int | None = None) -> str:
-    """Return a sentence on some of the texts, with the number of the first of them."""
+def sentence(finding: str, count: int, total: int, first: int | None = None) -> str:
+    """Say what some of the texts are, with the number of the first of them."""
     if total == 1:
-        return f"the text {finding.one}."
-    if count == 1:
-        place = "" if first is None else f", number {first:,},"
-        return f"1 of {total:,} texts{place} {finding.one}."
-    place = "" if first is None else f", the first number {first:,},"
-    return f"{count:,} of {total:,} texts{place} {finding.several}."
+        return f"the text is {finding}."
+    place = ""
+    if first is not None:
+        place = f", number {first:,}," if count == 1 else f", the first number {first:,},"
+    verb = "is" if count == 1 else "are"
+    return f"{count:,} of {total:,} texts{place} {verb} {finding}."
 
 
 def is_negligible(count: int, total: int) -> bool:
-    """Return whether so few of the texts are known that their accuracy is as good as it was."""
+    """Whether so few of the texts are known that their accuracy is as good as it was."""
     return not count or count < _LEAST * total
 
 
@@ -110,12 +90,13 @@ def note_known(run: Run, texts: Mapping[str, Labelled]) -> list[str]:
         The notes.
     """
     read = read_with_ratings(run)
-    found = {name: digests(part.texts, run.cleaning) for name, part in texts.items()}
+    train = digests(texts["train"].texts, run.cleaning)
     notes = []
     for name, part in texts.items():
-        notes += _notes(part.name, READ, found[name], read)
+        found = digests(part.texts, run.cleaning)
+        notes += _notes(part.name, READ, found, read)
         if name != "train":
-            notes += _notes(part.name, _REPEATED, found[name], found["train"])
+            notes += _notes(part.name, _REPEATED, found, train)
     return notes
 
 
@@ -124,7 +105,7 @@ def note_fitted(run: Run, texts: Labelled, fitted: Digests) -> list[str]:
     return _notes(texts.name, _FITTED_BEFORE, digests(texts.texts, run.cleaning), fitted)
 
 
-def _notes(name: str, finding: Finding, texts: Digests, known: Digests) -> list[str]:
+def _notes(name: str, finding: str, texts: Digests, known: Digests) -> list[str]:
     count = int(np.isin(texts, known).sum())
     if is_negligible(count, len(texts)):
         return []

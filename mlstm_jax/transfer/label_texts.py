@@ -13,19 +13,15 @@ from mlstm_jax.transfer.features import Featurizer, TextFile
 from mlstm_jax.transfer.known import (
     FITTED,
     READ,
-    Finding,
     digests,
     is_negligible,
     read_with_ratings,
     sentence,
 )
 
-_BLANK = Finding("is blank and gets no label", "are blank and get no label")
-_UNLIKE = Finding(
-    "is unlike those that the classifier knows, such as in another language; do not rely on its "
-    "label",
-    "are unlike those that the classifier knows, such as in another language; do not rely on their "
-    "labels",
+_BLANK = "blank, and without a label"
+_UNLIKE = (
+    "unlike those that the classifier knows, such as in another language; do not rely on the label"
 )
 
 
@@ -53,8 +49,8 @@ def label_texts(
     if classifier.texts is not None:
         learned[FITTED] = classifier.texts
     total = 0
-    firsts: dict[Finding, int] = {}
-    counts = Counter[Finding]()
+    firsts: dict[str, int] = {}
+    counts = Counter[str]()
     for part, read in featurizer.read_each(texts, progress):
         blank_N = read.scored_N == 0  # every cleaning adds a byte to a text
         marked = {_BLANK: blank_N}

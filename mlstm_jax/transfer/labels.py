@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import math
 import unicodedata
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -48,16 +48,13 @@ class Labelled(NamedTuple):
         kept = [n for n, text in enumerate(self.texts) if clean(text, cleaning)]
         if not kept:
             raise UserError(f"{self.name} has no text; name other texts.")
-        if len(kept) == len(self.texts):
-            return self
         _note_blank(self.name, len(self.texts) - len(kept), len(self.texts))
         return self.select(kept)
 
     def select(self, places: Sequence[int]) -> "Labelled":
         """Return the texts at some places, with their labels."""
         texts = [self.texts[n] for n in places]
-        labels = [self.labels[n] for n in places]
-        return self._replace(texts=texts, labels=labels)
+        return self._replace(texts=texts, labels=[self.labels[n] for n in places])
 
 
 def _order(label: str) -> tuple[float, str]:
@@ -97,10 +94,10 @@ def read_labelled(path: Path | str, text_column: str | None, column: str = "labe
         places.append(f"{path}: the label of record {number:,}, in {column!r},")
         values.append(document.record.get(column))
         seen |= dict.fromkeys(document.record)
-    if len(texts) < len(documents):
-        _note_blank(str(path), len(documents) - len(texts), len(documents))
-    if not any(label_of(_plain(value)) for value in values):
-        counts = Counter(kind_of(_plain(value)) for value in values)
+    _note_blank(str(path), len(documents) - len(texts), len(documents))
+    plain = list(map(_plain, values))
+    if not any(map(label_of, plain)):
+        counts = Counter(map(kind_of, plain))
         kinds = ", ".join(f"{kind} in {count:,}" for kind, count in counts.items())
         near = nearest(column, seen.keys() - {column})
         otherwise = f"; the fields seen are {', '.join(seen)}."
@@ -113,7 +110,8 @@ def read_labelled(path: Path | str, text_column: str | None, column: str = "labe
 
 
 def _note_blank(name: str, blank: int, total: int) -> None:
-    note(f"{name}: {blank:,} of {total:,} records have no text, and are left out.")
+    if blank:
+        note(f"{name}: {blank:,} of {total:,} records have no text, and are left out.")
 
 
 def usable(texts: Mapping[str, Labelled], cleaning: Cleaning, part: str) -> dict[str, Labelled]:
@@ -140,24 +138,21 @@ def hold_out(labelled: Labelled) -> tuple[Labelled, Labelled]:
     The choice depends on the texts and labels, not on their order. Equal texts stay together, and
     one text of each class stays in the larger part.
     """
-    labels_of: dict[str, set[str]] = {}
+    labels_of = defaultdict[str, set[str]](set)
     for text, label in zip(labelled.texts, labelled.labels, strict=True):
-        labels_of.setdefault(text, set()).add(label)
+        labels_of[text].add(label)
 
     def place(text: str) -> tuple[list[str], bytes]:
         digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
         return sorted(labels_of[text]), digest
 
-    held = {
-        text
-        for before, text in list(itertools.pairwise(sorted(labels_of, key=place)))[1::5]
-        if labels_of[before] == labels_of[text]
-    }
-
-    places = {is_held: list[int]() for is_held in (False, True)}
-    for number, text in enumerate(labelled.texts):
-        places[text in held].append(number)
-    return labelled.select(places[False]), labelled.select(places[True])
+    held = set()
+    for before, text in list(itertools.pairwise(sorted(labels_of, key=place)))[1::5]:
+        if labels_of[before] == labels_of[text]:
+            held.add(text)
+    is_held_N = np.array([text in held for text in labelled.texts], np.bool_)
+    parts = np.flatnonzero(~is_held_N), np.flatnonzero(is_held_N)
+    return labelled.select(parts[0].tolist()), labelled.select(parts[1].tolist())
 
 
 def of_classes(texts: list[str], values: Sequence[object], places: Sequence[str]) -> Labelled:
@@ -165,28 +160,24 @@ def of_classes(texts: list[str], values: Sequence[object], places: Sequence[str]
 
     Raises UserError, which names the place of the text, if a value is missing or anything else.
     """
-    labels = [label_of(_plain(value)) for value in values]
-    if None in labels:
-        first = labels.index(None)
-        kind = kind_of(_plain(values[first]))
-        raise UserError(
-            f"{places[first]} is empty, nan, or neither a string nor a number: it is {kind}; add "
-            f"a label, or remove the record ({SEVERAL_LABELS})."
-        )
-    _note_merged(values, labels)
-    return Labelled(texts, [label for label in labels if label])
-
-
-def _note_merged(values: Sequence[object], labels: Sequence[str | None]) -> None:
-    """Note texts that are written differently and read as one class, such as "1" and "1.0"."""
-    spellings: dict[str | None, set[str]] = {}
-    for value, label in zip(values, labels, strict=True):
+    labels = []
+    spellings = defaultdict[str, set[str]](set)
+    for place, value in zip(places, values, strict=True):
+        plain = _plain(value)
+        label = label_of(plain)
+        if label is None:
+            raise UserError(
+                f"{place} is empty, nan, or neither a string nor a number: it is {kind_of(plain)}; "
+                f"add a label, or remove the record ({SEVERAL_LABELS})."
+            )
+        labels.append(label)
         if isinstance(value, str):
-            spellings.setdefault(label, set()).add(value.strip())
+            spellings[label].add(value.strip())
     for label, written in spellings.items():
         if len(written) > 1:
             shown = ", ".join(map(repr, sorted(written)))
             note(f"the labels {shown} are read as one class, {label!r}.")
+    return Labelled(texts, labels)
 
 
 def _plain(value: Any) -> Any:
@@ -210,39 +201,38 @@ def require_classes(labelled: Labelled, classes: Sequence[str] | None = None) ->
         UserError: there are fewer than two classes, unknown ones, or almost as many as texts.
     """
     names = labelled.classes
+    problem = None
     if classes is not None:
         unknown = [name for name in names if name not in classes]
         if unknown:
-            near = did_you_mean(nearest(unknown[0], classes))
-            raise UserError(
-                f"{labelled.name} has the label {unknown[0]!r}, which the training texts do not "
-                f"have; theirs: {', '.join(classes[:_SHOWN])}"
-                f"{', ...' if len(classes) > _SHOWN else ''}{near}"
+            more = ", ..." if len(classes) > _SHOWN else ""
+            problem = (
+                f"the label {unknown[0]!r}, which the training texts do not have; theirs: "
+                f"{', '.join(classes[:_SHOWN])}{more}{did_you_mean(nearest(unknown[0], classes))}"
             )
-        return list(classes)
-    if len(names) < 2:
-        raise UserError(
-            f"{labelled.name} has only the label {', '.join(names)}; a classifier needs at least "
-            "two."
+    elif len(names) < 2:
+        problem = f"only the label {', '.join(names)}; a classifier needs at least two."
+    elif len(names) > max(100, len(labelled.texts) // 2):
+        problem = (
+            f"{len(names):,} different labels ({', '.join(names[:_SHOWN])}, ...) for "
+            f"{len(labelled.texts):,} texts; is `label_column` right?"
         )
-    if len(names) > max(100, len(labelled.texts) // 2):
-        raise UserError(
-            f"{labelled.name} has {len(names):,} different labels ({', '.join(names[:_SHOWN])}, "
-            f"...) for {len(labelled.texts):,} texts; is `label_column` right?"
-        )
-    _note_alike(labelled.name, names)
-    return names
+    if problem:
+        raise UserError(f"{labelled.name} has {problem}")
+    if classes is None:
+        _note_alike(labelled.name, names)
+    return names if classes is None else list(classes)
 
 
 def _note_alike(path: str, names: Sequence[str]) -> None:
     """Note classes that look alike: that differ only in what `_skeleton` leaves out."""
-    alike: dict[object, list[str]] = {}
+    alike = defaultdict[object, list[str]](list)
     for name in names:
-        alike.setdefault(_skeleton(name), []).append(name)
-    for some in alike.values():
-        if len(some) > 1:
+        alike[_skeleton(name)].append(name)
+    for similar in alike.values():
+        if len(similar) > 1:
             note(
-                f"{path}: the labels {', '.join(map(ascii, some))} differ only in case, space, "
+                f"{path}: the labels {', '.join(map(ascii, similar))} differ only in case, space, "
                 "number format, Unicode form or invisible characters, and are different classes; "
                 "if they mean one, give them one name."
             )

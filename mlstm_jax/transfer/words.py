@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, first_line
 from mlstm_jax.transfer.labels import Labelled, codes
 
 CS = (1.0, 4.0, 16.0, 64.0)
@@ -34,6 +34,11 @@ class Words:
     intercepts_K: Floats
     weight: float = MEAN  # of their probabilities, beside 1 - weight of those of the states
 
+    def mixed(self, states_NK: Floats, texts: Sequence[str]) -> Floats:
+        """Return the weighted mean of the states' probabilities and of these, [texts, classes]."""
+        words_NK = self.weight * self.probabilities(texts)
+        return (1 - self.weight) * states_NK + words_NK
+
     def probabilities(self, texts: Sequence[str]) -> Floats:
         """Return [texts, classes]; a text without a known word has those of the intercepts."""
         from scipy.special import softmax
@@ -46,12 +51,12 @@ class Words:
 
     @cached_property
     def _counts(self) -> Any:
-        counts = _unfitted({word: column for column, word in enumerate(self.vocabulary)})
+        counts = _unfitted(self.vocabulary)
         counts.idf_ = self.idf_V
         return counts
 
 
-def _unfitted(vocabulary: dict[str, int] | None = None, min_df: int = 1) -> Any:
+def _unfitted(vocabulary: list[str] | None = None, min_df: int = 1) -> Any:
     # Importing scikit-learn takes a second, and a classifier without words does not need it.
     from sklearn.feature_extraction.text import TfidfVectorizer
 
@@ -75,40 +80,46 @@ class Fit(NamedTuple):
     words: Words
     C: float
     accuracy: float
-    probabilities_NK: Floats  # of the held-out texts
+    held_out_NK: Floats  # probabilities of the classes
 
 
 def fit(train: Labelled, valid: Labelled | None, classes: Sequence[str]) -> Fit:
-    """Return the classifier that is best on validation texts; without them, cross-validated.
+    """Fit with the C of most right answers, on validation texts or by cross-validation.
 
     Raises:
-        ValueError: no word is left to count, such as of proteins, or a class has one text.
+        UserError: no word is left to count, such as of proteins, or a class has one text.
     """
+    try:
+        return _fit(train, valid, classes)
+    except ValueError as error:  # raised by scikit-learn
+        raise UserError(
+            f"words cannot be counted in these texts ({first_line(error)}); leave `words` out."
+        ) from error
+
+
+def _fit(train: Labelled, valid: Labelled | None, classes: Sequence[str]) -> Fit:
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
     labels = codes(train.labels, classes)
-    held = labels if valid is None else codes(valid.labels, classes)
-
-    def unfitted(C: float) -> Any:
-        return pipeline(C, len(train.texts))
-
-    def held_out(C: float) -> Floats:
+    true = codes((valid or train).labels, classes)
+    accuracies = []
+    held_out = []
+    for C in CS:
+        estimator = pipeline(C, len(train.texts))
         if valid is None:
             folds = StratifiedKFold(min(3, *Counter(train.labels).values()))
-            found: Floats = cross_val_predict(
-                unfitted(C), train.texts, labels, cv=folds, method="predict_proba"
+            shares_NK = cross_val_predict(
+                estimator, train.texts, labels, cv=folds, method="predict_proba"
             )
-            return found
-        fitted: Floats = unfitted(C).fit(train.texts, labels).predict_proba(valid.texts)
-        return fitted
-
-    tried = {C: held_out(C) for C in CS}
-    accuracies = {C: float((tried[C].argmax(axis=1) == held).mean()) for C in CS}
-    best = max(CS, key=lambda C: accuracies[C])
-    counts, logistic = unfitted(best).fit(train.texts, labels)
+        else:
+            shares_NK = estimator.fit(train.texts, labels).predict_proba(valid.texts)
+        held_out.append(shares_NK)
+        accuracies.append(float((shares_NK.argmax(axis=1) == true).mean()))
+    best = int(np.argmax(accuracies))
+    counts, logistic = pipeline(CS[best], len(train.texts)).fit(train.texts, labels)
     vocabulary = counts.get_feature_names_out().tolist()
     words = Words(vocabulary, counts.idf_, logistic.coef_, logistic.intercept_)
-    return Fit(words, best, accuracies[best], tried[best])
+    return Fit(words, CS[best], accuracies[best], held_out[best])
 
 
 def best_weight(states_NK: Floats, words_NK: Floats, labels_N: NDArray[np.int64]) -> float:
@@ -132,8 +143,3 @@ def best_weight(states_NK: Floats, words_NK: Floats, labels_N: NDArray[np.int64]
             best = weight
             most = gain
     return best
-
-
-def uncountable(why: str | None) -> UserError:
-    """Return the error for texts that have no words."""
-    return UserError(f"words cannot be counted in these texts ({why}); leave `words` out.")

@@ -30,8 +30,9 @@ import mlstm_jax as mlstm
 from mlstm_jax import shipped
 from mlstm_jax.transfer import classify
 from mlstm_jax.transfer.classifier_file import load_classifier
-from mlstm_jax.transfer.classify import Classifier, Examples, Prior
+from mlstm_jax.transfer.classify import Classifier, Examples
 from mlstm_jax.transfer.labels import codes
+from mlstm_jax.transfer.logistic import Prior, best_fit
 
 WORDS_CS = [1.0, 4.0, 16.0, 64.0]
 STATES_CS = [1e-4, 3e-4, 1e-3, 3e-3]
@@ -97,12 +98,12 @@ def of_few(
         scores = defaultdict[str, list[float]](list)
         for seed in range(10 if count < 500 else 3):
             draw = classify.subset(train, count, seed)
-            fitted = {kind: (classify.best_fit(draw, None, names, prior)[0], test)}
+            fitted = {kind: (best_fit(draw, None, names, prior).classifier, test)}
             if names != NAMES:
                 means = draw._replace(features=draw.features[:, width:])
                 own_prior = prior and prior._replace(weights_D=own.weights_KD[0])
                 fitted["the mean of h"] = (
-                    classify.best_fit(means, None, names, own_prior)[0],
+                    best_fit(means, None, names, own_prior).classifier,
                     mean_h,
                 )
             drawn = [texts[int(n)] for n in classify.subset(places, count, seed).features[:, 0]]

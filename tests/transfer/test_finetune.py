@@ -41,7 +41,7 @@ from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.finetune import FinetuneOptions
 from mlstm_jax.transfer.labels import Labelled
 from tests.tolerance import assert_close
-from tests.transfer.test_classify import COLUMNS, answers_of, write_reviews
+from tests.transfer.pieces import COLUMNS, answers_of, write_reviews
 
 pytestmark = pytest.mark.numeric
 

@@ -1,0 +1,204 @@
+"""Fit a classifier to frozen features: regularised logistic regression by scikit-learn.
+
+Puri et al. 2018, section VI, after Radford et al. 2017: an L1 penalty, whose C is the best of
+2^-8 ... 2^0 on validation data; then a second classifier is fitted on the k units of largest
+|weight| alone. With more than two classes, each is classified against the rest.
+
+# Paper: unscaled features. Here each feature is divided by its standard deviation for the fit, and
+the weights are then converted back to unscaled features. The cell state of a small model has a
+standard deviation of about 0.1, so the same values of C would shrink all of its weights to zero.
+# Paper: an L1 penalty, and C by accuracy. With fewer examples than features the penalty is L2, and
+C has the smallest loss: so few cannot tell which units matter (results/few_labels/).
+# Paper: no prior. A model of the package comes with a classifier. With fewer examples than
+features, its log-odds are one more feature, whose weight the penalty hardly shrinks: without the
+prior, a fit to a few examples is worse than that classifier, which needs none.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mlstm_jax.errors import UserError
+from mlstm_jax.transfer.classify import Classifier, Examples, Floats, Labels, nats
+
+CS = tuple(2.0**power for power in range(-8, 1))
+
+_PRIOR_SCALE = 10
+_FEW = 50  # examples; see `Prior.errors`
+_FOLDS = 5
+
+
+class Prior(NamedTuple):
+    """Log-odds, features · weights + intercept, which become one more feature of a fit."""
+
+    weights_D: Floats
+    intercept: float
+    classes: Sequence[str]  # the log-odds are those of the second
+
+    def column(self, features: Any) -> Any:
+        """Return the feature, [texts, 1], so large that the penalty hardly shrinks its weight."""
+        return _PRIOR_SCALE * (features @ self.weights_D[:, None] + self.intercept)
+
+    def errors(self, examples: Examples, classes: Sequence[str]) -> int:
+        """Return how many standard errors from the smallest loss a candidate may be.
+
+        With few examples, all classified correctly, the standard error is underestimated. So with
+        fewer than 50, and the prior's own class names, the evidence against it must be stronger.
+        """
+        is_own = "\n".join(classes).casefold() == "\n".join(self.classes).casefold()
+        return 3 if is_own and len(examples.labels) < _FEW else 1
+
+
+class Choice(NamedTuple):
+    """The classifier with the best C, and how well it does on held-out examples."""
+
+    classifier: Classifier
+    prior: Prior | None  # that it was fitted with
+    accuracy: float  # NaN: nothing could be held out
+    held_out_NK: Floats | None  # probabilities of the classes
+
+
+def _is_few(examples: Examples) -> bool:
+    """Whether there are fewer examples than features."""
+    return len(examples.labels) < examples.features.shape[1]
+
+
+def _pipeline(examples: Examples, classes: int, C: float, prior: Prior | None) -> Any:
+    """Return the unfitted estimator, with the penalty for so many examples and features.
+
+    More than two classes are classified one against the rest.
+    """
+    # Importing scikit-learn takes a second, and applying a classifier does not need it.
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.multiclass import OneVsRestClassifier
+    from sklearn.pipeline import make_pipeline, make_union
+    from sklearn.preprocessing import FunctionTransformer, StandardScaler
+
+    if _is_few(examples):
+        logistic = LogisticRegression(C=C, max_iter=1000)  # L2
+    else:
+        # l1_ratio=1 is the L1 penalty; the seed fixes the order of liblinear's coordinates.
+        logistic = LogisticRegression(
+            l1_ratio=1.0, C=C, solver="liblinear", random_state=0, max_iter=1000
+        )
+    if classes > 2:
+        logistic = OneVsRestClassifier(logistic)
+    inputs = StandardScaler()  # gives a constant feature the scale 1
+    if prior:
+        inputs = make_union(inputs, FunctionTransformer(prior.column))
+    return make_pipeline(inputs, logistic)
+
+
+def fit(examples: Examples, classes: list[str], C: float, prior: Prior | None = None) -> Classifier:
+    """Fit a classifier; every class must occur. With a prior it is linear in the features, too.
+
+    With a prior of two classes C may be 0: it is the prior as it is.
+    """
+    values = examples.features.astype(np.float64)
+    if prior and not C:
+        weights_KD = prior.weights_D[None]
+        intercepts_K = np.array([prior.intercept])
+        return Classifier(weights_KD, intercepts_K, classes, C, deviations_D=values.std(axis=0))
+    inputs, logistic = _pipeline(examples, len(classes), C, prior).fit(values, examples.labels)
+    scaler = inputs.transformer_list[0][1] if prior else inputs
+    fitted = getattr(logistic, "estimators_", [logistic])  # one for each class, or one for both
+    coefficients_KD = np.concatenate([estimator.coef_ for estimator in fitted])
+    weights_KD = coefficients_KD[:, : values.shape[1]] / scaler.scale_
+    intercepts_K = np.concatenate([estimator.intercept_ for estimator in fitted])
+    intercepts_K = intercepts_K - weights_KD @ scaler.mean_
+    if prior:
+        slope_K = _PRIOR_SCALE * coefficients_KD[:, -1]
+        weights_KD += slope_K[:, None] * prior.weights_D
+        intercepts_K += slope_K * prior.intercept
+    return Classifier(weights_KD, intercepts_K, classes, C, deviations_D=scaler.scale_)
+
+
+def best_fit(
+    train: Examples,
+    valid: Examples | None,
+    classes: list[str],
+    prior: Prior | None = None,
+    Cs: Sequence[float] = CS[::2],
+    on_fit: Callable[[int], None] = lambda count: None,
+) -> Choice:
+    """Fit with the best C, on the examples of `valid` or by cross-validation.
+
+    The best C has the fewest errors or, with fewer examples than features, the smallest loss, which
+    varies less by chance.
+
+    With a prior the candidates are ordered by how much they change it: the prior as it is (C = 0,
+    two classes only), then fits with it, then fits without it, each in order of increasing C. The
+    first whose loss is within one standard error of the smallest is chosen (Breiman et al. 1984,
+    section 3.4.3), or within three (`Prior.errors`). The error is that of the mean difference over
+    the same examples.
+
+    `on_fit` is called with the number of values of C tried so far.
+
+    If some class has a single example, cross-validation is impossible: then the first candidate
+    with a prior is chosen, or the weakest penalty.
+    """
+    is_few = _is_few(train)
+    candidates: list[tuple[Prior | None, float]] = [(None, C) for C in Cs]
+    if not is_few:
+        prior = None
+    if prior:
+        with_prior = [0.0, *Cs] if len(classes) == 2 else Cs
+        candidates = [(prior, C) for C in with_prior] + candidates
+    if valid is None and np.bincount(train.labels).min() < 2:
+        used, C = candidates[0 if prior else -1]
+        return Choice(fit(train, classes, C, used), used, np.nan, None)
+    labels = (valid or train).labels
+    costs = []
+    held_out = []
+    for count, (used, C) in enumerate(candidates, 1):
+        shares_NK = _held_out(train, valid, classes, C, used)
+        held_out.append(shares_NK)
+        if is_few:
+            costs.append(nats(shares_NK, labels))
+        else:
+            costs.append(1.0 * (shares_NK.argmax(axis=1) != labels))
+        on_fit(count * len(Cs) // len(candidates))
+    # Of equal costs the first: the smallest C, and so the fewest weights.
+    best = int(np.argmin(np.mean(costs, axis=1)))
+    if prior:
+        above = np.array(costs) - costs[best]
+        limit = prior.errors(train, classes) / np.sqrt(len(labels))
+        best = int(np.argmax(above.mean(axis=1) <= limit * above.std(axis=1)))
+    used, C = candidates[best]
+    accuracy = float((held_out[best].argmax(axis=1) == labels).mean())
+    return Choice(fit(train, classes, C, used), used, accuracy, held_out[best])
+
+
+def _held_out(
+    train: Examples, valid: Examples | None, classes: list[str], C: float, prior: Prior | None
+) -> Floats:
+    """Return the probabilities of the classes of the held-out examples."""
+    if valid:
+        return fit(train, classes, C, prior).probabilities(valid.features)
+    if not C:  # nothing is fitted, so all are held out
+        return fit(train, classes, C, prior).probabilities(train.features)
+    from sklearn.model_selection import cross_val_predict
+
+    shares_NK: Floats = cross_val_predict(
+        _pipeline(train, len(classes), C, prior),
+        train.features.astype(np.float64),
+        train.labels,
+        cv=folds(train.labels, classes),
+        method="predict_proba",
+    )
+    return shares_NK
+
+
+def folds(labels: Labels, classes: Sequence[str]) -> Any:
+    """Return the folds of cross-validation; UserError if a class has one text."""
+    from sklearn.model_selection import StratifiedKFold
+
+    counts = np.bincount(labels)
+    least = int(counts.argmin())
+    if counts[least] < 2:
+        raise UserError(
+            f"class {classes[least]!r} has only one text, too few for cross-validation; add such "
+            "texts, or give validation texts with `valid`."
+        )
+    return StratifiedKFold(min(_FOLDS, counts[least]), shuffle=True, random_state=0)

@@ -1,0 +1,135 @@
+"""A classifier on disk: what is written is read, and what is wrong is named."""
+
+import dataclasses
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from mlstm_jax import digest
+from mlstm_jax.errors import KnownError, UserError
+from mlstm_jax.interop.weights import fingerprint
+from mlstm_jax.transfer.classifier_file import (
+    Description,
+    arrays,
+    load_classifier,
+    require_model,
+    save,
+)
+from mlstm_jax.transfer.classify import Classifier
+from mlstm_jax.transfer.words import Words
+
+ABOUT = Description("c", False, "abc", None)
+ODD = ["a\nb", '"quoted" \\', "\ud800", "\u00e9l\u00e9", ""]
+PLAIN = Classifier(
+    np.ones((3, 4)), np.arange(3.0), ["bad", "good", "so so"], 0.25, deviations_D=np.ones(4)
+)
+WORDS = PLAIN._replace(
+    words=Words(ODD, np.arange(5.0), np.ones((3, 5)), np.zeros(3), weight=0.25),
+    texts=np.array([3, 2**32 - 1], np.uint32),
+)
+
+
+def fields_of(classifier: Classifier) -> dict[str, Any]:
+    fields = classifier._asdict()
+    return fields | {"words": classifier.words and asdict(classifier.words)}
+
+
+@pytest.mark.parametrize("made", [PLAIN, WORDS], ids=["states", "words"])
+def test_what_is_written_is_read(tmp_path: Path, made: Classifier) -> None:
+    about = dataclasses.replace(ABOUT, text_column="review", step=7)
+    save(tmp_path, made, about)
+    again, also = load_classifier(tmp_path)
+    assert also == about
+    jax.tree.map(np.testing.assert_array_equal, fields_of(again), fields_of(made))
+    if made.words:  # no text has a word of its
+        shares_NK = again.words.probabilities(["my guitar", "zzzz"])
+        np.testing.assert_array_equal(shares_NK, np.full((2, 3), 1 / 3))
+
+
+@pytest.mark.parametrize(
+    ("made", "change", "message"),
+    [
+        (PLAIN, {"classes": ["a", "a", "b"]}, "json: .*classes must be 2 or more different"),
+        (PLAIN, {"classes": ["a", "b"]}, r"intercepts has the shape \(3,\), .* \(1,\)"),
+        (PLAIN, {"state": "z"}, r"state is 'z', but it must be one of c, h, mean_h, c\+mean_h"),
+        (PLAIN, {"format": 3}, "was written by another version of this program"),
+        (PLAIN, {"labels": [{"C": 1, "threshold": 0.5}] * 3}, "labels"),
+        (PLAIN, {"weights": np.zeros((3, 9))}, r"deviations has the shape \(4,\), .* \(9,\)"),
+        (PLAIN, {"intercepts": np.full(3, np.nan)}, "intercepts must be finite numbers"),
+        (PLAIN, {"intercepts": np.ones(3)}, r"intercepts of .*safetensors does not match its"),
+        (WORDS, {"texts": np.ones(3)}, r"texts of classifier\.safetensors does not match its"),
+        (WORDS, {"vocabulary": ["a"] * 5}, "json: .*vocabulary must be 1 or more different"),
+        (WORDS, {"vocabulary": []}, "json: .*vocabulary must be 1 or more different"),
+        (WORDS, {"vocabulary": [1]}, r"json: .*vocabulary\[0\] is 1, but it must be a string"),
+        (WORDS, {"vocabulary": ["a"]}, r"idf has the shape \(5,\), but must have \(1,\)"),
+        (WORDS, {"vocabulary": None}, "the unexpected idf, word_intercepts, word_weights"),
+        (WORDS, {"word_weight": 2}, "json: .*word_weight is 2"),
+        (WORDS, {"word_weights": np.ones((1, 5))}, r"word_weights has the shape \(1, 5\)"),
+        (WORDS, {"word_intercepts": np.ones(1)}, r"word_intercepts has the shape \(1,\)"),
+        (WORDS, {"idf": None}, r"classifier\.safetensors: is missing idf"),
+        (WORDS, {"idf": np.ones(5)}, r"idf of classifier\.safetensors does not match its checksum"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path, made, change, message) -> None:
+    """A field or an array is replaced; None: without the array."""
+    save(tmp_path, made, ABOUT)
+    fields = json.loads((tmp_path / "classifier.json").read_text())
+    kept = load_file(tmp_path / "classifier.safetensors")
+    for name, value in change.items():
+        part = kept if isinstance(value, np.ndarray) or name in kept else fields
+        part[name] = value
+        if part is kept and value is None:
+            del kept[name]
+    digest.write_json(tmp_path / "classifier.json", fields)
+    save_file(kept, tmp_path / "classifier.safetensors")
+    with pytest.raises(UserError, match=message):
+        load_classifier(tmp_path)
+
+
+def test_files_that_are_damaged_or_elsewhere_are_named(tmp_path: Path) -> None:
+    save(tmp_path, PLAIN, ABOUT)
+    (tmp_path / "classifier.safetensors").write_bytes(b"no")
+    with pytest.raises(UserError, match="cannot be read"):
+        load_classifier(tmp_path)
+    (about := tmp_path / "classifier.json").write_text(about.read_text().replace("bad", "Bad"))
+    with pytest.raises(UserError, match=r"classifier\.json: .* does not match its crc32"):
+        load_classifier(tmp_path)
+    with pytest.raises(UserError, match="there is no folder"):
+        load_classifier(tmp_path / "none")
+    (tmp_path / "tuned/classifier").mkdir(parents=True)
+    save(tmp_path / "tuned/classifier", PLAIN, ABOUT)
+    with pytest.raises(UserError, match=r"give .*tuned/classifier\. .* the run .*tuned/run"):
+        load_classifier(tmp_path / "tuned")
+
+
+def test_a_half_written_classifier_is_not_loaded(tmp_path, monkeypatch) -> None:
+    save(tmp_path, PLAIN, ABOUT)
+
+    def is_full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(arrays, "write_safetensors", is_full)
+    with pytest.raises(KnownError, match="cannot be written: No space left on device"):
+        save(tmp_path, PLAIN, ABOUT)
+    with pytest.raises(UserError, match=r"has no classifier\.json"):
+        load_classifier(tmp_path)
+
+
+def test_a_classifier_of_another_model_is_refused(run) -> None:
+    wide = PLAIN._replace(weights_KD=np.ones((3, run.config.model.hidden)))
+    about = dataclasses.replace(ABOUT, model=fingerprint(run.params), step=run.step)
+    require_model("it", wide, about, run, "a run")
+    later = dataclasses.replace(run, step=run.step + 100)  # trained further
+    for run_now, change, message in (
+        (run, {"model": "another"}, "it was created with other parameters than those of a run"),
+        (run, {"all_layers": True}, "it reads 64 features, but"),
+        (later, {"model": "another"}, f"at step .* give `checkpoint {run.step}`"),
+    ):
+        with pytest.raises(UserError, match=message):
+            require_model("it", wide, dataclasses.replace(about, **change), run_now, "a run")

@@ -1,0 +1,200 @@
+"""`transfer` and `classify` from the command line: the report, and how a stopped one resumes."""
+
+import dataclasses
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from unittest.mock import ANY
+
+import numpy as np
+import pytest
+
+from mlstm_jax import cli
+from mlstm_jax.run import Run, with_compute
+from mlstm_jax.transfer.classifier_file import load_classifier
+from mlstm_jax.transfer.features import Featurizer, features_key
+from tests.transfer.pieces import COLUMNS, answers_of, write_reviews
+
+
+def test_transfer_and_classify_from_the_outside(run, tmp_path, random, capsys, refused) -> None:
+    train, test = (write_reviews(tmp_path / f"{n}.csv", random, n) for n in (90, 100))
+    out = tmp_path / "out"
+    with train.open("a") as file:  # Nothing is learned from what `classify` gives no label.
+        file.write("fine, \nfair,&nbsp;\n")
+    command = ["transfer", str(run.folder), "--train", str(train), "--test", str(test), *COLUMNS]
+    command += ["--out", str(out), "--state", "c"]
+    cli.main(command)
+    said, noted = capsys.readouterr()
+    assert re.findall(r"note: .*90\.csv: 1 of 9. records have no text", noted) == 2 * [ANY]
+    result = json.loads((out / "report.json").read_text())
+    assert (result["classes"], result["state"]) == (["fair", "fine", "poor"], "c")
+    assert result["test"] > 0.8 > result["majority"]
+    assert result["baseline"]["test"] > 0.9
+    assert np.sum(result["confusion"]) == 100
+    assert np.trace(result["confusion"]) == pytest.approx(100 * result["test"])
+    assert result["learning_curve"][-1]["examples"] == 90
+    assert result["learning_curve"][-1]["mean"] == pytest.approx(result["test"])
+    assert list(result["top_units"]) == ["1", "2", "5", "10", "50"]
+    assert 1 > result["best_unit_test"] >= result["majority"] - 0.05
+    best = result["best_unit"]
+    assert best["layer"] == 1
+    assert f"| c of unit {best['unit']} of layer 1, the best alone |" in said
+    assert f"**{100 * result['test']:.1f}**" in said
+    # The report says what word counts would give, which only `words` keeps.
+    assert re.search(r"features and words together, `words` \| 100.0 \| +\| \*\*\d", said)
+    assert load_classifier(out)[0].words is None
+    for picture in ("best_unit.png", "learning_curve.png"):
+        assert (out / picture).read_bytes().startswith(b"\x89PNG")
+        assert picture in (out / "report.md").read_text()
+
+    labelled = tmp_path / "labelled.csv"
+    cli.main(["classify", str(run.folder), str(out), str(test), "--out", str(labelled)])
+    found, true = answers_of(labelled), answers_of(test)
+    right = [a["label"] == b["verdict"] for a, b in zip(found, true, strict=True)]
+    assert np.mean(right) == pytest.approx(result["test"])
+    assert [a["text"] for a in found] == [b["review"] for b in true]
+    assert [a["record"] for a in found] == [str(n) for n in range(1, 101)]
+    assert list(found[0]) == ["record", "text", "label", "p(fair)", "p(fine)", "p(poor)"]
+
+    # What has no text has no label, and any text makes a line that CSV readers take.
+    odd = tmp_path / "odd.jsonl"
+    texts = ["my guitar is bad", None, "  ", "a\rb", '"a",\nb']
+    odd.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    odd_command = ["classify", str(run.folder), str(out), str(odd), "--text-column", "text"]
+    capsys.readouterr()
+    cli.main([*odd_command, "--out", str(labelled), "--overwrite"])
+    blank = "2 of 5 texts, the first number 2, are blank, and without a label"
+    assert blank in capsys.readouterr().err
+    assert b"\r\n" not in labelled.read_bytes()
+    found = answers_of(labelled)
+    assert [row["text"] for row in found] == [text or "" for text in texts]
+    for column in ("label", "p(fair)"):
+        assert [row[column] != "" for row in found] == [True, False, False, True, True]
+    again = ["classify", run.folder, out, labelled, "--text-column", "text", "--out", labelled]
+    assert "is the input, which would be lost" in refused(*again)
+    assert "exists; choose another folder" in refused(*command)
+
+
+def test_texts_without_words_have_a_report_without_tfidf(run, tmp_path, random, capsys) -> None:
+    """Proteins and the like: single letters. All states of all layers, in one pass."""
+    letters = np.array(list("acdefghiklmnpqrstvwy"))
+    for name, count in (("train", 24), ("test", 10)):
+        lines = ["text,label"]
+        for number in range(count):
+            text = " ".join([*random.choice(letters, 30), *"ab"[number % 2] * 8])
+            lines.append(f"{text},{number % 2}")
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines))
+    out, test = tmp_path / "out", tmp_path / "test.csv"
+    command = ["transfer", str(run.folder), "--out", str(out), "--all-layers"]
+    command += ["--valid", str(test), "--test", str(test)]
+    command += ["--train", str(tmp_path / "train.csv"), "--state", "mean_h", "c", "c+mean_h"]
+    cli.main(command)
+    said = capsys.readouterr().out
+    assert said.count("TF-IDF is omitted: words cannot be counted in these texts (") == 3
+    with np.load(out / "features/train.npz") as file:
+        kept = dict(file)
+    assert kept["features"].shape == (24, 256)
+    assert set(kept["state"][:128]) == {"mean_h"}
+    for state, words, width in (
+        ("mean_h", "mean of h over the text", 128),
+        ("c", "cell state c", 128),
+        ("c+mean_h", "cell state c after the last byte, and mean of h", 256),
+    ):
+        found = json.loads((out / state / "report.json").read_text())
+        assert (found["state"], found["features"], found["baseline"]) == (state, width, None)
+        report = (out / state / "report.md").read_text()
+        assert words in report
+        assert {unit["layer"] for unit in found["units"]} == {0, 1}
+        assert max(unit["unit"] for unit in found["units"]) < 64
+        best, edges = found["best_unit"], found["histogram"]["edges"]
+        assert best["state"] in state.split("+")
+        assert f"--state {best['state']} --layer {best['layer']} --unit {best['unit']} " in report
+        assert json.loads((out / state / "classifier.json").read_text())["state"] == state
+        # Each report is of its own state's columns.
+        is_best = np.all([kept[name] == best[name] for name in best], axis=0)
+        (values,) = kept["features"][:, is_best].T
+        np.testing.assert_allclose(edges[:: len(edges) - 1], np.percentile(values, [0.5, 99.5]))
+
+    # As `transfer` did, so does `classify`.
+    folder, labelled = out / "c+mean_h", tmp_path / "labelled.csv"
+    cli.main(["classify", str(run.folder), str(folder), str(test), "--out", str(labelled)])
+    pairs = zip(answers_of(labelled), answers_of(test), strict=True)
+    right = np.mean([one["label"] == other["label"] for one, other in pairs])
+    assert right == json.loads((folder / "report.json").read_text())["test"]
+
+
+def test_texts_that_are_all_the_same_have_a_report(run: Run, tmp_path: Path) -> None:
+    path, out = tmp_path / "same.csv", tmp_path / "out"
+    path.write_text("text,label\n" + "same text,0\nsame text,1\n" * 6)
+    paths = ["--train", str(path), "--test", str(path), "--out", str(out)]
+    cli.main(["transfer", str(run.folder), *paths])
+    assert json.loads((out / "report.json").read_text())["test"] == 0.5
+
+
+def test_features_of_another_reading_or_other_units_have_another_key(run: Run) -> None:
+    readers = [
+        Featurizer(run),
+        Featurizer(run, states=["h"]),
+        Featurizer(run, units=[1, 2]),
+        Featurizer(run, units=[1, 3]),
+        Featurizer(dataclasses.replace(run, cleaning="none")),
+        Featurizer(with_compute(run, "bf16")),
+    ]
+    keys = [features_key("abc", reader, ["a"]) for reader in readers]
+    assert len(set(keys)) == len(keys)
+    assert keys[0] == features_key("abc", Featurizer(run), ["a"])
+
+
+# A process that is killed when it draws the second state.
+KILLED = """
+import os, signal, sys
+from matplotlib.figure import Figure
+from mlstm_jax import cli
+save = Figure.savefig
+def kill(self, path, **options):
+    if "mean_h" in str(path):
+        os.kill(os.getpid(), signal.SIGKILL)
+    save(self, path, **options)
+Figure.savefig = kill
+cli.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_transfer_resumes(run, tmp_path, random, monkeypatch, capsys, refused) -> None:
+    """Killed between two states."""
+    train, test, others = (write_reviews(tmp_path / f"{n}.csv", random, n) for n in (40, 20, 41))
+    out = tmp_path / "out"
+    command = ["transfer", str(run.folder), "--test", str(test), "--out", str(out), *COLUMNS]
+    several = [*command, "--state", "c", "mean_h"]
+    process = subprocess.run(
+        [sys.executable, "-c", KILLED, *several, "--train", str(train)], capture_output=True
+    )
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    assert {path.name for path in out.iterdir()} == {"features", "c", "mean_h"}
+    assert (out / "mean_h/classifier.json").exists()
+    assert not (out / "mean_h/report.md").exists()
+    before = {path: path.read_bytes() for path in out.glob("*/*")}
+    monkeypatch.setattr(Featurizer, "__call__", lambda *_: pytest.fail("read again"))
+    # Of other texts, or of other states: nothing is touched.
+    for wrong in (
+        [*several, "--train", str(others)],
+        [*several[:-1], "--train", str(train)],
+        [*several, "c+mean_h", "--train", str(train)],
+        [*command, "--state", "c+mean_h", "--train", str(train)],
+    ):
+        assert "repeat the command that created it" in refused(*wrong)
+    assert {path: path.read_bytes() for path in out.glob("*/*")} == before
+
+    cli.main([*several, "--train", str(train)])
+    said = f"reusing the features of the same texts in {out / 'features'}"
+    assert said in capsys.readouterr().err
+    for state, words in (("c", "cell state c"), ("mean_h", "mean of h over the text")):
+        assert words in (out / state / "report.md").read_text()
+    # Fitted again, they say the same.
+    for path, content in before.items():
+        assert path.suffix == ".png" or path.read_bytes() == content
+    assert f"{out} exists; choose another folder" in refused(*several, "--train", train)

@@ -1,0 +1,177 @@
+"""Labels: read alike from every format, checked, and held out by content."""
+
+import json
+import warnings
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pytest
+
+from mlstm_jax.errors import Note, UserError
+from mlstm_jax.transfer.labels import (
+    Labelled,
+    hold_out,
+    of_classes,
+    read_labelled,
+    require_classes,
+    usable,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "label,text\n10,good\n,none\n", "label of record 2, in 'label', is empty"),
+        ("a.csv", "stars,text\n10,good\n", r"has a label in 'label'.*`label_column`"),
+        ("a.csv", "text,Label\ngood,1\n", r"label in 'label'; .* did you mean Label\?"),
+        ("a.csv", "label,text\n1,good\n1,bad\n", "has only the label 1"),
+        ("a.csv", "label,text\n" + "".join(f"{n},a\n" for n in range(300)), "300 different labels"),
+        ("a.txt", "good\t1\n", r"a\.txt: a \.txt file has texts, but no labels"),
+        ("a.jsonl", '{"text": "a", "label": NaN}\n{"text": "b", "label": 1}', "of record 1, in"),
+    ],
+)
+def test_bad_labels_are_named(tmp_path: Path, name: str, content: str, message: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=message):
+        require_classes(read_labelled(tmp_path / name, None, "label"))
+
+
+def test_labels_are_strings_in_the_order_of_numbers(tmp_path: Path) -> None:
+    lines = tmp_path / "b.jsonl"
+    records = [{"text": "a", "kind": 1.0}, {"text": "b", "kind": "neg"}, {"text": "c", "kind": 2}]
+    lines.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert read_labelled(lines, None, "kind") == Labelled(["a", "b", "c"], ["1", "neg", "2"])
+    words = Labelled(["a text"] * 7, ["nan", "2", "inf", "1", "3", "10", "-1"])
+    assert words.classes == ["-1", "1", "2", "3", "10", "inf", "nan"]
+    with pytest.raises(UserError, match="label '10', which the training texts do not have"):
+        require_classes(words, ["-1", "1", "2", "3"])
+
+
+FORMATS = {"csv": "csv", "tsv": "csv, DELIMITER '\t'", "jsonl": "json", "parquet": "parquet"}
+
+
+def write_table(path: Path, rows: str) -> None:
+    """Write the rows of a SELECT as a file of its suffix."""
+    with duckdb.connect() as con:
+        con.execute(f"COPY ({rows}) TO '{path}' (FORMAT {FORMATS[path.suffix[1:]]})")
+
+
+@pytest.mark.parametrize("suffix", [*FORMATS, "memory"])
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (["1", "1.0", " 1 ", "0"], ["1", "1", "1", "0"]),
+        (["True", "true", "FALSE", "word "], ["true", "true", "false", "word"]),
+        (["1.50", "-2.0", "01", "1e2"], ["1.50", "-2", "01", "1e2"]),
+        (["3.1", "3.10", "250.0", "250.00"], ["3.1", "3.10", "250", "250.00"]),
+        (["12345678901234567.0", "12345678901234568", "9007199254740993.0", "-0"],
+         ["12345678901234567", "12345678901234568", "9007199254740993", "-0"]),
+        (["nan", "a", "b", "a"], None),
+        ([" ", "a", "b", "a"], None),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:the labels .* are read as one class")
+def test_labels_are_the_same_in_every_format(tmp_path, suffix, values, expected) -> None:
+    path, texts = tmp_path / f"a.{suffix}", ["t", "u", "v", "w"]
+    read: Any = partial(read_labelled, path, None)
+    if suffix == "memory":
+        read = partial(of_classes, texts, values, [f"label of record {n}" for n in range(1, 5)])
+    else:
+        rows = ", ".join(f"('{row[0]}', '{row[1]}')" for row in zip(texts, values, strict=True))
+        write_table(path, f"SELECT * FROM (VALUES {rows}) t(text, label)")
+    if expected is None:
+        with pytest.raises(UserError, match=r"label of record 1\b.* is empty, nan, or"):
+            read()
+    else:
+        assert read() == Labelled(texts, expected)
+
+
+def test_labels_of_every_type() -> None:
+    values = {
+        "1": [1, 1.0, np.float32(1), Decimal("1.0")],
+        "true": [True],
+        "false": [np.bool_(False)],
+        "0.1": [0.1, np.float32(0.1)],
+        "1.5": [Decimal("1.50")],
+        "inf": [float("inf")],
+        "1" + "0" * 20: [10**20],
+        "1" + "0" * 22: [1e22],
+    }
+    for label, same in values.items():
+        assert set(of_classes(["a"] * len(same), same, ["label"] * len(same)).labels) == {label}
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["pos", "Pos", "neg"], "'Pos', 'pos' differ only"),
+        (["so so", "soso", "x"], "'so so', 'soso' differ only"),
+        (["01", "1", "2"], "'01', '1' differ only"),
+        (["3.1", "3.10", "x"], "'3.1', '3.10' differ only"),
+        (["nai\u0308ve", "na\xefve", "x"], r"'nai\\u0308ve', 'na\\xefve' differ only"),
+        (["pos", "pos\u200b", "x"], r"'pos', 'pos\\u200b' differ only"),
+    ],
+)
+def test_labels_that_differ_only_in_form_are_noted(names: list[str], told: str) -> None:
+    found = Labelled(["a text"] * 3, names)
+    with pytest.warns(Note, match=told):
+        assert require_classes(found) == sorted(names)
+    with pytest.raises(UserError, match=r"has the label .*; did you mean "):
+        require_classes(found, [names[0], names[2]])
+    with warnings.catch_warnings(action="error"):
+        require_classes(Labelled(["a text"] * 3, ["1", "2", "one"]))
+        # As floats these are equal.
+        require_classes(Labelled(["a text"] * 2, ["12345678901234567", "12345678901234568"]))
+
+
+def test_labels_that_are_merged_are_noted() -> None:
+    with pytest.warns(Note, match="'1', '1.0' are read as one class, '1'"):
+        of_classes(["a"] * 4, ["1", "1.0", " 1", "2"], ["label"] * 4)
+    with warnings.catch_warnings(action="error"):
+        of_classes(["a"] * 4, [1, 1.0, " a", "a"], ["label"] * 4)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ("['pos']", "a list in 2 of 2"),
+        ("{'pos': 1}", "an object with the fields pos in 2"),
+        ("DATE '2020-01-01'", "a date in 2"),
+        ("NULL", "missing in 2"),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_column_without_labels_is_named_with_its_type(tmp_path, suffix, value, kind) -> None:
+    path = tmp_path / f"a.{suffix}"
+    write_table(path, f"SELECT 'a text' AS text, {value} AS label FROM range(2)")
+    if "DATE" in value and suffix == "jsonl":  # there it is a string
+        assert read_labelled(path, None).labels == ["2020-01-01"] * 2
+        return
+    told = rf"no record has a label in 'label'; it is {kind}(?s:.*)\(several labels"
+    with pytest.raises(UserError, match=told):
+        read_labelled(path, None)
+
+
+def test_a_fifth_is_held_out_by_content(random: np.random.Generator) -> None:
+    """Of each class, the same in any order, with equal texts on one side and no class lost."""
+    texts = [f"text {n % 90}" for n in range(100)]  # ten twice
+    labels = ["a" if n % 90 < 60 else "b" for n in range(100)]
+    found = Labelled([*texts, "rare", "odd", "odd"], [*labels, "c", "d", "a"])
+    train, held = hold_out(found)
+    assert not set(train.texts) & set(held.texts)
+    assert sorted(train.texts + held.texts) == sorted(found.texts)
+    assert train.classes == ["a", "b", "c", "d"]
+    count = {name: len({t for t, n in zip(*held[:2], strict=True) if n == name}) for name in "abcd"}
+    assert count == {"a": 12, "b": 6, "c": 0, "d": 0}
+    order = random.permutation(len(found.texts))
+    shuffled = Labelled([found.texts[n] for n in order], [found.labels[n] for n in order])
+    assert set(hold_out(shuffled)[1].texts) == set(held.texts)
+    for more in range(5):  # wherever it is among the others
+        some = Labelled([*map(str, range(90 + more)), "rare"], ["a"] * (90 + more) + ["c"])
+        assert "rare" not in hold_out(some)[1].texts
+    with pytest.raises(UserError, match=r"^x has 2 texts, too few to hold out a fifth; .* `test`"):
+        usable({"train": Labelled(["a", "b"], ["a", "b"], name="x")}, "none", "test")
