@@ -60,7 +60,7 @@ def of_arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, int]:
 
 
 def require_arrays(what: str, actual: Mapping[str, int], sums: Mapping[str, int]) -> None:
-    """Raise Wrong, with `what` they belong to, unless arrays have these checksums."""
+    """Raise InvalidField, with `what` they belong to, unless arrays have these checksums."""
     wrong = [name for name in {**actual, **sums} if actual.get(name) != sums.get(name)]
     if wrong:
         raise InvalidField(f"{', '.join(wrong[:3])} of {what} does not match its checksum")
@@ -78,7 +78,7 @@ def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def opened(values: Any) -> Any:
-    """Return the other fields of a sealed object; raise Wrong if they have changed."""
+    """Return the other fields of a sealed object; raise InvalidField if they have changed."""
     if not isinstance(values, Mapping):
         return values  # `fields.build` says that it is not an object
     if FIELD not in values:

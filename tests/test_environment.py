@@ -193,3 +193,13 @@ def test_the_limits_of_control_groups_are_read(own, limits, least, tmp_path, mon
     groups = [size for name, size in found.items() if "cgroup" in name]
     assert groups == ([] if least is None else [least])
     assert found["the machine's memory"] > 2**28
+
+
+@pytest.mark.parametrize("command", ["plan", "schedule", "train"])
+def test_an_unknown_flag_of_xla_is_named(command, tmp_path, command_environment) -> None:
+    words = [sys.executable, "-m", "mlstm_jax", command, "quickstart"]
+    words += {"plan": ["--machine", "h200"], "schedule": [], "train": ["--out", "run"]}[command]
+    surroundings = command_environment | {"XLA_FLAGS": "--xla_no_such_flag=1"}
+    done = subprocess.run(words, env=surroundings, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "XLA_FLAGS has --xla_no_such_flag=1" in done.stderr

@@ -156,6 +156,7 @@ def plan(
     Raises:
         ValueError: the description is invalid, or the batch cannot be divided among the devices.
     """
+    environment.require_known_flags()
     config = as_config(config)
     described = load_machine(Path(machine))
     config = with_compute(config, described)
@@ -191,6 +192,7 @@ def schedule(
     Raises:
         ValueError: there is no corpus, or it is too small for the batch.
     """
+    environment.require_known_flags()
     config = resolve_batch(as_config(config), devices)
     if corpus_bytes is None:
         corpus = open_corpus(Path(config.data.corpus))
