@@ -55,10 +55,16 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from mlstm_jax.analysis import plot_metrics
     from mlstm_jax.api.corpora import inspect, prepare
     from mlstm_jax.api.features import Features, FineTuned
-    from mlstm_jax.api.functions import import_weights, plan, schedule, sweep, train
+    from mlstm_jax.api.functions import (
+        import_weights,
+        plan,
+        plot_metrics,
+        schedule,
+        sweep,
+        train,
+    )
     from mlstm_jax.api.model import TrainedModel, load
     from mlstm_jax.config import Config, vary
     from mlstm_jax.corpora.options import PrepareOptions
@@ -79,7 +85,7 @@ _PUBLIC = {
     "inspect": "api.corpora",
     "load": "api.model",
     "plan": "api.functions",
-    "plot_metrics": "analysis",
+    "plot_metrics": "api.functions",
     "prepare": "api.corpora",
     "schedule": "api.functions",
     "sweep": "api.functions",

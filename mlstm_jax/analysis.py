@@ -19,10 +19,9 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.optimize import minimize_scalar
 
-from mlstm_jax.api.arguments import public
 from mlstm_jax.config import Config, by_phase
 from mlstm_jax.config import text as config_text
-from mlstm_jax.errors import UserError, extra, require
+from mlstm_jax.errors import UserError
 from mlstm_jax.training import metrics
 
 if TYPE_CHECKING:
@@ -282,24 +281,12 @@ def counts(axes: Any) -> None:
     axes.yaxis.get_major_locator().set_params(integer=True)
 
 
-@public
-def plot_metrics(
-    runs: Sequence[str | Path],
-    *,
-    x: Literal["step", "megabytes", "epoch", "minutes"] = "megabytes",
+def plot_runs(
+    runs: Sequence[str | Path], x: Literal["step", "megabytes", "epoch", "minutes"]
 ) -> "Figure":
-    """Plot bits per character, rate, gradient, loss scale and speed of runs.
+    """Plot what PANELS names of runs; see `mlstm_jax.plot_metrics`."""
+    import matplotlib.pyplot as plt
 
-    Args:
-        runs: run folders, or folders of run folders.
-        x: the quantity on the horizontal axis.
-
-    Raises:
-        ValueError: a folder holds no run.
-    """
-    with extra("notebooks", "plots need matplotlib"):
-        import matplotlib.pyplot as plt
-    require(len(runs) > 0, "runs", runs, "one run folder or more")
     histories = load_histories(*map(str, runs))
     figure, axes = plt.subplots(len(PANELS), 1, figsize=(8, 2.4 * len(PANELS)), sharex=True)
     plt.close(figure)  # otherwise a notebook would show it twice

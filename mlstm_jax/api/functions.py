@@ -3,14 +3,14 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from mlstm_jax import environment, output
 from mlstm_jax.api.arguments import public
 from mlstm_jax.api.model import TrainedModel, load
 from mlstm_jax.config import Config, load_file, resolve_batch
 from mlstm_jax.data.corpus import open_corpus
-from mlstm_jax.errors import UserError, note, require
+from mlstm_jax.errors import UserError, extra, note, require
 from mlstm_jax.fields import Between, Count, Positive, require_kind
 from mlstm_jax.interop import published, weights
 from mlstm_jax.planning import Plan
@@ -22,6 +22,9 @@ from mlstm_jax.training import schedule as schedules
 from mlstm_jax.training import sweep as sweeps
 from mlstm_jax.training.sweep import Result
 from mlstm_jax.training.train import train as run_train
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _Price = Annotated[float, Between(0, ends="[)")]
 Callbacks = Sequence[Callable[[dict[str, Any]], None]]
@@ -231,3 +234,26 @@ def import_weights(
     for one in imported.notes:
         note(one)
     return load(out)
+
+
+@public
+def plot_metrics(
+    runs: Sequence[str | Path],
+    *,
+    x: Literal["step", "megabytes", "epoch", "minutes"] = "megabytes",
+) -> "Figure":
+    """Plot bits per character, rate, gradient, loss scale and speed of runs.
+
+    Needs matplotlib and pandas, the extra `notebooks`.
+
+    Args:
+        runs: run folders, or folders of run folders.
+        x: the quantity on the horizontal axis.
+
+    Raises:
+        ValueError: a folder holds no run.
+    """
+    require(len(runs) > 0, "runs", runs, "one run folder or more")
+    with extra("notebooks", "plots need matplotlib and pandas"):
+        from mlstm_jax import analysis
+    return analysis.plot_runs(runs, x)

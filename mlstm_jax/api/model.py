@@ -130,7 +130,7 @@ class TrainedModel:
         self._lines()
         with extra("notebooks", "plots need matplotlib and pandas"):
             from mlstm_jax import analysis
-        return analysis.plot_metrics([self.path], x=x)
+        return analysis.plot_runs([self.path], x)
 
     def __repr__(self) -> str:
         model = self.config.model

@@ -139,7 +139,7 @@ def run(
             baseline.setdefault(name, float((predicted == part.labels).mean()))
     result = Result(
         classes=classes,
-        texts={name: len(part.labels) for name, part in examples.items()},
+        texts={name: len(texts[name].texts) if name in texts else 0 for name in PARTS},
         state=state,
         features=train.features.shape[1],
         C=chosen.C,

@@ -26,7 +26,7 @@ def write_report(folder: Path, result: Result, model: str) -> None:
 def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
     """Return the report as Markdown with tables, and with the pictures of these names."""
     classes = list(map(markdown, result.classes))
-    counts = [f"{count:,} {name}" for name, count in result.texts.items()]
+    counts = [f"{count:,} {name}" for name, count in result.texts.items() if count]
     units = list(map(str, result.units[:10]))
     best = result.best_unit
     parts = [
