@@ -15,10 +15,12 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any, cast
 
-from mlstm_jax import __version__, environment, terminal
+from mlstm_jax import __version__, environment, shipped, terminal
+from mlstm_jax.corpora.sources import Source, check_source
 from mlstm_jax.errors import KnownError, Note, did_you_mean, explained, nearest
 from mlstm_jax.guard import WEIGHTS, Interrupted, interruptible
 
@@ -33,6 +35,12 @@ COMMANDS = {name: module for module, names in _MODULES.items() for name in names
 
 # Commands that run no model: they do not use the GPU, which may be busy.
 _ON_CPU = ("configs", "prepare", "inspect", "plan", "schedule", "import", "export")
+
+# Commands whose first word is a model.
+_OF_MODELS = ("evaluate", "report", "generate", "heatmap", "view", "export", *_MODULES["texts"])
+# Those with a file of texts, too, and its place among the words.
+_TEXTS = {"features": 1, "classify": 2}
+_FILE_OPTIONS = ("--train", "--valid", "--test")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -97,6 +105,7 @@ def run(words: Sequence[str]) -> None:
         more = "`mlstm-jax --help` lists the commands."
         terminal.tell(f"mlstm-jax: unknown command {name!r}{near} {more}")
         sys.exit(2)
+    _require_paths(name, rest)
     environment.silence()
     environment.without_gpus()
     if name in _ON_CPU:
@@ -106,6 +115,24 @@ def run(words: Sequence[str]) -> None:
     with _notes():
         call = parse(name, rest)
         call()
+
+
+def _require_paths(name: str, words: Sequence[str]) -> None:
+    """Raise UserError if a model or file that the words name does not exist.
+
+    The command checks them, too, but only after it has imported JAX, which takes seconds.
+    """
+    if name not in _OF_MODELS or {"-h", "--help"} & set(words):
+        return
+    paths = list(takewhile(lambda word: not word.startswith("-"), words))
+    if paths:
+        shipped.require_model(Path(paths[0]))
+    place = _TEXTS.get(name)
+    if place and len(paths) > place:
+        check_source(Source(paths[place]))
+    for option, value in pairwise(words):
+        if option in _FILE_OPTIONS:
+            check_source(Source(value))
 
 
 def parse(name: str, words: Sequence[str]) -> Callable[[], None]:
