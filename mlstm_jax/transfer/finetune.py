@@ -107,8 +107,8 @@ class FinetuneOptions(Checked):
         seed: of dropout and of the order of the text.
         compute: type of the matrix products; unset: that of the run, and with a model of the
             package or an imported one the fastest, as `precision.compute` of a new run.
-        words: average the probabilities of the model with those of TF-IDF; if one of them alone is
-            clearly better on the validation texts, take those alone.
+        words: take the probabilities of the model or of TF-IDF, whichever is better on the
+            validation texts, or their mean if that is clearly better than either.
     """
 
     epochs: Positive = 3.0

@@ -94,11 +94,12 @@ def _remarks(result: Result, model: str) -> list[str]:
     if result.word_weight == 1:
         other = "" if model == shipped.MODEL else f", or use `{shipped.MODEL}`"
         remarks.append(
-            "**Words alone are better here**, and the features add nothing to them: use TF-IDF, "
-            f"train the model on more text{other}. (With `words` the classifier is that of words.)"
+            "**Words alone are better here**, and the features add nothing clear to them: use "
+            f"TF-IDF, train the model on more text{other}. (With `words` the classifier is that of "
+            "words.)"
         )
     if result.word_weight == 0:
-        remarks.append("Words add nothing to the features here: leave `words` out.")
+        remarks.append("Words add nothing clear to the features here: leave `words` out.")
     return remarks + [f"**{markdown(text)}**" for text in result.notes]
 
 

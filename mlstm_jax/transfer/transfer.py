@@ -47,9 +47,9 @@ class TransferOptions(Checked):
             or c+mean_h, first all of c and then all of mean_h; or several of these, all read in one
             pass over the texts. Unset: c+mean_h, or mean_h of a model without a c.
         all_layers: use every layer, the lowest first; otherwise only the top one.
-        words: the classifier is both that of the features and that of TF-IDF: its probabilities
-            are the means of theirs, or those of one of them if it alone is clearly better on
-            held-out texts. It has no score after each character.
+        words: the classifier is that of the features or that of TF-IDF, whichever is better on
+            held-out texts, or the mean of both if that is clearly better than either. It has no
+            score after each character.
     """
 
     state: tuple[FeatureState, ...] | FeatureState | None = None

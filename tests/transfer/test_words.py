@@ -19,6 +19,7 @@ from tests.tolerance import assert_close
 # As words "10" is before "9"; as numbers after it.
 ENDS = {"9": ["bad", "\u00e9l\u00e9 'n'"], "10": ["GOOD", '\ud83c"fein"'], "so": ["fair\nenough"]}
 OPTIONS = TransferOptions(state="mean_h", words=True)
+WEIGHT = 0.25  # of words in `made`
 NEW = ["my guitar is bad", "my \u00e9l\u00e9", "zzzz", "\ud800", "Good, GOOD cable 3"]
 
 
@@ -33,7 +34,9 @@ def labelled(classes: list[str], count: int, first: int = 0) -> Labelled:
 def made(model: TrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Transferred:
     train, valid, test = (labelled(list(ENDS), count, count)[:2] for count in (60, 30, 36))
     out = tmp_path_factory.mktemp("words") / "out"
-    return model.transfer(train, test, valid, out=out, options=OPTIONS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(words, "best_weight", lambda *_: WEIGHT)
+        return model.transfer(train, test, valid, out=out, options=OPTIONS)
 
 
 @pytest.mark.parametrize(
@@ -66,14 +69,16 @@ def test_of_a_thousand_texts_a_word_counts_if_two_have_it(count: int) -> None:
 @pytest.mark.parametrize(
     ("states", "counts", "weight"),
     [
-        ([0.9] * 400, [0.2] * 80 + [0.8] * 320, 0.5),  # states are right where words are not
         ([0.1] * 80 + [0.9] * 320, [0.8] * 400, 1),
         ([0.8] * 400, [0.1] * 80 + [0.9] * 320, 0),
-        ([0.1] * 1 + [0.9] * 399, [0.8] * 400, 0.5),  # one text is within a standard error
-        ([0.1] * 2 + [0.9] * 398, [0.8] * 400, 1),
+        ([0.8] * 400, [0.8] * 400, 0),
+        # Each is right, and sure, where the other is not: four texts are two standard errors.
+        ([0.4] * 4 + [0.9] * 396, [0.9] * 396 + [0.4] * 4, 0),
+        ([0.4] * 5 + [0.9] * 395, [0.9] * 395 + [0.4] * 5, 0.5),
+        ([0.4] * 5 + [0.9] * 395, [0.9] * 396 + [0.4] * 4, 1),
     ],
 )
-def test_one_alone_is_taken_if_it_is_clearly_better(states, counts, weight) -> None:
+def test_both_together_are_taken_if_they_are_clearly_better(states, counts, weight) -> None:
     states_NK, words_NK = (np.stack([1 - np.array(p), p], axis=1) for p in (states, counts))
     assert words.best_weight(states_NK, words_NK, np.ones(400, np.int64)) == weight
 
@@ -82,17 +87,17 @@ def test_the_report_says_which_one_is_better(made) -> None:
     for weight, said in ((1, "Words alone are better here"), (0, "leave `words` out")):
         result = replace(made.result, word_weight=weight)
         assert said in report.as_markdown(result, "mine", [])
-    assert made.result.word_weight == made.classifier.words.weight == words.MEAN
+    assert made.result.word_weight == made.classifier.words.weight == WEIGHT
 
 
-def test_the_saved_classifier_is_the_mean_of_both(model, made, tmp_path) -> None:
+def test_the_saved_classifier_is_a_mean_of_both(model, made, tmp_path) -> None:
     again, _ = load_classifier(made.folder)
     found = made.classifier.words
     assert repr(again).startswith("Classifier of 64 features and 140 words and pairs: 3 classes")
 
     of_states = model.classify(NEW, made._replace(classifier=again._replace(words=None)))
     expected = [
-        {name: (states[name] + row[k]) / 2 for k, name in enumerate(ENDS)}
+        {n: (1 - WEIGHT) * states[n] + WEIGHT * row[k] for k, n in enumerate(ENDS)}
         for states, row in zip(of_states, found.probabilities(NEW), strict=True)
     ]
     answers = model.classify(NEW, made)
@@ -126,12 +131,10 @@ def test_a_fine_tuned_classifier_counts_words_too(model, made, tmp_path) -> None
     assert report["without_words"] == tuned.without_words
     assert tuned.without_words["valid"] < tuned.accuracy["valid"] == 1  # the words decide here
 
+    assert report["word_weight"] == 1
     again, counts = load(out / "run", tuned.run.step), words.fit(train, valid, names).words
-    chosen, about = load_classifier(out / "classifier")
-    features = again.encode(NEW, about.state)
-    of_states = chosen._replace(words=None).probabilities(features)
     answers = [[*one.values()] for one in again.classify(NEW, out / "classifier")]
-    expected = (of_states + counts.probabilities(NEW)) / 2
+    expected = counts.probabilities(NEW)
     np.testing.assert_allclose(answers, expected, rtol=0, atol=4 * np.finfo(np.float64).eps)
 
     letters = [chr(ord("A") + n) for n in range(40)]
