@@ -12,7 +12,7 @@ Data flows one way, and imports point downwards only::
     training/              the loop, the step, optimizers, evaluation, sweeps
     run.py, models/        a run folder, or a file of weights → a model ready to use; our own
     interop/               other programs' weights, in and out; checkpoint.py: with checksums
-    distributed.py         the processes of a run; environment.py: what is set before JAX starts
+    distributed.py         the processes of a run; environment.py: JAX's start; host.py
     corpora/               sources → readers → documents → an engine → writer   (no jax)
     data/                  corpus → shards → stream, evaluation_stream   (no jax)
     config/                what one experiment is, as Python and as JSON

@@ -1,8 +1,8 @@
-"""What a process sets before JAX starts, and what it keeps for the next one; its environment.
+"""What a process sets before JAX starts, and the programs that it keeps for the next one.
 
 JAX starts with its first operation on a device, not with its import: until then the number of
 virtual CPU devices and of the threads that serve them, flags and the cache can be set. The next
-process on this machine reuses compiled programs, and the measured gain of bf16.
+process on this machine reuses compiled programs.
 """
 
 import contextlib
@@ -10,24 +10,18 @@ import ctypes
 import functools
 import hashlib
 import logging
-import math
 import mmap
 import os
 import platform
-import re
 import resource
 import sys
-import time
 import warnings
 from contextlib import ExitStack
-from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import mlstm_jax
-from mlstm_jax import __version__, output, shipped
 from mlstm_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -40,8 +34,6 @@ if TYPE_CHECKING:
 MEMORY_FRACTION = 0.92
 _FRACTION_NAMES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
-_OWN_GROUPS, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-_GROUP = "the limit of its control group (cgroup)"
 # Address space that JAX and its threads take on two cores before they read a model; with less,
 # its C++ ends the process.
 _LEAST_ADDRESS_SPACE = 1.8e9
@@ -61,9 +53,6 @@ _OF_LOOPS = ("Event loop is closed", "'_UnixSelectorEventLoop' object has no att
 CACHE = "MLSTM_JAX_CACHE"
 _MOST_CACHED_BYTES = 1 << 30
 _LEAST_CACHED_SECONDS = 0.1  # of compilation
-_A100 = 8.0  # its compute capability
-_LEAST_BF16_GAIN = 1.2  # of bf16, whose results are coarser
-_LEAST_BF16_UNITS = 256  # with 64 or 128 the products are not most of the time
 
 
 def has_started() -> bool:
@@ -201,30 +190,6 @@ def unknown_flags(flags: str) -> list[str]:
     return unknown
 
 
-def memory_limits() -> dict[str, float]:
-    """Return what limits this process's memory, in bytes by name."""
-    limits = {
-        "the machine's memory": float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    }
-    space, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if space != resource.RLIM_INFINITY:
-        limits["the limit on address space (ulimit -v)"] = space
-    # Of cgroups v2, whose own line has no controllers, and v1; each folder may have a limit.
-    for line in _OWN_GROUPS.read_text().splitlines() if _OWN_GROUPS.is_file() else []:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        name = "memory.limit_in_bytes" if controllers else "memory.max"
-        here = _GROUPS / ("memory" if controllers else "") / path.lstrip("/") / name
-        for folder in here.parents[: len(here.parts) - len(_GROUPS.parts)]:
-            file = folder / name
-            text = file.read_text().strip() if file.is_file() else ""
-            if text.isdecimal():
-                least = min(float(text), limits.get(_GROUP, math.inf))
-                limits[_GROUP] = least
-    return limits
-
-
 def without_gpus() -> None:
     """Keep JAX from looking for GPUs if only CUDA's compiler is installed.
 
@@ -275,38 +240,6 @@ def _make_virtual(count: int) -> None:
         os.environ["NPROC"] = str(least)
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of this package and of the packages that compute."""
-    names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-    # The package itself may be run from a checkout, without being installed.
-    return {"mlstm-jax": __version__} | {name: metadata.version(name) for name in names}
-
-
-def code() -> str:
-    """Return a sha256 of the package's source, with which processes check that theirs is equal."""
-    sources = sorted(Path(mlstm_jax.__file__).parent.rglob("*.py"))
-    # A wheel has the configs inside the package, a clone next to it; the code is the same.
-    code = [path for path in sources if shipped.folder() not in path.parents]
-    return hashlib.sha256(b"".join(path.read_bytes() for path in code)).hexdigest()[:12]
-
-
-def describe_environment() -> dict[str, Any]:
-    """Return versions, flags and devices for environment.json, without the machine's name."""
-    import jax
-
-    return {
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "cpu_cores": os.cpu_count(),
-        "versions": versions(),
-        "xla_flags": os.environ.get("XLA_FLAGS", ""),
-        "platform": jax.default_backend(),
-        "devices": [device.device_kind for device in jax.local_devices()],
-        "processes": jax.process_count(),
-        "devices_of_all_processes": jax.device_count(),
-    }
-
-
 def silence() -> ExitStack:
     """Silence the logging of Orbax's threads in this process; closing the result undoes it."""
     undo = ExitStack()
@@ -351,6 +284,12 @@ def cache_programs() -> None:
             set_variable(variable, value)
 
 
+def program_folder() -> Path | None:
+    """The folder of compiled programs that JAX uses, or would use; None: there is none."""
+    folder = _jax_cache()
+    return Path(folder) if folder else _cache_folder()
+
+
 def _jax_cache() -> str | None:
     """Return the cache folder that JAX has; None: it has none yet."""
     if "jax" not in sys.modules:
@@ -369,7 +308,7 @@ def _cache_folder() -> Path | None:
     try:
         if not name:
             name = f"{os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'}/mlstm_jax"
-        folder = Path(name).absolute() / _machine()
+        folder = Path(name).absolute() / processor()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         status = folder.stat()
         if status.st_uid != os.getuid() or status.st_mode & 0o022:
@@ -380,8 +319,8 @@ def _cache_folder() -> Path | None:
     return folder
 
 
-def _machine() -> str:
-    """Return a name for the kind of processor, derived from the instructions it supports."""
+def processor() -> str:
+    """A name for the kind of processor and XLA's flags, by the instructions that it supports."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         kind = "".join(sorted({line for line in lines if line.startswith(("flags", "Features"))}))
@@ -405,42 +344,3 @@ def _remove_incomplete(folder: Path) -> None:
             if not used.is_file() or not program.stat().st_size:
                 program.unlink()
                 used.unlink(missing_ok=True)
-
-
-def fastest_compute(units: int) -> Literal["fp32", "bf16"]:
-    """Return the type of the products that is fastest here for a layer of so many units."""
-    return "bf16" if units >= _LEAST_BF16_UNITS and multiplies_bf16_faster() else "fp32"
-
-
-@functools.cache
-def multiplies_bf16_faster() -> bool:
-    """Return whether this device multiplies bf16 at least 1.2 times as fast as float32.
-
-    NVIDIA's GPUs do since the A100. On a CPU instructions and XLA decide this, so it is measured
-    (64 rows of 768 units), once for a processor, XLA flags and a version: the gain is kept in the
-    folder of compiled programs.
-    """
-    import jax
-    import jax.numpy as jnp
-
-    if jax.default_backend() != "cpu":
-        # Of an NVIDIA GPU; AMD's are called gfx942.
-        capability = str(getattr(jax.local_devices()[0], "compute_capability", ""))
-        return bool(re.fullmatch(r"\d+\.\d+", capability)) and float(capability) >= _A100
-    folder = _jax_cache() or _cache_folder()  # also where JAX had started before the cache
-    path = Path(folder or os.devnull) / f"bf16_{_machine()}_{metadata.version('jaxlib')}"
-    with contextlib.suppress(OSError, ValueError):
-        return float(path.read_text()) >= _LEAST_BF16_GAIN
-    product = jax.jit(partial(jnp.dot, preferred_element_type=jnp.float32))
-    least = dict.fromkeys(("float32", "bfloat16"), math.inf)
-    for _ in range(8):  # other processes lengthen some
-        for dtype in least:
-            x, w = jnp.ones((64, 768), dtype), jnp.ones((768, 3072), dtype)
-            product(x, w).block_until_ready()  # the first time it compiles
-            started = time.perf_counter()
-            product(x, w).block_until_ready()
-            least[dtype] = min(least[dtype], time.perf_counter() - started)
-    gain = least["float32"] / least["bfloat16"]
-    with contextlib.suppress(OSError):
-        output.write_text(path, f"{gain:.3f}\n")
-    return gain >= _LEAST_BF16_GAIN

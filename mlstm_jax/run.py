@@ -22,7 +22,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from mlstm_jax import __version__, digest, environment, fields, output, shipped
+from mlstm_jax import __version__, digest, environment, fields, host, output, shipped
 from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import Config
 from mlstm_jax.config import text as config_text
@@ -235,7 +235,7 @@ def with_compute(run: Run, compute: ReadingCompute) -> Run:
         return dataclasses.replace(run, model=LanguageModel(model, precision))
     if precision.compute not in (None, "fp32") or not isinstance(model, Recurrent):
         return run
-    if environment.fastest_compute(model.hidden) == "fp32":
+    if host.fastest_compute(model.hidden) == "fp32":
         return run
     precision = dataclasses.replace(precision, compute="bf16", cell="fp32")
     return dataclasses.replace(run, batch_model=LanguageModel(model, precision))

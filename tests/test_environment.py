@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlstm_jax import environment
+from mlstm_jax import environment, host
 from mlstm_jax.config import Model
 from mlstm_jax.interop import weights
 
 PROGRAM = """
 import sys
-from mlstm_jax import environment
+from mlstm_jax import environment, host
 environment.cache_programs()
 import jax, jax.numpy as jnp, numpy as np
 hits = []
@@ -187,9 +187,9 @@ def test_the_limits_of_control_groups_are_read(own, limits, least, tmp_path, mon
     for name, text in limits.items():
         (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "groups" / name).write_text(text)
-    monkeypatch.setattr(environment, "_OWN_GROUPS", tmp_path / "own")
-    monkeypatch.setattr(environment, "_GROUPS", tmp_path / "groups")
-    found = environment.memory_limits()
+    monkeypatch.setattr(host, "_OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(host, "_GROUPS", tmp_path / "groups")
+    found = host.memory_limits()
     groups = [size for name, size in found.items() if "cgroup" in name]
     assert groups == ([] if least is None else [least])
     assert found["the machine's memory"] > 2**28

@@ -20,7 +20,7 @@ LAYERS = [
     {"training"},
     {"run"},
     {"interop", "checkpoint", "record"},
-    {"distributed", "environment"},
+    {"distributed", "environment", "host"},
     {"corpora"},
     {"data"},
     {"config"},

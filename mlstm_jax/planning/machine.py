@@ -79,7 +79,7 @@ def load_machine(path: Path) -> Machine:
 def with_compute(config: Config, machine: Machine) -> Config:
     """Set the compute type that `train` chooses on the machine, if the config has none.
 
-    Large layers are assumed, see `environment.fastest_compute`.
+    Large layers are assumed, see `host.fastest_compute`.
     """
     if config.precision.compute is not None:
         return config

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from mlstm_jax import digest, environment, output, run
+from mlstm_jax import digest, host, output, run
 from mlstm_jax.config import Config, longest_window, vary
 from mlstm_jax.config.text import PLACES, differences, flatten, to_json
 from mlstm_jax.data.corpus import Corpus
@@ -86,7 +86,7 @@ def require_one_run(cluster: Cluster, config: Config, corpus: Corpus) -> None:
         {"distributed.processes": cluster.processes}, "Give every process the same number."
     )
     cluster.require_equal(
-        {"the program's code": environment.code(), **environment.versions()},
+        {"the program's code": host.code(), **host.versions()},
         "Install the same versions for all processes.",
     )
     fields = flatten(config).items()
@@ -155,7 +155,7 @@ def with_run_values(config: Config, cluster: Cluster) -> Config:
     before = run.read_config(folder) if _has_begun(folder) else None
     if config.precision.compute is None:
         compute = before.precision.compute if before else None
-        compute = compute or environment.fastest_compute(config.model.hidden)
+        compute = compute or host.fastest_compute(config.model.hidden)
         config = vary(config, precision__compute=cluster.gather(compute)[0])
     if before is None or type(before.model) is not type(config.model):
         return config
@@ -191,7 +191,7 @@ def write_folder(config: Config, inputs: Mapping[str, str | None] | None = None)
     """
     folder = Path(config.out)
     identity = run.id_of(folder) or secrets.token_hex(8)
-    described = environment.describe_environment()
+    described = host.describe_environment()
     described |= {"run": identity, "inputs": dict(inputs or {})}
     digest.write_json(folder / run.ENVIRONMENT, described)
     output.write_text(folder / "config.json", to_json(config))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from mlstm_jax import environment
+from mlstm_jax import host
 from mlstm_jax.config import Config, Precision, by_phase
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import Arrays, expected_shapes, flatten, unflatten
@@ -198,7 +198,7 @@ def require_memory(config: Config, devices: Parallel) -> None:
     """
     if devices.local[0].platform != "cpu":
         return
-    limit, name = min((size, name) for name, size in environment.memory_limits().items())
+    limit, name = min((size, name) for name, size in host.memory_limits().items())
     model = config.model
     for phase in by_phase(config):
         data = phase.data

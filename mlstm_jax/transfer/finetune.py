@@ -23,7 +23,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from mlstm_jax import environment, output
+from mlstm_jax import host, output
 from mlstm_jax.config import Compute, Config, Data, Devices, Optimizer, Train
 from mlstm_jax.config.sections import Seed
 from mlstm_jax.corpora.documents import clean, in_order
@@ -238,7 +238,7 @@ def make_config(run: Run, out: Path, classes: int, options: FinetuneOptions) -> 
             f"`batch` of {batch}; lower `batch` or `window`, or give more texts."
         )
     precision = run.config.precision
-    compute = options.compute or precision.compute or environment.fastest_compute(model.hidden)
+    compute = options.compute or precision.compute or host.fastest_compute(model.hidden)
     return Config(
         out=str(out / "run"),
         model=model,

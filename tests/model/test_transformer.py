@@ -9,8 +9,9 @@ import pytest
 
 from benchmarks import reference
 from mlstm_jax.config import Precision
+from mlstm_jax.model.attention import attention
 from mlstm_jax.model.language_model import LanguageModel
-from mlstm_jax.model.transformer import Transformer, attention
+from mlstm_jax.model.transformer import Transformer
 from tests.model.test_language_model import applied, initial, make, mean_loss
 from tests.tolerance import assert_close
 

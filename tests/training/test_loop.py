@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mlstm_jax import environment, guard, run
+from mlstm_jax import environment, guard, host, run
 from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import Config, Devices, Optimizer, Precision, Train, vary
 from mlstm_jax.corpora.prepare import prepare
@@ -191,7 +191,7 @@ def test_a_run_keeps_the_compute_type_that_was_fastest_at_first(short_run, tmp_p
 
     config = vary(short_run, out=str(tmp_path / "run"), train__steps=2)
     assert config.precision.compute is None
-    monkeypatch.setattr(environment, "fastest_compute", lambda units: "bf16")
+    monkeypatch.setattr(host, "fastest_compute", lambda units: "bf16")
     assert trained() == "bf16"
     monkeypatch.undo()
     config = vary(config, train__steps=6)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mlstm_jax import environment
+from mlstm_jax import host
 from mlstm_jax.config import BERT, Config, Distributed, Model, Transformer, resolve_batch, vary
 from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import UserError
@@ -71,7 +71,7 @@ def test_a_run_that_the_memory_cannot_hold_is_refused_before_its_folder_is_made(
     hidden, rows, limit, cause, corpus, tmp_path, monkeypatch
 ) -> None:
     if limit:
-        monkeypatch.setattr(environment, "memory_limits", lambda: {"it": limit, "other": 1e12})
+        monkeypatch.setattr(host, "memory_limits", lambda: {"it": limit, "other": 1e12})
     config = make_config(corpus, tmp_path / "run", model=Model(hidden=hidden))
     config = vary(config, data__batch=rows)
     with pytest.raises(UserError, match=rf"{cause}.* GB .* is [0-9.]+ GB"):

@@ -11,7 +11,7 @@ import jaxlib
 import numpy as np
 import pytest
 
-from mlstm_jax import cli, environment
+from mlstm_jax import cli, environment, host
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.errors import Note, UserError
 from mlstm_jax.run import Run, load_run, with_compute
@@ -146,15 +146,15 @@ def test_several_rows_can_be_read_in_bf16_while_one_stays_fp32(run: Run) -> None
 def test_auto_reads_small_models_and_those_of_other_types_as_they_are(run: Run) -> None:
     assert with_compute(run, "auto") is run
     ours = load_run(Path("reviews-1024"))
-    assert bool(with_compute(ours, "auto").batch_model) == environment.multiplies_bf16_faster()
+    assert bool(with_compute(ours, "auto").batch_model) == host.multiplies_bf16_faster()
     fixed = with_compute(ours, "fp32")
     assert (fixed.batch_model, fixed.model) == (None, ours.model)
 
 
 def test_the_gain_of_bf16_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "_jax_cache", lambda: str(tmp_path))
-    path = tmp_path / f"bf16_{environment._machine()}_{jaxlib.__version__}"
-    measure = environment.multiplies_bf16_faster.__wrapped__
+    path = tmp_path / f"bf16_{environment.processor()}_{jaxlib.__version__}"
+    measure = host.multiplies_bf16_faster.__wrapped__
     measured = measure()
     assert measured == (float(path.read_text()) >= 1.2)
     for kept, answer in (("1.19", False), ("1.2", True)):

@@ -1,0 +1,125 @@
+"""This host: its limits of memory, versions and devices, and the type that it multiplies faster.
+
+The gain of bf16 is measured once, and kept with the compiled programs (environment.py).
+"""
+
+import contextlib
+import functools
+import hashlib
+import math
+import os
+import platform
+import re
+import resource
+import time
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import mlstm_jax
+from mlstm_jax import __version__, environment, output, shipped
+
+_OWN_GROUPS = Path("/proc/self/cgroup")
+_GROUPS = Path("/sys/fs/cgroup")
+_GROUP = "the limit of its control group (cgroup)"
+_A100 = 8.0  # its compute capability
+_LEAST_BF16_GAIN = 1.2  # of bf16, whose results are coarser
+_LEAST_BF16_UNITS = 256  # with 64 or 128 the products are not most of the time
+
+
+def memory_limits() -> dict[str, float]:
+    """Return what limits this process's memory, in bytes by name."""
+    limits = {
+        "the machine's memory": float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    }
+    space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if space != resource.RLIM_INFINITY:
+        limits["the limit on address space (ulimit -v)"] = space
+    # Of cgroups v2, whose own line has no controllers, and v1; each folder may have a limit.
+    for line in _OWN_GROUPS.read_text().splitlines() if _OWN_GROUPS.is_file() else []:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        name = "memory.limit_in_bytes" if controllers else "memory.max"
+        here = _GROUPS / ("memory" if controllers else "") / path.lstrip("/") / name
+        for folder in here.parents[: len(here.parts) - len(_GROUPS.parts)]:
+            file = folder / name
+            text = file.read_text().strip() if file.is_file() else ""
+            if text.isdecimal():
+                least = min(float(text), limits.get(_GROUP, math.inf))
+                limits[_GROUP] = least
+    return limits
+
+
+def versions() -> dict[str, str]:
+    """The versions of this package and of the packages that compute."""
+    names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    # The package itself may be run from a checkout, without being installed.
+    return {"mlstm-jax": __version__} | {name: metadata.version(name) for name in names}
+
+
+def code() -> str:
+    """A sha256 of the package's source, used to compare processes."""
+    sources = sorted(Path(mlstm_jax.__file__).parent.rglob("*.py"))
+    # A wheel has the configs inside the package, a clone next to it; the code is the same.
+    code = [path for path in sources if shipped.folder() not in path.parents]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in code)).hexdigest()[:12]
+
+
+def describe_environment() -> dict[str, Any]:
+    """Return versions, flags and devices for environment.json, without the machine's name."""
+    import jax
+
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu_cores": os.cpu_count(),
+        "versions": versions(),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "platform": jax.default_backend(),
+        "devices": [device.device_kind for device in jax.local_devices()],
+        "processes": jax.process_count(),
+        "devices_of_all_processes": jax.device_count(),
+    }
+
+
+def fastest_compute(units: int) -> Literal["fp32", "bf16"]:
+    """Return the type of the products that is fastest here for a layer of so many units."""
+    return "bf16" if units >= _LEAST_BF16_UNITS and multiplies_bf16_faster() else "fp32"
+
+
+@functools.cache
+def multiplies_bf16_faster() -> bool:
+    """Return whether this device multiplies bf16 at least 1.2 times as fast as float32.
+
+    NVIDIA's GPUs do since the A100. On a CPU instructions and XLA decide this, so it is measured
+    (64 rows of 768 units), once for a processor, XLA flags and a version: the gain is kept in the
+    folder of compiled programs.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    if jax.default_backend() != "cpu":
+        # Of an NVIDIA GPU; AMD's are called gfx942.
+        capability = str(getattr(jax.local_devices()[0], "compute_capability", ""))
+        return bool(re.fullmatch(r"\d+\.\d+", capability)) and float(capability) >= _A100
+    folder = environment.program_folder()  # also where JAX had started before the cache
+    name = f"bf16_{environment.processor()}_{metadata.version('jaxlib')}"
+    path = (folder or Path(os.devnull)) / name
+    with contextlib.suppress(OSError, ValueError):
+        return float(path.read_text()) >= _LEAST_BF16_GAIN
+    product = jax.jit(partial(jnp.dot, preferred_element_type=jnp.float32))
+    least = dict.fromkeys(("float32", "bfloat16"), math.inf)
+    for _ in range(8):  # other processes lengthen some
+        for dtype in least:
+            x = jnp.ones((64, 768), dtype)
+            w = jnp.ones((768, 3072), dtype)
+            product(x, w).block_until_ready()  # the first time it compiles
+            started = time.perf_counter()
+            product(x, w).block_until_ready()
+            least[dtype] = min(least[dtype], time.perf_counter() - started)
+    gain = least["float32"] / least["bfloat16"]
+    with contextlib.suppress(OSError):
+        output.write_text(path, f"{gain:.3f}\n")
+    return gain >= _LEAST_BF16_GAIN
