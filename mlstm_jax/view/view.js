@@ -2,6 +2,13 @@ const NEGATIVE = [33, 102, 172];
 const POSITIVE = [230, 97, 1];
 const WAIT = 120; // milliseconds from the first key to reading the text; more keys do not extend it
 
+const MEANINGS = {
+  score: "Score after each character, as log-odds: 0 is even, 2.2 is 90 %, 4.6 is 99 % for this class.",
+  c: "c: the cell state, the memory of the unit, after each character.",
+  h: "h: the output of the unit, from which the next byte is predicted, after each character.",
+  mean_h: "Mean of h so far: the mean of the unit's output from the first byte to each character.",
+};
+
 const element = (id) => document.getElementById(id);
 let unit = null;
 let waiting = null;
@@ -47,7 +54,8 @@ function drawHeat({ characters, ...found }) {
   const counted = scored ? characters.filter((_, number) => endsWord(characters, number)) : characters;
   scale = Math.max(scale, ...counted.map((one) => Math.abs(one.value)));
   element("low").textContent = "−" + scale.toPrecision(3);
-  element("high").textContent = scale.toPrecision(3);
+  element("high").textContent = scale.toPrecision(3) + (scored ? " log-odds" : "");
+  element("meaning").textContent = MEANINGS[scored ? "score" : found.state];
   const spans = characters.map((one) => {
     const span = document.createElement("span");
     const [red, green, blue] = colour(one.value, scale);
@@ -137,7 +145,7 @@ function typedUnit() {
   return number;
 }
 
-const percent = (share) => (100 * share).toFixed(1) + "%";
+const percent = (share) => (share < 0.001 ? "< 0.1%" : (100 * share).toFixed(1) + "%");
 
 async function read() {
   again = reading;
@@ -154,6 +162,7 @@ async function read() {
     });
     show(null);
     if (unit === null) element("unit").value = found.unit;
+    element("held").textContent = element("unit").value;
     drawHeat(found);
     element("classes-section").hidden = found.classes.length === 0;
     element("unlike").hidden = !found.unlike;

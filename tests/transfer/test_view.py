@@ -314,11 +314,13 @@ def test_the_page_in_a_browser(page: str) -> None:
         assert tab.locator("#next li").count() == 8
         tab.locator("#shown").select_option("score of fine")
         sync_api.expect(tab.locator("#heat ruby")).to_have_count(5)
+        sync_api.expect(tab.locator("#high")).to_contain_text("log-odds")
         digits = tab.locator("#heat rt").all_text_contents()
         assert all(re.fullmatch(r"[+−][0-9]+\.[0-9]", one) for one in digits)
         tab.locator("#active button").first.click()  # shows the unit in place of the score
         sync_api.expect(tab.locator("#shown")).to_have_value("")
         sync_api.expect(tab.locator("#heat ruby")).to_have_count(0)
+        sync_api.expect(tab.locator("#meaning")).to_contain_text("the cell state")
         for typed in ("5000", "-1", "1.5", ""):
             tab.locator("#unit").fill(typed)
             tab.locator("#unit").blur()
@@ -350,6 +352,7 @@ def test_the_page_in_a_browser(page: str) -> None:
         before = tab.locator("#heat span").nth(5).get_attribute("style")
         active.nth(3).click()
         sync_api.expect(tab.locator("#unit")).to_have_value(listed[3])
+        sync_api.expect(tab.locator("#held")).to_have_text(listed[3])
         sync_api.expect(tab.locator("#heat span").nth(5)).not_to_have_attribute("style", before)
         tab.locator("#hold").check()
         tab.locator("#bytes").fill("30")
