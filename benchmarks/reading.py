@@ -1,4 +1,4 @@
-"""Measure the CPU seconds of reading texts, mean_h features of a model of the package, and writing.
+"""Measure the CPU seconds of reading texts, mean_h features of a pretrained model, and writing.
 
     python benchmarks/reading.py --short sst.csv --long imdb.jsonl.gz --other CHECKOUT --json o
 

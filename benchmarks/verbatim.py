@@ -36,7 +36,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("run", type=Path, help="run folder, or a model of the package")
+    parser.add_argument("run", type=Path, help="run folder, or a pretrained model")
     parser.add_argument("--corpus", type=Path, required=True, help="the corpus it was trained on")
     parser.add_argument("--samples", type=int, default=1000, help="of a temperature")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[1.0, 0.7])

@@ -66,7 +66,7 @@ class Run:
     def origin(self) -> str:
         """Where the parameters come from."""
         if shipped.is_ours(self.folder):
-            return "a model of the package"
+            return "a pretrained model"
         return "imported" if self.imported else f"step {self.step:,}"
 
     @property

@@ -77,7 +77,7 @@ def model(path: Path) -> Path:
 
 
 def require_model(path: Path) -> None:
-    """Raise UserError unless a path exists, or is a model of the package."""
+    """Raise UserError unless a path exists, or is a pretrained model."""
     if not model(path).exists():
         raise UserError(f"{path} does not exist. {which_model(path)}")
 
@@ -87,17 +87,17 @@ def which_model(path: Path) -> str:
     ours = files("model")
     return (
         "Give the folder that `mlstm-jax train` or `mlstm-jax import` wrote, such as runs/mine, or "
-        f"a model of the package, {', '.join(ours)}" + did_you_mean(nearest(str(path), ours))
+        f"a pretrained model, {', '.join(ours)}" + did_you_mean(nearest(str(path), ours))
     )
 
 
 def classifier(path: Path) -> Path | None:
-    """Return the classifier that comes with a model of the package; None for other models."""
+    """Return the classifier that comes with a pretrained model; None for other models."""
     return path / _CLASSIFIER if is_ours(path) else None
 
 
 def rated_texts(path: Path) -> Path | None:
-    """Return the digests of what a model of the package has read; None for other models.
+    """Return the digests of what a pretrained model has read; None for other models.
 
     They are of the texts that it has read with their ratings (transfer/known.py).
     """
@@ -105,12 +105,12 @@ def rated_texts(path: Path) -> Path | None:
 
 
 def example(path: Path) -> str:
-    """Return the text that the page of a model of the package begins with; "" for other models."""
+    """Return the text that the page of a pretrained model begins with; "" for other models."""
     return (model(path) / "example.txt").read_text(encoding="utf-8") if is_ours(path) else ""
 
 
 def is_ours(path: Path) -> bool:
-    """Return whether a path is the name or the folder of a model of the package."""
+    """Return whether a path is the name or the folder of a pretrained model."""
     return model(path).resolve().parent == MODELS.resolve()
 
 

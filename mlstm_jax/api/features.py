@@ -84,7 +84,7 @@ class Features(TransformerMixin, _OfModel):
     def fit(self, texts: Iterable[str], y: Any = None) -> "Features":
         """Check the texts and load the model; learn nothing.
 
-        With `y`, a warning counts the texts that a model of the package has read with their
+        With `y`, a warning counts the texts that a pretrained model has read with their
         ratings: accuracy on them is too high. Texts that come only once, as from a generator, are
         left for `transform`.
 

@@ -152,7 +152,7 @@ class TrainedModel:
     def __reduce__(self) -> tuple[Any, tuple[str, str, str]]:
         # Store the step: if training continues, the best checkpoint may change.
         step = self.checkpoint if self._run.imported else str(self.step)
-        # A model of the package is found by its name in any environment.
+        # A pretrained model is found by its name in any environment.
         path = self.path.name if shipped.is_ours(self.path) else self.path.resolve()
         return load, (str(path), step, self.compute)
 
@@ -228,12 +228,12 @@ class TrainedModel:
         """Return the probability of each class, by name.
 
         A text that is blank after cleaning gets none, an empty dict, and a warning counts them. The
-        classifier of a model of the package warns of texts that are unlike those that it knows,
+        classifier of a pretrained model warns of texts that are unlike those that it knows,
         such as other languages.
 
         Args:
             classifier: what `transfer` returned, or its folder, or classifier/ of `finetune`;
-                unset: the one that comes with a model of the package.
+                unset: the one that comes with a pretrained model.
             text_column: unset: that of the classifier's training texts.
 
         Raises:
@@ -478,7 +478,7 @@ class TrainedModel:
 
         This follows the protocol of Puri et al. 2018, section VI, with an L1 penalty and TF-IDF as
         a baseline. For your own pipeline use `Features`. With fewer labels than features the
-        penalty is L2. In that case, with a model of the package and a state that includes mean_h,
+        penalty is L2. In that case, with a pretrained model and a state that includes mean_h,
         its own classifier is a prior: it is kept as it is, or its log-odds are one more feature,
         unless held-out texts are clearly better without it. So a few labels hardly lower the
         accuracy that it has without any.
@@ -662,7 +662,7 @@ def load(
     the command line does (docs/runs.md). `os.environ["MLSTM_JAX_CACHE"] = ""` turns this off.
 
     Args:
-        path: run folder, trained or imported, or a model of the package, such as reviews-1024; or a
+        path: run folder, trained or imported, or a pretrained model, such as reviews-1024; or a
             .safetensors that `export` wrote.
         checkpoint: best (by validation bits per character; of a run of `finetune`, by the loss of
             the validation labels), latest, or a step.

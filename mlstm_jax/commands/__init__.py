@@ -31,7 +31,7 @@ RunFolder = Annotated[
     Positional,
     arg(
         metavar="RUN",
-        help="run folder, trained or imported, or a model of the package, such as reviews-1024; or "
+        help="run folder, trained or imported, or a pretrained model, such as reviews-1024; or "
         "a .safetensors of `mlstm-jax export`",
     ),
 ]

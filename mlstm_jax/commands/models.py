@@ -261,7 +261,7 @@ def view(
 
     Args:
         classifier: folder of `mlstm-jax transfer` with this run, to show class probabilities;
-            unset: for a model of the package the one that comes with it, and its score.
+            unset: for a pretrained model the one that comes with it, and its score.
         score: start with the classifier's score after each character and word, not with a unit.
         label: the class or label of that score; unset: the last, such as positive.
         host: address to listen on; 127.0.0.1 and ::1 accept only this machine. The page has no

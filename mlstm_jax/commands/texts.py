@@ -181,7 +181,7 @@ def classify(
     """Label texts with a classifier of `transfer` or `finetune`: CSV of labels and probabilities.
 
     The column `record` is the number of the record in INPUT, from 1. A record without text gets
-    neither a label nor probabilities. The classifier of a model of the package notes how many texts
+    neither a label nor probabilities. The classifier of a pretrained model notes how many texts
     are unlike those that it knows, such as other languages.
 
     Texts and labels are written unchanged. Where strangers wrote them, a spreadsheet runs those
@@ -242,7 +242,7 @@ def _classifier_and_input(run: Path, given: tuple[Path, ...]) -> tuple[Path, Pat
         return given[0], given[1]
     if len(given) == 1 and own:
         return own, given[0]
-    have = "a model of the package has its own classifier" if own else f"{run} has none of its own"
+    have = "a pretrained model has its own classifier" if own else f"{run} has none of its own"
     raise UserError(
         f"classify takes a classifier and a file of texts, {run} DIR INPUT, where DIR is a folder "
         f"of `mlstm-jax transfer`; {have}."

@@ -2,7 +2,7 @@
 
 A text is recognised by four bytes of the md5 by which `prepare` finds duplicates, so case, white
 space and the line breaks of HTML do not matter. One of n digests equals that of another text by
-chance with a probability of n / 2^32: of the model in the box, one in 126,000 texts.
+chance with a probability of n / 2^32: of the pretrained model, one in 126,000 texts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ def digest_of(cleaned: bytes) -> int:
 def read_with_ratings(run: Run) -> Digests:
     """Return the digests of the texts that the model has read with their ratings.
 
-    They are recorded for the models of the package, and count for a run fine-tuned from one. Of
+    They are recorded for the pretrained models, and count for a run fine-tuned from one. Of
     other models there are none.
     """
     path = shipped.rated_texts(run.folder)

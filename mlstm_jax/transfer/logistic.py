@@ -9,7 +9,7 @@ the weights are then converted back to unscaled features. The cell state of a sm
 standard deviation of about 0.1, so the same values of C would shrink all of its weights to zero.
 # Paper: an L1 penalty, and C by accuracy. With fewer examples than features the penalty is L2, and
 C has the smallest loss: so few cannot tell which units matter (results/few_labels/).
-# Paper: no prior. A model of the package comes with a classifier. With fewer examples than
+# Paper: no prior. A pretrained model comes with a classifier. With fewer examples than
 features, its log-odds are one more feature, whose weight the penalty hardly shrinks: without the
 prior, a fit to a few examples is worse than that classifier, which needs none.
 """

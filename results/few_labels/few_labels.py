@@ -89,10 +89,10 @@ def of_few(
     width = own.weights_KD.shape[1]
     weights_D = np.concatenate([np.zeros(width), own.weights_KD[0]])
     prior = Prior(weights_D, float(own.intercepts_K[0]), NAMES) if len(names) == 2 else None
-    kind = "states and the classifier in the box" if prior else "states"
+    kind = "states and the pretrained classifier" if prior else "states"
     mean_h = Examples(test.features[:, width:], test.labels)
     if names == NAMES:
-        yield 0, "the classifier in the box", [own.score(mean_h)]
+        yield 0, "the pretrained classifier", [own.score(mean_h)]
     places = Examples(np.arange(len(texts), dtype=np.float32)[:, None], train.labels)
     for count in [n for n in COUNTS if n <= len(texts)]:
         scores = defaultdict[str, list[float]](list)

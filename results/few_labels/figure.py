@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 HERE = Path(__file__).parent
-OURS, BOTH = "states and the classifier in the box", "all three: the mean of both probabilities"
+OURS, BOTH = "states and the pretrained classifier", "all three: the mean of both probabilities"
 PANELS = {
     "IMDB": "reviews of films (IMDB)",
     "reviews": "reviews of electronics",
@@ -58,7 +58,7 @@ def main() -> None:
     figure, panels = plt.subplots(1, 4, figsize=(11, 3.2), layout="constrained")
     for axes, (texts, title) in zip(panels, PANELS.items(), strict=True):
         rows = table[(table.texts == texts) & (table.labels <= 1000)]
-        none = rows[rows.classifier == "the classifier in the box"]
+        none = rows[rows.classifier == "the pretrained classifier"]
         for mean in none["mean"]:
             axes.axhline(100 * mean, color="C0", ls=":", label="reviews-1024, no label")
         for kind, (label, style) in LINES.items():
@@ -76,7 +76,7 @@ def main() -> None:
         none = rows[rows.labels == 0].set_index("classifier")["mean"]
         zero = [
             percent(none[kind]) if kind in none else ""
-            for kind in ("the classifier in the box", "VADER")
+            for kind in ("the pretrained classifier", "VADER")
         ]
         kinds = {title: [OURS, "states", BOTH]}
         if texts == "topics":

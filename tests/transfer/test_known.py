@@ -47,7 +47,7 @@ def test_texts_of_the_fit_are_noted_and_reported(model, tmp_path) -> None:
 
 @pytest.fixture
 def read(monkeypatch, tmp_path) -> list[str]:
-    """Texts that the model in the box seems to have read."""
+    """Texts that the pretrained model seems to have read."""
     np.save(tmp_path / "read.npy", np.sort(known.digests(TEXTS, "radford")))
     monkeypatch.setattr(shipped, "rated_texts", lambda path: tmp_path / "read.npy")
     return TEXTS

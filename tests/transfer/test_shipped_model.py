@@ -157,8 +157,8 @@ def test_a_folder_of_ones_own_goes_before_it(run, tmp_path, monkeypatch) -> None
     [
         (["classify", NAME, NAME, "new.txt"], f"give {NAME}/sentiment"),
         (["evaluate", "reviews-102"], "reviews-102 does not exist.*did you mean reviews-1024"),
-        (["evaluate", NAME], f"{NAME}, a model of the package, comes without a corpus"),
-        (["evaluate", "runs/none"], f"runs/none does not exist.*of the package, {NAME}\\.$"),
+        (["evaluate", NAME], f"{NAME}, a pretrained model, comes without a corpus"),
+        (["evaluate", "runs/none"], f"runs/none does not exist.*pretrained model, {NAME}\\.$"),
     ],
 )
 def test_refusals_say_what_to_give_instead(command, words, tmp_path, monkeypatch, refused) -> None:
