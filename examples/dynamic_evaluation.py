@@ -12,7 +12,7 @@ parameters and g the gradient of the window's loss in nats per byte::
 
 r is the root of the mean of g^2 over windows of TRAIN, at theta_0, and epsilon is a tenth of its
 mean. Without --train r is 1 and epsilon 0. Without --rate, rate and decay are those that score
-VALID best. docs/dynamic_evaluation.md has results. The loss is not scaled, as fp16 would need.
+VALID best. results/quickstart/README.md has results. The loss is not scaled, as fp16 would need.
 """
 
 import argparse
