@@ -28,5 +28,17 @@ def test_the_page_of_configs_has_every_field(section: type) -> None:
     assert all(line.split(" | ")[-1].strip(" |") for line in table.splitlines()[4:] if line)
 
 
-def test_a_link_out_of_docs_becomes_its_text() -> None:
-    assert rendered("See [the sweep](../configs/sweeps/legw_128.py).") == "See the sweep."
+@pytest.mark.parametrize(
+    ("link", "shown"),
+    [
+        ("../configs/sweeps/legw_128.py", "x"),
+        ("../results/speed/README.md#prepare", "[x](results/speed.md#prepare)"),
+        ("../results/scale", "[x](results/scale.md)"),
+        ("../notebooks/models.ipynb", "[x](notebooks/models.md)"),
+        ("runs.md#the-model", "[x](runs.md#the-model)"),
+        ("https://jax.dev", "[x](https://jax.dev)"),
+    ],
+)
+def test_links_of_a_page(link: str, shown: str) -> None:
+    """Files of the repository become pages of the site, or text where there is none."""
+    assert rendered(f"See [x]({link}).") == f"See {shown}."
