@@ -126,7 +126,8 @@ def train(config: OfConfig, resume: Flag = False, reset_carry: Flag = False) -> 
     folder = run_train(config, resume=resume, reset_carry=reset_carry, owns_process=True)
     if processes == 1:
         show(f"\n{load(folder).report()}")
-        show(f"See the curve in Python: mlstm_jax.load({str(folder)!r}).plot()")
+        plot = f"mlstm_jax.load({str(folder)!r}).plot().savefig('curve.png')"
+        show(f'See the curve: python -c "import mlstm_jax; {plot}"')
         if is_quickstart:
             show("\n" + _next_steps(folder))
     elif index == 0:
