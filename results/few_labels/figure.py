@@ -1,4 +1,4 @@
-"""Draw docs/few_labels.png, test accuracy by number of labels, and print the table of the docs.
+"""Draw docs/few_labels.png, test accuracy by number of labels, and print the tables of the README.
 
     python results/few_labels/figure.py
 
@@ -44,11 +44,11 @@ def percent(share: float) -> str:
     return f"{100 * share + 1e-6:.1f}"
 
 
-def cell(rows: pd.DataFrame, ours: list[str]) -> str:
-    """Return the accuracies of the classifiers, in %, the largest bold; missing ones are empty."""
+def cells(rows: pd.DataFrame, ours: list[str]) -> list[str]:
+    """Return the accuracies of the classifiers in %, the largest bold, without missing ones."""
     means = rows.set_index("classifier")["mean"]
     numbers = [percent(means[kind]) for kind in [*ours, "word counts", "MiniLM"] if kind in means]
-    return " / ".join(f"**{one}**" if one == max(numbers, key=float) else one for one in numbers)
+    return [f"**{one}**" if one == max(numbers, key=float) else one for one in numbers]
 
 
 def main() -> None:
@@ -84,9 +84,13 @@ def main() -> None:
                 "the mean of h",
                 "the mean of h and words: the mean of both probabilities",
             ]
+        if any(zero):
+            print("|", " | ".join([title, *zero]), "|")
         for name, ours in kinds.items():
-            cells = [cell(rows[rows.labels == n], ours) for n in (20, 100, 1000)]
-            print("|", " | ".join([name, *zero, *cells]), "|")
+            for labels in (20, 100, 1000):
+                shown = cells(rows[rows.labels == labels], ours)
+                if shown:
+                    print("|", " | ".join([name, f"{labels:,}", *shown]), "|")
 
 
 if __name__ == "__main__":
