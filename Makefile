@@ -34,7 +34,7 @@ test-all: .venv/ready-test-all
 
 # With programs that are optimized as a user's are: the other tests save that time.
 test-slow: .venv/ready-test-all
-	XLA_FLAGS= $(BIN)/python -m pytest -m slow -n 2 --dist worksteal tests results/fp8_study
+	XLA_FLAGS= $(BIN)/python -m pytest -m slow -n 2 --dist worksteal tests
 
 # The instruction sets below this processor's own, which `make test` uses. Those that this processor
 # lacks change nothing. With F16C missing, as in SSE4_2, fp16 is skipped.

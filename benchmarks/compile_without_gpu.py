@@ -174,7 +174,7 @@ def _require_pallas(config: Config, machine: Machine) -> None:
             "compute capability 9.0, and this one has "
             f"{capability[0]}.{capability[1]}; use `devices.kernels` xla."
         )
-    require_gpu(config.model.hidden, capability)
+    require_gpu(config.model.hidden, capability, fp8=config.precision.recurrent == "fp8")
     require("jax-cuda12-plugin")  # has the compiler of Pallas kernels
 
 

@@ -297,7 +297,9 @@ def products(program: Program) -> list[Product]:
     found = []
     for place, computation in program.computations.items():
         for one in computation.values():
-            is_library = one.opcode == "custom-call" and "cublas" in one.attributes
+            is_library = (
+                one.opcode == "custom-call" and 'custom_call_target="__cublas' in one.attributes
+            )
             if one.opcode == "dot" or is_library:
                 operands = [_before_casts(computation, name) for name in one.operands[:2]]
                 found.append(
@@ -383,7 +385,7 @@ def _flops(program: Program, computation: Computation, one: Instruction) -> tupl
         found = [_flops(program, inner, x) for x in inner.values()]
         types = [dtype for _, dtype in found if dtype]
         return sum(flops for flops, _ in found), types[0] if types else None
-    is_library = one.opcode == "custom-call" and "cublas" in one.attributes
+    is_library = one.opcode == "custom-call" and 'custom_call_target="__cublas' in one.attributes
     if one.opcode != "dot" and not is_library:
         return 0, None
     left = computation[one.operands[0]].arrays[0]

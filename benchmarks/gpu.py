@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent
+TRAININGS = ("bf16", "fp8")  # with the same text, batches and seed
 SMALL = ["--point", "64", "8", "16", "fp32"]  # to test this script on a CPU
 
 
@@ -45,8 +46,13 @@ def steps(small: bool, torch: bool) -> list[Step]:
         return str(FOLDER / f"{name}.py")
 
     recompute = ["--recompute-every", "8" if small else "32"]
+    large = ["--point", "4096", "256", "256", "bf16", "--point", "4096", "512", "256", "bf16"]
+    if small:
+        large = ["--point", "64", "8", "16", "bf16"]
     return [
         Step("check", 1.5, [script("gpu_check"), *trial]),
+        Step("fp8", 2.5, [script("train_step"), *large, *quick,
+                          "--implementations", "fp8", "pallas", "ours"]),
         Step("train_step", 7 if torch else 4, [script("train_step"), *grid, *quick, *recompute,
                                "--implementations", "ours", "pallas", *others]),
         Step("products", 3, [script("products"), *grid, *quick]),
@@ -84,8 +90,11 @@ def run(step: Step, out: Path, seconds: float) -> int | None:
         return None if process.wait() and stopped else process.returncode
 
 
-def train(out: Path, seconds: float, small: bool) -> None:
-    """Train 2048 units on the corpus in `out` for some seconds in total, and write the results."""
+def train(out: Path, seconds: float, small: bool, name: str) -> None:
+    """Train 2048 units on the corpus in `out` for some seconds in total, and write the results.
+
+    The training "fp8" has fp8 in the recurrent products, which a CPU emulates.
+    """
     from mlstm_jax import environment
     from mlstm_jax.config import Config, Data, Devices, Model, Optimizer, Precision, Train
 
@@ -96,7 +105,10 @@ def train(out: Path, seconds: float, small: bool) -> None:
     from mlstm_jax.training import metrics
     from mlstm_jax.training.train import train as run_train
 
-    folder = out / "run"
+    folder = out / f"run_{name}"
+    precision = Precision(compute="bf16")
+    if name == "fp8":
+        precision = Precision(compute="bf16", recurrent="fp8_emulated" if small else "fp8")
     config = Config(
         out=str(folder),
         model=Model(hidden=64 if small else 2048),
@@ -104,7 +116,7 @@ def train(out: Path, seconds: float, small: bool) -> None:
             corpus=str(out / "corpus"), batch=8 if small else 256, window=32 if small else 256
         ),
         optimizer=Optimizer(learning_rate=5e-4 * (10 if small else 1), schedule="constant"),
-        precision=Precision(compute="fp32" if small else "bf16"),
+        precision=precision,
         train=Train(steps=20, epochs=None, log_every=5, eval_every=10)
         if small
         else Train(epochs=100, log_every=50, eval_every=500, checkpoint_every=500),
@@ -123,12 +135,12 @@ def train(out: Path, seconds: float, small: bool) -> None:
         "hidden": config.model.hidden,
         "batch": config.data.batch,
         "window": config.data.window,
-        "dtype": config.precision.compute,
+        "dtype": name,
         "seconds": max(line.get("seconds", 0.0) for line in lines),
         "train": [[x["step"], x["bytes_seen"], x["bpc"]] for x in lines if x["kind"] == "train"],
         "eval": [[x["step"], x["bpc"]] for x in lines if x["kind"] == "eval"],
     }
-    (out / "training.json").write_text(json.dumps(made) + "\n")
+    (out / f"training_{name}.json").write_text(json.dumps(made) + "\n")
 
 
 def prepare(out: Path, text: Path) -> None:
@@ -157,18 +169,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("gpu_results"), help="results and logs")
     parser.add_argument("--text", type=Path, help="text to train on; unset: no training")
     parser.add_argument("--minutes", type=float, default=12, help="limit of this call")
-    parser.add_argument("--training-minutes", type=float, default=10)
+    parser.add_argument("--training-minutes", type=float, default=5, help="of each type")
     names = [step.name for step in steps(False, False)]
     parser.add_argument("--steps", nargs="+", choices=names, default=names, help="run only these")
     parser.add_argument(
         "--small", action="store_true", help="tiny sizes, two at a time, to test this on a CPU"
     )
-    parser.add_argument("--only-train", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--only-train", choices=TRAININGS, help=argparse.SUPPRESS)
     given = parser.parse_args()
     sys.path[:0] = [str(ROOT)]
     given.out.mkdir(parents=True, exist_ok=True)
     if given.only_train:
-        train(given.out, 60 * given.training_minutes, given.small)
+        train(given.out, 60 * given.training_minutes, given.small, given.only_train)
         return
     if given.text and not given.text.is_file():
         parser.error(f"--text {given.text}: the file does not exist")
@@ -195,17 +207,20 @@ def main() -> None:
     with ThreadPoolExecutor(2 if given.small else 1) as pool:
         chosen = [step for step in steps(given.small, _has_torch()) if step.name in given.steps]
         list(pool.map(attempt, chosen))
-    if given.text and not (given.out / "training.json").exists():
+    for name in TRAININGS:
+        result = given.out / f"training_{name}.json"
+        if given.text is None or result.exists():
+            continue
         if not (given.out / "corpus").exists():
             prepare(given.out, given.text)
-        command = [str(Path(__file__)), "--only-train", "--out", str(given.out)]
+        command = [str(Path(__file__)), "--only-train", name, "--out", str(given.out)]
         command += ["--training-minutes", str(given.training_minutes)]
         command += ["--small"] * given.small
-        code = None if end - time.monotonic() < 90 else _train_until(command, given.out, end)
+        code = None if end - time.monotonic() < 90 else _train_until(command, result, end)
         if code is None:
-            left.append("training")
+            left.append(f"training_{name}")
         elif code:
-            failed.append("training")
+            failed.append(f"training_{name}")
     if left:
         print(f"remaining for the next call: {', '.join(left)}")
     if failed:
@@ -213,7 +228,7 @@ def main() -> None:
     sys.exit(bool(failed))
 
 
-def _train_until(command: list[str], out: Path, end: float) -> int | None:
+def _train_until(command: list[str], result: Path, end: float) -> int | None:
     """Train in another process; return its exit code.
 
     It is None if this call ended before the run had its minutes; the next call resumes it.
@@ -225,7 +240,7 @@ def _train_until(command: list[str], out: Path, end: float) -> int | None:
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGTERM)
         process.wait()
-        (out / "training.json").unlink(missing_ok=True)
+        result.unlink(missing_ok=True)
         return None
     return process.returncode
 

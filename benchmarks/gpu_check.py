@@ -52,6 +52,7 @@ from compiled_program import (  # noqa: E402
 from reference import bound, error  # noqa: E402
 
 from mlstm_jax.corpora.prepare import prepare  # noqa: E402
+from mlstm_jax.model import fp8  # noqa: E402
 from mlstm_jax.model.architecture import Carry  # noqa: E402
 from mlstm_jax.model.language_model import LanguageModel  # noqa: E402
 from mlstm_jax.model.mlstm import MLSTM, STACKED, LayerWeights  # noqa: E402
@@ -96,7 +97,8 @@ def program(compute: str, hidden: int) -> Result:
     places = dict.fromkeys(one.place for one in found if one.is_in_loop)
     stacks = [one.shape for one in zero_fills(made) if len(one.shape) > 2 and 24 in one.shape[:2]]
     is_gpu = jax.default_backend() == "gpu"
-    expected = {(TYPES[compute], TYPES[compute], "f32")}
+    # The gradient of what the decoder reads is rounded by its product.
+    expected = {(TYPES[compute],) * 2 + (result,) for result in ("f32", TYPES[compute])}
     return {
         "passed": not is_gpu
         or (types == expected and not stacks and not collectives(found) and not atomic_adds(made)),
@@ -175,6 +177,40 @@ def our_own_kernels(compute: str) -> Result:
     return {"passed": largest <= limit, "largest_error": largest, "limit": limit}
 
 
+def fp8_gradients() -> Result:
+    """Compare gradients with fp8 in the recurrent products, which a CPU emulates, with bf16's."""
+    is_gpu = jax.default_backend() == "gpu"
+    hidden, rows, window = (1024, 32, 32) if is_gpu else (128, 2, 16)
+    if is_gpu:
+        require_gpu(hidden, Parallel(jax.local_devices()[:1]).compute_capability(), fp8=True)
+    precision = Precision(compute="bf16")
+    model = LanguageModel(Model(hidden=hidden), precision, None, PALLAS if is_gpu else None)
+    params = jax.jit(model.init_parameters)(jax.random.key(0))
+    random = np.random.default_rng(0)
+    text = random.integers(97, 123, (rows, window + 1), dtype=np.uint8)
+    carry = model.init_carry(rows)
+
+    def loss(params: Any, scales_3: Any) -> jax.Array:
+        logits = model.apply({"params": params}, text[:, :-1], carry, scales_3=scales_3).logits_BTV
+        chosen = jnp.take_along_axis(logits, text[:, 1:, None].astype(np.int32), -1)[..., 0]
+        return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - chosen)
+
+    gradient = jax.jit(jax.grad(loss, argnums=(0, 1)))
+    exact = jax.device_get(gradient(params, None)[0]["layer_0"])
+    history_U3 = fp8.no_history()
+    errors = {}
+    for update in ("first", "second"):
+        made, maxima_3 = gradient(params, fp8.scales(history_U3, rows * window))
+        history_U3 = fp8.with_newest(history_U3, maxima_3, rows * window)
+        for name in ("wmh_v", "wh_v", "wmx_v"):
+            difference = np.linalg.norm(made["layer_0"][name] - exact[name])
+            errors[f"{name}, {update}"] = float(difference / np.linalg.norm(exact[name]))
+    # As in tests/model/test_fp8.py: two products of two rounded operands, and bf16 on both sides.
+    limit = 2 * 0.0265 + 2 * 5e-3
+    largest = max(errors.values())
+    return {"passed": largest <= limit, "largest_error": largest, "limit": limit} | errors
+
+
 def _small_run(out: Path, corpus: Path, **sections: Any) -> Config:
     values = {
         "model": Model(hidden=64),
@@ -247,6 +283,7 @@ def main() -> None:
         check(f"the program in {compute}", lambda compute=compute: program(compute, hidden))
         check(f"gradients in {compute}", lambda compute=compute: gradients(compute))
         check(f"Pallas's kernels in {compute}", lambda compute=compute: our_own_kernels(compute))
+    check("gradients with fp8", fp8_gradients)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         text, corpus = (ROOT / "README.md").read_bytes(), folder / "corpus"

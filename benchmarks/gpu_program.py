@@ -10,7 +10,9 @@ import argparse
 import datetime
 import json
 import os
+import re
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from compiled_program import (  # noqa: E402
     kernels,
     overlapping,
     parse,
+    products,
 )
 
 from mlstm_jax import planning  # noqa: E402
@@ -42,7 +45,8 @@ GRIDS = {
         *((4096, 256, 256), (8192, 96, 256), (8192, 256, 256)),
     ],
 }
-RATES = ("fp32", "tf32", "bf16", "fp16")
+# Types of the products; fp8 is bf16 with fp8 in the recurrent products, and needs Pallas.
+TYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
 MACHINES = Path(__file__).parents[1] / "configs/machines"
 
 
@@ -54,6 +58,7 @@ def counts(config: Config, machine: Machine, devices: int, compiled: Compiled) -
     """
     assert machine.gpu is not None
     program = parse(compiled.text)
+    targets = Counter(re.findall(r'custom_call_target="(__cublas[^"]*)"', compiled.text))
     of_program = kernels(program)
     meanwhile = overlapping(program, of_program)
     estimated = estimate(of_program, machine, machine.gpu)
@@ -70,6 +75,9 @@ def counts(config: Config, machine: Machine, devices: int, compiled: Compiled) -
             for place, count in estimated.loops.items()
         ],
         "launches": estimated.launches,
+        "bytes": estimated.bytes,
+        "products": Counter(" x ".join(one.operands) for one in products(program)),
+        "library_products": targets,
         "collectives": [
             {
                 "name": one.opcode.removesuffix("-start"),
@@ -100,7 +108,7 @@ def main() -> None:
         help="instead of a grid: units, rows on a device, bytes of the window; can be repeated",
     )
     parser.add_argument("--machine", type=Path, default=MACHINES / "h200.json")
-    parser.add_argument("--dtypes", nargs="+", default=["bf16"], choices=RATES)
+    parser.add_argument("--dtypes", nargs="+", default=["bf16"], choices=TYPES)
     parser.add_argument(
         "--kernels", default="xla", choices=("xla", "pallas"), help="--devices.kernels of the run"
     )
@@ -111,20 +119,25 @@ def main() -> None:
     results = []
     for hidden, rows, window in given.size or GRIDS[given.grid]:
         for dtype in given.dtypes:
+            precision = Precision(compute="bf16", recurrent="fp8")
+            if dtype != "fp8":
+                precision = Precision(compute=dtype)
             config = Config(
                 model=Model(hidden=hidden),
                 data=Data(batch=rows * given.devices, window=window),
-                precision=Precision(compute=dtype),
+                precision=precision,
                 devices=Devices(kernels=given.kernels),
             )
             compiled = compile_step(config, machine, given.devices)
             row = counts(config, machine, given.devices, compiled)
             results.append({"hidden": hidden, "window": window, "dtype": dtype} | row)
             of_step = "+".join(str(count) for count, _ in row["loops"])
+            products_of = ", ".join(f"{n} {name}" for name, n in row["products"].items())
             ms = " / ".join(f"{1e3 * seconds:.1f}" for seconds in row["seconds"])
             print(
-                f"{hidden}/{rows}/{window} {dtype}: {of_step} kernels a time step, {ms} ms at 0 / "
-                f"1 / 2 us a launch, {row['temporary_bytes'] / 1e9:.2f} GB temporary",
+                f"{hidden}/{rows}/{window} {dtype}: {of_step} kernels a turn of the loops, {ms} ms "
+                f"at 0 / 1 / 2 us a launch, {row['temporary_bytes'] / 1e9:.2f} GB temporary; "
+                f"products: {products_of}",
                 flush=True,
             )
     if given.json:

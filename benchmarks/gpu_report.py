@@ -77,7 +77,8 @@ def page(found: dict[str, Json]) -> str:
             error = f", largest error {result['largest_error']:.1e}" if "limit" in result else ""
             lines.append(f"- {'passed' if result['passed'] else '**failed**'}: {name}{more}{error}")
         lines.append("")
-    for key, title in (("train_step", "Train step"), ("recurrence", "Recurrence")):
+    steps = (("fp8", "Train step with fp8"), ("train_step", "Train step"))
+    for key, title in (*steps, ("recurrence", "Recurrence")):
         if key in found:
             rows = [
                 [size(row), row["what"].replace("_", " "), name_of(row), spread(row),
@@ -105,8 +106,10 @@ def page(found: dict[str, Json]) -> str:
             "the bare forward pass.",
             "",
         ]
-    if "training" in found:
-        one = found["training"]
+    for name in ("training_bf16", "training_fp8"):
+        if name not in found:
+            continue
+        one = found[name]
         last = one["train"][-1]
         lines += [
             f"{one['hidden']} units, {one['batch']} rows of {one['window']} bytes, {one['dtype']}: "

@@ -2,7 +2,9 @@
 
     python benchmarks/train_step.py --grid small --json benchmarks/results/train_step_cpu.json
 
-"ours" is the step that `mlstm-jax train` runs, under pmap on one device; "autodiff" is the same
+"ours" is the step that `mlstm-jax train` runs, under pmap on one device, with XLA's kernels;
+"pallas" that with Pallas kernels, "fp8" that with fp8 in the recurrent products (bf16 elsewhere;
+on a CPU emulated); "autodiff" is the same
 step with the plain scan and JAX's gradient instead of the recurrence; "torch" is the same model and
 optimizer in eager PyTorch, "torch_compile" with its step compiled, "torch_lstm" its `nn.LSTM` with
 as many parameters. It needs jax, flax, optax and numpy, and torch (and a C++ compiler) to measure
@@ -30,16 +32,16 @@ from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.state import fresh_state
 from mlstm_jax.training.step import make_train_step
 
-IMPLEMENTATIONS = ["ours", "pallas", "autodiff", "torch"]
+IMPLEMENTATIONS = ["ours", "pallas", "fp8", "autodiff", "torch"]
 
 
-def make_config(point: Point) -> Config:
+def make_config(point: Point, recurrent: Any = "compute") -> Config:
     """Return the paper's model and optimizer at this size."""
     return Config(
         model=Model(hidden=point.hidden),
         data=Data(batch=point.batch, window=point.window),
         optimizer=Optimizer(learning_rate=5e-4),
-        precision=Precision(compute=point.dtype),
+        precision=Precision(compute=point.dtype, recurrent=recurrent),
     )
 
 
@@ -51,8 +53,12 @@ def make_batch(point: Point) -> Batch:
 
 def our_case(name: str, point: Point, recompute_every: int | None) -> Case:
     """Compile the step; each call continues from its last state and carry, as in training."""
-    config, devices = make_config(point), Parallel(jax.local_devices()[:1])
-    loops = PALLAS if name == "pallas" else None
+    is_gpu = jax.default_backend() == "gpu"
+    recurrent = "compute"
+    if name == "fp8":
+        recurrent = "fp8" if is_gpu else "fp8_emulated"
+    config, devices = make_config(point, recurrent), Parallel(jax.local_devices()[:1])
+    loops = PALLAS if is_gpu and name in ("pallas", "fp8") else None
     model = LanguageModel(config.model, config.precision, recompute_every, loops)
     rate = schedule.learning_rate(config.optimizer, config.data.batch, 1_000_000)
     tx = optimizer.build(config.optimizer, config.model, rate)
@@ -79,7 +85,7 @@ def cases(arguments: Any, point: Point) -> Iterator[Case]:
     if "ours" in arguments.implementations:
         for k in [None, *arguments.recompute_every]:
             yield our_case("ours", point, k)
-    for name in ("pallas", "autodiff"):
+    for name in ("pallas", "fp8", "autodiff"):
         if name in arguments.implementations:
             yield our_case(name, point, None)
     if "torch" in arguments.implementations:

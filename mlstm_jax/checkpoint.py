@@ -147,6 +147,7 @@ class Checkpoints:
             item_handlers={
                 "params": ocp.StandardCheckpointHandler(),
                 "state": ocp.StandardCheckpointHandler(),
+                "maxima": ocp.StandardCheckpointHandler(),
                 "carry": ocp.StandardCheckpointHandler(),
                 ITEM: ocp.JsonCheckpointHandler(filename=FILE),
             },
@@ -277,7 +278,9 @@ class Checkpoints:
             carry: the shapes and shardings of the carry, which is returned with them; or None.
         """
         restored = self._attempt(step, lambda: self._read(step, _parts_of(state), carry))
-        return restored["state"]._replace(params=restored["params"]), restored.get("carry", carry)
+        maxima_U3 = restored["maxima"]["maxima_U3"] if "maxima" in restored else None
+        state = restored["state"]._replace(params=restored["params"], maxima_U3=maxima_U3)
+        return state, restored.get("carry", carry)
 
     def restore_params(self, step: int, params: Any) -> Any:
         """Return the parameters at `step` as a NumPy tree; raise Damaged unless shaped as given."""
@@ -300,8 +303,14 @@ class Checkpoints:
             rows, sharding = leaves[0].shape[:1], leaves[0].sharding
             sums_of_rows = jax.ShapeDtypeStruct(rows, np.uint32, sharding=sharding)
             targets["carry"] = {"carry": carry, "sums": sums_of_rows}
-        items = {name: ocp.args.StandardRestore(target) for name, target in targets.items()}
-        restored = dict(self._manager.restore(step, args=ocp.args.Composite(**items)).items())
+        restored: dict[str, Any] = {}
+        for name, target in targets.items():
+            item = ocp.args.Composite(**{name: ocp.args.StandardRestore(target)})
+            try:
+                restored |= dict(self._manager.restore(step, args=item).items())
+            except Exception as error:
+                error.add_note(f"item {name}")
+                raise
         for name in parts:
             digest.require_arrays(name, of_tree(restored[name]), record.sums[name])
         if "state" in parts and restored["state"].step != step:
@@ -361,8 +370,11 @@ class Checkpoints:
 
 
 def _parts_of(state: Any) -> dict[str, Any]:
-    """The items of a state: parameters are one of their own."""
-    return {"params": state.params, "state": state._replace(params=())}
+    """The items of a state: parameters are one of their own, and the maxima of a run in fp8."""
+    parts = {"params": state.params, "state": state._replace(params=(), maxima_U3=())}
+    if state.maxima_U3 is not None:
+        parts["maxima"] = {"maxima_U3": state.maxima_U3}
+    return parts
 
 
 def _require_rows(carry: Any, sums: jax.Array, seed: int) -> None:
@@ -374,8 +386,8 @@ def _require_rows(carry: Any, sums: jax.Array, seed: int) -> None:
 
 
 def _brief(error: BaseException) -> str:
-    """Return an error's type and message on one readable line, shortened in the middle."""
+    """Return an error's notes, type and message on one line, shortened in the middle."""
     text = " ".join(str(error).split())
     if len(text) > 300:
         text = f"{text[:80]} … {text[-200:]}"
-    return f"{type(error).__name__}: {text}"
+    return ": ".join([*getattr(error, "__notes__", []), type(error).__name__, text])

@@ -177,8 +177,9 @@ def test_the_day_of_a_gpu_in_small(tmp_path: Path, command_environment: dict[str
     (tmp_path / "text.txt").write_text("A text to train on until the time is over.\n" * 2000)
     more = ["--text", str(tmp_path / "text.txt"), "--training-minutes", "0"]
     call([*words, *more])
-    training = json.loads((out / "training.json").read_text())
-    assert training["train"][-1][0] == 5  # the first line of 20 steps
+    for name in ("bf16", "fp8"):
+        training = json.loads((out / f"training_{name}.json").read_text())
+        assert training["train"][-1][0] == 5  # the first line of 20 steps
     page.write_text("before\n<!-- gpu:begin -->\nan older page\n<!-- gpu:end -->\nafter\n")
     started("gpu_report", [str(out), "--into", str(page)], command_environment)
     text = page.read_text()

@@ -271,6 +271,7 @@ def test_a_choice_that_does_not_exist_is_refused(words, message, refused) -> Non
 
 RECOMPUTING = {"train": Train(recompute_every=16)}
 PALLAS = {"devices": Devices(kernels="pallas")}
+FP8 = {"precision": Precision(recurrent="fp8")}
 ROUNDED_CELL = {"precision": Precision(cell="compute")}
 
 
@@ -279,6 +280,7 @@ ROUNDED_CELL = {"precision": Precision(cell="compute")}
     [
         ("bert", RECOMPUTING, "train.recompute_every is 16, but it must be unset for model:bert"),
         *((kind, PALLAS, f"for model:{kind}; use it with model:mlstm") for kind in CELLS),
+        *((kind, FP8, "precision.recurrent is 'fp8', but it must be compute") for kind in CELLS),
         ("gru", ROUNDED_CELL, "precision.cell is 'compute', but it must be fp32"),
     ],
 )
@@ -286,6 +288,24 @@ def test_what_a_kind_of_model_lacks_is_refused(kind: str, sections: dict, messag
     configs.resolve_batch(Config(**sections), 1)
     with pytest.raises(UserError, match=re.escape(message)):
         configs.resolve_batch(Config(model=Architecture.kinds[kind](), **sections), 1)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "recurrent"),
+    [
+        ("model__layers", 2, "fp8"),
+        ("precision__compute", "fp16", "fp8"),
+        ("train__recompute_every", 16, "fp8_emulated"),
+        ("devices__kernels", "xla", "fp8"),
+        ("devices__kernels", "pallas", "fp8_emulated"),
+    ],
+)
+def test_what_fp8_does_not_go_with_is_refused(field: str, value: Any, recurrent: Any) -> None:
+    config = vary(Config(), precision__recurrent=recurrent)
+    configs.resolve_batch(config, 1)
+    named = "precision.recurrent" if field == "model__layers" else field.replace("__", ".")
+    with pytest.raises(UserError, match=f"^{re.escape(named)} is "):
+        configs.resolve_batch(vary(config, **{field: value}), 1)
 
 
 @pytest.mark.parametrize("kind", ["bert", "transformer"])

@@ -105,7 +105,9 @@ def test_the_laws_of_the_training_step(name: str) -> None:
     made = products(program)
     # Three products of a step forward and back each, three weight gradients, tables and decoder.
     assert len(made) >= 12
-    assert {(one.operands, one.result) for one in made} == {((compute, compute), "f32")}
+    assert {one.operands for one in made} == {(compute, compute)}
+    # Only the gradient of what the decoder reads is rounded as it is made.
+    assert len([one for one in made if one.result != "f32"]) == 1
     assert stacks(zero_fills(program)) == []
     assert atomic_adds(program) == []
     assert collectives(kernels(program)) == []
@@ -130,14 +132,22 @@ def test_devices_talk_once_and_of_the_gradient_alone(all_reduce: Any, width: int
 
 
 @pytest.mark.parametrize(
-    ("kernels_of", "most"), [("xla", (MOST_FORWARD, MOST_BACKWARD)), ("pallas", (5, 5))]
+    ("kernels_of", "recurrent", "most"),
+    # Four steps of Pallas kernels are a turn of the loop, which one more kernel counts.
+    [
+        ("xla", "compute", (MOST_FORWARD, MOST_BACKWARD)),
+        ("pallas", "compute", (17, 17)),
+        ("pallas", "fp8", (17, 17)),
+    ],
 )
-def test_the_papers_step_fits_its_bound(kernels_of: Any, most: tuple[int, int]) -> None:
+def test_the_papers_step_fits_its_bound(
+    kernels_of: Any, recurrent: Any, most: tuple[int, int]
+) -> None:
     """Puri et al. 2018: 4096 units; 256 rows of 256 bytes on a device."""
     config = Config(
         model=Model(hidden=4096),
         data=Data(batch=256, window=256),
-        precision=Precision(compute="bf16"),
+        precision=Precision(compute="bf16", recurrent=recurrent),
         devices=Devices(kernels=kernels_of),
     )
     made = compiled(config)
@@ -149,6 +159,20 @@ def test_the_papers_step_fits_its_bound(kernels_of: Any, most: tuple[int, int]) 
     assert backward <= most[1]
 
 
+def test_fp8_is_in_the_recurrent_products_alone() -> None:
+    config = dataclasses.replace(
+        CONFIGS["pallas"], precision=Precision(compute="bf16", recurrent="fp8")
+    )
+    program = parse(compiled(config).text)
+    assert {one.operands for one in products(program)} == {("f8e4m3fn",) * 2, ("bf16",) * 2}
+    found = kernels(program)
+    assert {one.operand_type for one in found if one.flops and one.is_in_loop} == {"f8e4m3fn"}
+    assert {one.operand_type for one in found if one.flops and not one.is_in_loop} == {"bf16"}
+    assert stacks(zero_fills(program)) == []
+    with pytest.raises(UserError, match=r"precision\.recurrent is 'fp8', which needs"):
+        compile_step(config, load_machine(MACHINES / "v100.json"), 1)
+
+
 def test_our_own_kernels_move_what_they_must() -> None:
     """Of 64 rows of 512 units, in units of [64, 512]: bf16 2 bytes, float32 4."""
     found = kernels(parse(compiled(CONFIGS["pallas"]).text))
@@ -157,8 +181,8 @@ def test_our_own_kernels_move_what_they_must() -> None:
     assert moved == {
         # Two parts of mh and a row of the table; m, and mh kept.
         "multiply": (2 * 4 + 4 + 2 + 2) * unit,
-        # z, a row of the table and the bias of four gates, c; h, c, h twice, four gates.
-        "advance": (4 * 3 * 4 + 4 + 4 + 4 + 2 * 2 + 4 * 2) * unit,
+        # z, a row of the table and the bias of four gates, c; c, h twice, four gates.
+        "advance": (4 * 3 * 4 + 4 + 4 + 2 * 2 + 4 * 2) * unit,
         # Two parts of dh and that of the logits, c, four gates, dc; dc, dz twice.
         "gate_gradients": (2 * 4 + 2 + 4 + 4 * 2 + 4 + 4 + 2 * 4 * 2) * unit,
         # Two parts of dm, a row of the table, mh; dmh twice, dmx.
@@ -171,10 +195,10 @@ def test_it_compiles_for_each_machine_that_is_described(machine: str) -> None:
     """And our own kernels where the machine has what they need."""
     compute, path = "fp16" if machine == "v100" else "bf16", MACHINES / f"{machine}.json"
     made = compiled(make_config(compute), machine=path)
-    assert {one.result for one in products(parse(made.text))} == {"f32"}
+    assert {one.result for one in products(parse(made.text))} <= {"f32", NAMES[compute]}
     # For a B200 ptxas failed once beside another compilation: its kernels are not compiled here.
     if machine == "h100":
-        assert compiled(CONFIGS["pallas"], machine=path).text.count("mosaic_gpu_v2") == 4
+        assert compiled(CONFIGS["pallas"], machine=path).text.count("mosaic_gpu_v2") == 16
     elif machine != "b200":
         with pytest.raises(UserError, match=r"needs|compute capability 9\.0"):
             compile_step(CONFIGS["pallas"], load_machine(path), 1)
@@ -189,7 +213,7 @@ def reading_programs() -> dict[str, Compiled]:
     mask_BT, reset_B = np.zeros((64, 32), np.bool_), np.zeros(64, np.bool_)
     batch = EvaluationBatch(bytes_BT, bytes_BT, mask_BT, reset_B, np.zeros(64, np.uint32))
     sums = reader.RowStates(carry, np.zeros((64, 1, 512), np.float32), np.zeros(64, np.float32))
-    window = reader.TextWindow(np.zeros((64, 33), np.uint8), np.zeros((64, 3), np.int32))
+    window = reader.Window(np.zeros((64, 33), np.uint8), np.zeros((64, 3), np.int32))
     ready = jax.eval_shape(
         lambda params: model.model.ready(params, model.compute, several_rows=True), params
     )
@@ -211,7 +235,7 @@ def reading_programs() -> dict[str, Compiled]:
         ),
         "features": compile_program(
             machine,
-            reader._make_step(model, keep_states="sum", score=True),
+            reader._make_step(model, mean=True, score=True, trail=False),
             ((params, ready), sums, window),
             donate=(1,),
         ),

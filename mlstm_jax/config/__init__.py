@@ -96,7 +96,10 @@ def _require_fit(config: Config) -> None:
     require(every is None or isinstance(model, Recurrent), "train.recompute_every", every, rule)
     kernels = config.devices.kernels
     rule = f"xla for {model.cli_name}; use it with {MLSTM().cli_name}"
-    require(kernels == "xla" or isinstance(model, MLSTM), "devices.kernels", kernels, rule)
+    require(kernels != "pallas" or isinstance(model, MLSTM), "devices.kernels", kernels, rule)
+    recurrent = config.precision.recurrent
+    if recurrent != "compute":
+        _require_fp8(config, recurrent)
     longest = model.longest_window
     for phase in by_phase(config):
         name = "phases.window" if config.phases else "data.window"
@@ -105,6 +108,23 @@ def _require_fit(config: Config) -> None:
     cell = config.precision.cell
     rule = f"fp32 for {model.cli_name}, which has no c"
     require(cell == "fp32" or "c" in model.states, "precision.cell", cell, rule)
+
+
+def _require_fp8(config: Config, recurrent: str) -> None:
+    """Raise UserError if a field does not go with fp8 operands."""
+    model = config.model
+    fits = isinstance(model, MLSTM) and model.layers == 1
+    rule = f"compute, unless the model is {MLSTM().cli_name} with one layer"
+    require(fits, "precision.recurrent", recurrent, rule)
+    end = f"with precision.recurrent {recurrent}"
+    compute = config.precision.compute
+    require(compute in (None, "bf16"), "precision.compute", compute, f"bf16 {end}")
+    every = config.train.recompute_every
+    require(every is None, "train.recompute_every", every, f"unset {end}")
+    kernels = config.devices.kernels
+    other = "xla" if recurrent == "fp8" else "pallas"
+    rule = f"{'pallas' if recurrent == 'fp8' else 'xla'} or auto {end}"
+    require(kernels != other, "devices.kernels", kernels, rule)
 
 
 def by_phase(config: Config) -> list[Config]:

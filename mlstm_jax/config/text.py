@@ -11,7 +11,14 @@ from mlstm_jax.config import Config
 from mlstm_jax.errors import UserError
 
 # The shapes and types of the state depend on these; a run cannot resume with another value.
-_FIXED_IN_A_RUN = ("model.", "optimizer.name", "precision.compute", "precision.cell", "train.seed")
+_FIXED_IN_A_RUN = (
+    "model.",
+    "optimizer.name",
+    "precision.compute",
+    "precision.recurrent",
+    "precision.cell",
+    "train.seed",
+)
 # What each row reads depends on these; with another value the carry must be reset. (The corpus is
 # compared by its content, not by its path.)
 _FIXED_WITH_CARRY = "data."
@@ -72,6 +79,8 @@ def differences(old: Config, new: Config) -> Differences:
         ignored += ("model.",)
     if new.precision.compute is None:
         unused.add("precision.compute")
+    if new.devices.kernels == "auto":
+        unused.add("devices.kernels")
     evaluated = None
     if old.phases or new.phases:
         unused.add(_REPLACED)

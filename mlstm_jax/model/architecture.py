@@ -52,6 +52,7 @@ class Window(NamedTuple):
     ready: Any = None  # see `Architecture.ready`
     recompute_every: int | None = None  # see config.Train
     loops: Any = None  # of a recurrent layer, see stack.Loops; None: the fastest of XLA
+    scales_3: Any = None  # of fp8 operands of the mLSTM, see fp8.py; None: the compute type
 
 
 class Products(NamedTuple):

@@ -115,6 +115,7 @@ class LanguageModel(linen.Module):
         dropout_B: Array | None = None,
         return_states: bool | Literal["sum"] = False,
         ready: Any = None,
+        scales_3: Array | None = None,
     ) -> ModelOutput:
         """Read a window of every row.
 
@@ -130,6 +131,8 @@ class LanguageModel(linen.Module):
                 that are not padding; without a gradient. With the state after each byte, no product
                 has a shape that depends on the length of the window.
             ready: what the method of this name returns, of the same parameters.
+            scales_3: of the operands of a gradient in fp8, see fp8.py; their "gradient" is the
+                maxima of the operands.
         """
         model = self.model
         zeros = linen.initializers.zeros
@@ -150,6 +153,7 @@ class LanguageModel(linen.Module):
                 ready=ready,
                 recompute_every=self.recompute_every,
                 loops=self.loops,
+                scales_3=scales_3,
             )
             carry, x, states = model.read(window)
             kernel_HV = self.param(

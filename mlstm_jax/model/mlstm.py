@@ -50,6 +50,7 @@ import jax.numpy as jnp
 from flax import linen
 
 from mlstm_jax.fields import Positive
+from mlstm_jax.model import fp8
 from mlstm_jax.model.architecture import Carry, Tree
 from mlstm_jax.model.ops import (
     as_bits,
@@ -126,7 +127,8 @@ def step_gradient(gates: Gates, before_c: Array, dh: Array, dc: Array) -> tuple[
 class LayerWeights(NamedTuple):
     """The matrices and the bias, float32; for bytes I is 256, and row v belongs to byte v.
 
-    For reading, those that multiply h and m may be `Transposed`, in the compute type.
+    For reading, those that multiply h and m may be `Transposed`, in the compute type. In training
+    with fp8 there are scales of m, dz and dmh; their "gradient" is the maxima of the window.
     """
 
     wmx_IH: Array
@@ -134,14 +136,22 @@ class LayerWeights(NamedTuple):
     wmh_HH: Array
     wh_HG: Array
     b_G: Array
+    scales_3: Array | None = None
 
     def rounded(self, x: Array, compute: jnp.dtype) -> "LayerWeights":
         """Return the matrices of products in the compute type; tables and the bias stay."""
-        wmx_IH, wx_IG, wmh_HH, wh_HG, b_G = self
+        wmx_IH, wx_IG, wmh_HH, wh_HG, b_G, scales_3 = self
         if not is_bytes(x):
             wmx_IH = wmx_IH.astype(compute)
             wx_IG = wx_IG.astype(compute)
-        return LayerWeights(wmx_IH, wx_IG, wmh_HH.astype(compute), wh_HG.astype(compute), b_G)
+        if scales_3 is None:
+            wmh: Any = wmh_HH.astype(compute)
+            wh: Any = wh_HG.astype(compute)
+        else:
+            of_m, of_dz, of_dmh = scales_3
+            wmh = fp8.quantised(wmh_HH, jnp.float32(fp8.LARGEST), of_dmh)
+            wh = fp8.quantised(wh_HG, of_m, of_dz)
+        return LayerWeights(wmx_IH, wx_IG, wmh, wh, b_G, scales_3)
 
 
 def layer_step(weights: LayerWeights, rows: int) -> Step:
@@ -170,13 +180,25 @@ class Saved(NamedTuple):
     """What the backward loop needs besides the arguments, in time buffers (see `empty_buffer`).
 
     h after each step [T, B, H], c before each step [T, B, H], and mh, i, f, o and u of each step:
-    stacked as one [T, 5, B, H], which a GPU writes in one kernel, or separate: mh [T, B, H], and
-    the gates side by side [T, B, 4H], which the backward loop overwrites with dz.
+    stacked as one [T, 5, B, H], which XLA writes in one kernel on a GPU, or separate: mh
+    [T, B, H], and the gates, stacked [T, 4, B, H] (pallas.py), or side by side [T, B, 4H], which
+    the backward loop overwrites with dz.
     """
 
     h: Array
     before_c: Array
     mh_gates: tuple[Array, ...]
+
+
+class StepGradients(NamedTuple):
+    """The cotangents that the backward loop returns."""
+
+    carry: Carry  # before the window, float32
+    dz_TBG: Array  # in the compute type
+    # In the compute type; each step at the place of the step before. The last place may be zero.
+    dmh_TBH: Array
+    dmx_TBH: Array  # in the compute type
+    dwmh_HH: Array  # float32
 
 
 def _put_gates(buffer: Array, gates: list[Array], t: Array) -> Array:
@@ -235,7 +257,7 @@ def _backward_loop(
     compute: jnp.dtype,
     dlast: Carry,
     dh_TBH: Array,
-) -> tuple[Array, Array, Array, Array]:
+) -> StepGradients:
     """Run back through the window that `_forward_loop` ran from the carry `first`."""
     window = x.shape[0]
     rows, hidden = first.h.shape
@@ -277,11 +299,21 @@ def _backward_loop(
     dm = empty_buffer((window, 2, rows, hidden), compute)
     start = (dlast.h, dlast.c.astype(jnp.float32), gates_BG, dz, dm)
     dh0_BH, dc0_BH, _, dz, dm = jax.lax.fori_loop(0, window, step, start)
-    return dh0_BH, dc0_BH, of_bits(dz, compute), of_bits(dm, compute)
+    dm_T2BH = of_bits(dm, compute)
+    h_TBH = of_bits(saved.h, compute)
+    before_h_TBH = jnp.concatenate([first.h.astype(compute)[None], h_TBH[:-1]])
+    dmh_TBH = dm_T2BH[:, 0]
+    return StepGradients(
+        Carry(dh0_BH, dc0_BH),
+        of_bits(dz, compute),
+        jnp.roll(dmh_TBH, -1, axis=0),
+        dm_T2BH[:, 1],
+        sum_rows(before_h_TBH, dmh_TBH),
+    )
 
 
 def gradient(
-    backward_loop: Callable[..., tuple[Array, Array, Array, Array]],
+    backward_loop: Callable[..., StepGradients],
     first: Carry,
     x: Array,
     weights: LayerWeights,
@@ -290,20 +322,12 @@ def gradient(
     dlast: Carry,
     dh_TBH: Array,
 ) -> tuple[Carry, Array | None, LayerWeights]:
-    """Return the cotangents of the carry, of x and of the weights; see `Loops`.
-
-    The loop returns those of h and c before the window, float32 [B, H]; and, in the compute type,
-    dz of each step [T, B, 4H], and dmh with dmx [T, 2, B, H].
-    """
-    dh0_BH, dc0_BH, dz_TBG, dm_T2BH = backward_loop(
+    """Return the cotangents of the carry, of x and of the weights; see `Loops`."""
+    dcarry, dz_TBG, dmh_TBH, dmx_TBH, dwmh_HH = backward_loop(
         first, x, weights, saved, compute, dlast, dh_TBH
     )
-    dmh_TBH = dm_T2BH[:, 0]
-    dmx_TBH = dm_T2BH[:, 1]
     mh = saved.mh_gates[0]
     mh_TBH = of_bits(mh[:, 0] if mh.ndim == 4 else mh, compute)
-    h_TBH = of_bits(saved.h, compute)
-    before_h_TBH = jnp.concatenate([first.h.astype(compute)[None], h_TBH[:-1]])
     mx_TBH = project(x, weights.wmx_IH)
     m_TBH = (mx_TBH * mh_TBH.astype(jnp.float32)).astype(compute)
     dx_of_mx, dwmx_IH = project_gradient(x, weights.wmx_IH, dmx_TBH)
@@ -311,14 +335,18 @@ def gradient(
     dx = None
     if dx_of_mx is not None and dx_of_z is not None:
         dx = (dx_of_mx + dx_of_z).astype(x.dtype)
+    maxima_3 = None
+    if weights.scales_3 is not None:
+        maxima_3 = fp8.maxima(m_TBH, dz_TBG, dmh_TBH)
     dweights = LayerWeights(
         wmx_IH=dwmx_IH,
         wx_IG=dwx_IG,
-        wmh_HH=sum_rows(before_h_TBH, dmh_TBH),
+        wmh_HH=dwmh_HH,
         wh_HG=sum_rows(m_TBH, dz_TBG),
         b_G=bias_gradient(x, dwx_IG, dz_TBG),
+        scales_3=maxima_3,
     )
-    return Carry(h=dh0_BH, c=dc0_BH.astype(first.c.dtype)), dx, dweights
+    return dcarry._replace(c=dcarry.c.astype(first.c.dtype)), dx, dweights
 
 
 # XLA's loops, with equal numbers; pallas.py has the loops of our own kernels. The parts of a step

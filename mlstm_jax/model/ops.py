@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 from mlstm_jax.errors import require
 from mlstm_jax.fields import Between, Checked, Count
+from mlstm_jax.model.fp8 import Quantised, emulated
 
 try:
     # The only file that needs it. Without it `transposed` is xᵀ: the same numbers, more slowly.
@@ -48,6 +49,10 @@ class Precision(Checked, section="precision"):
     # Unset: bf16, for at least 256 units, on a device that multiplies it faster, otherwise fp32; a
     # run that resumes keeps its type. Paper: fp16, with fp32 as the baseline.
     compute: Compute | None = None
+    # Operand type of the mLSTM's recurrent products in training: the compute type; or fp8 (E4M3,
+    # with scales from earlier updates), for one layer and bf16, on GPUs of compute capability 8.9
+    # or later. fp8_emulated computes the same numbers on any device, slowly, to study training.
+    recurrent: Literal["compute", "fp8", "fp8_emulated"] = "compute"
     # Type of the cell state c: float32, or the compute type.
     cell: Literal["fp32", "compute"] = "fp32"
     # Type of the gradient all-reduce: float32, or the compute type (divided by the number of
@@ -105,6 +110,18 @@ def dot(x: Array, w_IO: Array) -> Array:
     return jnp.dot(x.astype(w_IO.dtype), w_IO, preferred_element_type=jnp.float32)
 
 
+def _rounded_dot(dy: Array, w_IO: Array) -> Array:
+    """Return dy Wᵀ in w's type; on a GPU the product itself rounds its float32 sums."""
+
+    def cpu(dy: Array, w_IO: Array) -> Array:
+        return dot(dy, transposed(w_IO)).astype(w_IO.dtype)
+
+    def default(dy: Array, w_IO: Array) -> Array:
+        return jnp.dot(dy, w_IO.T, preferred_element_type=w_IO.dtype)
+
+    return jax.lax.platform_dependent(dy, w_IO, cpu=cpu, default=default)
+
+
 class Transposed(NamedTuple):
     """A matrix that many windows multiply by, and its transpose in memory."""
 
@@ -124,15 +141,20 @@ def with_transpose(w_IO: Array) -> Array | Transposed:
 
 
 def times(
-    w_IO: Array | Transposed, rows: int, *, transposed: bool = False
+    w_IO: Array | Transposed | Quantised, rows: int, *, transposed: bool = False
 ) -> Callable[[Array], Array]:
     """Return the product x → x W for x [rows, I], or x Wᵀ for x [rows, O]; float32, in W's type.
+
+    That of fp8 is emulated.
 
     It is for a loop in which W does not change. XLA for CPUs copies the right operand of every
     product into another order, which takes up to half of the time if that operand is large and the
     rows are few. There this product is (Wᵀ xᵀ)ᵀ (docs/performance.md has the gain). A window that
     transposes W itself needs more rows to gain.
     """
+    if isinstance(w_IO, Quantised):
+        exact = times(w_IO.w_IO.astype(jnp.bfloat16), rows, transposed=transposed)
+        return emulated(exact, w_IO, transposed=transposed)
     if isinstance(w_IO, Transposed):
         assert not transposed
         right, left = w_IO
@@ -190,7 +212,10 @@ def _forward(x: Array, w_IO: Array, compute: jnp.dtype) -> tuple[Array, tuple[Ar
 def _backward(compute: jnp.dtype, saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     x, w_IO = saved
     dy = dy.astype(compute)
-    return dot(dy, transposed(w_IO)).astype(x.dtype), sum_rows(x.astype(compute), dy)
+    dw_IO = sum_rows(x.astype(compute), dy)
+    if x.dtype == compute:
+        return _rounded_dot(dy, w_IO), dw_IO
+    return dot(dy, transposed(w_IO)).astype(x.dtype), dw_IO
 
 
 matmul.defvjp(_forward, _backward)

@@ -1,10 +1,11 @@
 """The loops over time with the elementwise parts of a step as Pallas kernels, for GPUs.
 
-XLA compiles a step to eight kernels forward and nine backward; this file needs five and five. Two
-of each five are Pallas kernels, one after each matrix product. Each looks up its rows of the
-tables, writes its step of the time buffers, and adds the parts of the preceding product, whose sums
-over H (over 4H backward) are split in two: otherwise a product of B rows with only H columns is too
-small to use all processors of a GPU. results/speed has the measurements.
+XLA compiles a step to eight kernels forward and nine backward; this file needs four and four, and
+one more for every four steps. Two of each four are Pallas kernels, one after each matrix product.
+Each looks up its rows of the tables, writes its step of the time buffers, and adds the parts of the
+preceding product, whose sums over H (over 4H backward) are split in two: otherwise a product of B
+rows with only H columns is too small to use all processors of a GPU. results/speed has the
+measurements.
 
 Each block of threads works on a piece of one row. Pallas has two compilers for GPUs. Triton is
 deprecated since jax 0.11; this module uses the other, Mosaic GPU, which compiles for compute
@@ -16,16 +17,25 @@ Arrays and the equations of a step are those of mlstm.py.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Carry
-from mlstm_jax.model.mlstm import Gates, LayerWeights, Saved, advance, gradient, step_gradient
-from mlstm_jax.model.ops import dot, is_bytes, project
-from mlstm_jax.model.stack import Loops
+from mlstm_jax.model.fp8 import Quantised, operand
+from mlstm_jax.model.mlstm import (
+    Gates,
+    LayerWeights,
+    Saved,
+    StepGradients,
+    advance,
+    gradient,
+    step_gradient,
+)
+from mlstm_jax.model.ops import is_bytes, project, sum_rows
+from mlstm_jax.model.stack import Loops, step_of
 
 try:
     # The only file that imports Pallas, and below Mosaic. Without it devices.kernels cannot be
@@ -42,32 +52,49 @@ Shape = jax.ShapeDtypeStruct
 LEAST_UNITS = 128
 
 
-def require_gpu(hidden: int, capability: tuple[int, int] | None) -> None:
-    """Raise UserError unless the kernels can run on the GPU.
+def missing(hidden: int, capability: tuple[int, int] | None, *, fp8: bool = False) -> str | None:
+    """Return what the kernels need and the GPU or the model has not; None: nothing.
 
     Args:
         hidden: H.
         capability: compute capability of the NVIDIA GPU, None if there is none.
+        fp8: whether they multiply fp8.
     """
     # Mosaic of jax 0.10 ends the process if it compiles for less than 9.0.
     version = tuple(int(part) for part in jax.__version__.split(".")[:2])
-    least = (8, 0) if version >= (0, 11) else (9, 0)
+    newest = (8, 9) if fp8 else (8, 0)
+    least = newest if version >= (0, 11) else (9, 0)
     gpu = f"an NVIDIA GPU of compute capability {least[0]}.{least[1]} or later"
     if pl is None:
-        problem = f"jax.experimental.pallas, but jax {jax.__version__} has none"
-    elif capability is None:
-        problem = f"{gpu}, but JAX found none"
-    elif capability < least:
+        return f"jax.experimental.pallas, but jax {jax.__version__} has none"
+    if capability is None:
+        return f"{gpu}, but JAX found none"
+    if capability < least:
         problem = f"{gpu}, but this one has {capability[0]}.{capability[1]}"
-        if capability >= (8, 0):
-            problem += "; with jax 0.11 or later 8.0 is enough"
-    elif hidden < LEAST_UNITS:
-        problem = f"a model.hidden of {LEAST_UNITS} or more, but it is {hidden}"
-    else:
+        if capability >= newest:
+            problem += f"; with jax 0.11 or later {newest[0]}.{newest[1]} is enough"
+        return problem
+    if hidden < LEAST_UNITS:
+        return f"a model.hidden of {LEAST_UNITS} or more, but it is {hidden}"
+    return None
+
+
+def require_gpu(hidden: int, capability: tuple[int, int] | None, *, fp8: bool = False) -> None:
+    """Raise UserError unless the kernels can run on the GPU; see `missing`."""
+    problem = missing(hidden, capability, fp8=fp8)
+    if problem is None:
         return
-    raise UserError(
-        f"devices.kernels is 'pallas', which needs {problem}; use `devices.kernels` xla."
-    )
+    field = "devices.kernels is 'pallas'"
+    advice = "`devices.kernels` xla"
+    if fp8:
+        field = "precision.recurrent is 'fp8'"
+        advice = "`precision.recurrent` compute"
+    raise UserError(f"{field}, which needs {problem}; use {advice}.")
+
+
+def is_proven(hidden: int, capability: tuple[int, int] | None) -> bool:
+    """Whether the kernels have trained on such a GPU, an H100 or H200, and can run."""
+    return capability == (9, 0) and missing(hidden, capability) is None
 
 
 def _piece(hidden: int) -> int:
@@ -112,9 +139,9 @@ class _Counted:
         self.piece = Shape((size,), array.dtype)
         self.bytes = 0
 
-    def __getitem__(self, index: Any) -> Array:
+    def __getitem__(self, index: Any) -> Any:
         if not _is_piece(index):
-            return jnp.zeros((), self.piece.dtype)
+            return 0  # so that what is moved is that of the first step
         self.bytes += self.piece.size * self.piece.dtype.itemsize
         return jnp.zeros(self.piece.shape, self.piece.dtype)
 
@@ -122,9 +149,34 @@ class _Counted:
         self[index]
 
 
+class _StepNumber(NamedTuple):
+    """The number of a step of a loop, whose turns have several steps each."""
+
+    turn: Array
+    each: int
+    offset: int
+
+    def __call__(self, turn: Any) -> Any:
+        """The number, of `turn` as it is read."""
+        return turn * self.each + self.offset
+
+
+def _run_steps(window: int, step: Callable[[_StepNumber, Any], Any], carried: Any) -> Any:
+    """Run the steps of a window, four in each turn: XLA counts turns with one kernel each."""
+    each = next(n for n in (4, 2, 1) if window % n == 0)
+
+    def turn(number: Array, carried: Any) -> Any:
+        for offset in range(each):
+            carried = step(_StepNumber(number, each, offset), carried)
+        return carried
+
+    return jax.lax.fori_loop(0, window // each, turn, carried)
+
+
 def _launch(
     name: str,
     body: Callable[..., None],
+    step: _StepNumber,
     inputs: tuple[Array, ...],
     in_place: tuple[Array, ...],
     outputs: tuple[Shape, ...],
@@ -136,9 +188,10 @@ def _launch(
 
     Args:
         name: its name in profilers and in the compiled program.
-        body: called with (row, first unit, number of units) and then references to `inputs`,
+        body: called with (step, row, first unit, number of units) and then references to `inputs`,
             `in_place` and `outputs`. It must not read what it writes, because pieces overlap if
             their size does not divide `hidden`.
+        step: the number of the step.
         inputs: arrays that it reads.
         in_place: arrays that it reads and writes.
         outputs: shapes and types of its outputs.
@@ -151,11 +204,13 @@ def _launch(
     """
     size = _piece(hidden)
     grid = (rows, pl.cdiv(hidden, size))
+    inputs = (jnp.int32(step.turn)[None], *inputs)
     shapes = [Shape(x.shape, x.dtype) for x in in_place]
     count = len(in_place)
 
-    def at(row: Array, piece: Array) -> tuple[Array, Array, int]:
-        return row, jnp.minimum(piece * size, hidden - size), size
+    def run_body(row: Array, piece: Array, turn_1: Any, *references: Any) -> None:
+        start = jnp.minimum(piece * size, hidden - size)
+        body(step(turn_1[0]), row, start, size, *references)
 
     if interpret:
         # The interpreter passes each in-place array twice: once to read, once to write.
@@ -163,7 +218,7 @@ def _launch(
 
         def interpreted(*references: Any) -> None:
             written = references[first + count :]
-            body(*at(pl.program_id(0), pl.program_id(1)), *references[:first], *written)
+            run_body(pl.program_id(0), pl.program_id(1), *references[:first], *written)
 
         results = pl.pallas_call(
             interpreted,
@@ -179,7 +234,7 @@ def _launch(
 
     def kernel(*references: Any) -> None:
         spread = [_Spread(reference, size) for reference in references]
-        body(*at(jax.lax.axis_index("row"), jax.lax.axis_index("piece")), *spread)
+        run_body(jax.lax.axis_index("row"), jax.lax.axis_index("piece"), *spread)
 
     call = pl.kernel(
         kernel,
@@ -191,7 +246,7 @@ def _launch(
     # XLA knows only the arrays of such a kernel, most of which cover all steps.
     arrays: tuple[Array | Shape, ...] = (*inputs, *shapes, *outputs)
     counted = [_Counted(x, size) for x in arrays]
-    jax.eval_shape(lambda row: body(row, row, size, *counted), Shape((), jnp.int32))
+    jax.eval_shape(lambda row: run_body(row, row, *counted), Shape((), jnp.int32))
     moved = "_".join(str(grid[0] * grid[1] * array.bytes) for array in counted)
     unwritten = [jax.lax.empty(x.shape, x.dtype) for x in outputs]
     with jax.named_scope(f"moves_{moved}_bytes"):
@@ -203,12 +258,49 @@ def _parts(width: int) -> int:
     return 2 if width % 2 == 0 else 1
 
 
-def _partial_dots(x: Array, w_IO: Array) -> Array:
-    """Return x W as parts to be added: float32 [P, B, O]."""
-    parts = _parts(w_IO.shape[0])
-    x_BPI = x.reshape(x.shape[0], parts, -1)
-    w_PIO = w_IO.reshape(parts, -1, w_IO.shape[1])
-    return jnp.einsum("bpi,pio->pbo", x_BPI, w_PIO, preferred_element_type=float32)
+def _product(
+    w: Array | Quantised, parts: int, *, transposed: bool = False
+) -> Callable[[Array], Array]:
+    """Return the product x → x W, or x Wᵀ, as parts to be added: float32 [P, B, O].
+
+    That of fp8 operands is in units of `_scales`. Call it outside of the loop.
+    """
+    if isinstance(w, Quantised):
+        # cuBLAS wants the summed axis last in both operands.
+        w_OI = w.w_IO if transposed else w.w_IO.T
+        w_OPI = w_OI.reshape(w_OI.shape[0], parts, -1)
+        w_POI = jax.lax.optimization_barrier(w_OPI.swapaxes(0, 1))
+        form = "bpi,poi->pbo"
+    else:
+        w_IO = w.T if transposed else w
+        w_POI = w_IO.reshape(parts, -1, w_IO.shape[1])
+        form = "bpi,pio->pbo"
+
+    def product(x: Array) -> Array:
+        x_BPI = x.reshape(x.shape[0], parts, -1)
+        return jnp.einsum(form, x_BPI, w_POI, preferred_element_type=float32)
+
+    return product
+
+
+def _scales(*matrices: Array | Quantised, transposed: bool) -> Array:
+    """Return for each matrix the scale of its operand and the unit of its product, float32 [2·n].
+
+    They are 1 without fp8.
+    """
+    values = []
+    for w in matrices:
+        scale = jnp.float32(1)
+        unit = scale
+        if isinstance(w, Quantised):
+            scale = w.scale_of(transposed=transposed)
+            unit = 1 / (scale * w.scale)
+        values += [scale, unit]
+    return jax.lax.optimization_barrier(jnp.stack(values))
+
+
+def _operand_type(w: Array | Quantised) -> Any:
+    return w.w_IO.dtype if isinstance(w, Quantised) else w.dtype
 
 
 def _add(parts: Any, row: Array, units: Any) -> Array:
@@ -218,11 +310,11 @@ def _add(parts: Any, row: Array, units: Any) -> Array:
     return whole
 
 
-def _input_arrays(x_TB: Array, t: Array, w_IO: Array) -> tuple[Array, ...]:
+def _input_arrays(x_TB: Array, t: _StepNumber, w_IO: Array) -> tuple[Array, ...]:
     """Return the arrays from which a kernel reads x_t W: the bytes and the table, or x_t W."""
     if is_bytes(x_TB):
         return x_TB, w_IO
-    return (project(jax.lax.dynamic_index_in_dim(x_TB, t, keepdims=False), w_IO),)
+    return (project(step_of(x_TB, t(t.turn)), w_IO),)
 
 
 def _look_up(references: list[Any], t: Array, row: Array, units: Any) -> Array:
@@ -241,50 +333,61 @@ def _forward_loop(
     window = x_TB.shape[0]
     rows, hidden = carry.h.shape
     run: Any = partial(_launch, rows=rows, hidden=hidden, interpret=interpret)
-    rounded = Shape((rows, hidden), compute)
+    kind = _operand_type(weights.wmh_HH)
+    made = (Shape((rows, hidden), kind),)
+    scales_4 = _scales(weights.wmh_HH, weights.wh_HG, transposed=False)
+    times_wmh = _product(weights.wmh_HH, _parts(hidden))
+    times_wh = _product(weights.wh_HG, 1)
 
-    def multiply(row: Array, start: Array, size: int, *references: Any) -> None:
-        t_1, *read_mx, mh_PBH, mh_gates, m_BH = references
-        t = t_1[0]
+    def multiply(t: Array, row: Array, start: Array, size: int, *references: Any) -> None:
+        scales_4, *read_mx, mh_PBH, mh_buffer, m_BH = references
         units = pl.ds(start, size)
-        mh = _add(mh_PBH, row, units)
-        m_BH[row, units] = (_look_up(read_mx, t, row, units) * mh).astype(compute)
-        mh_gates[t, 0, row, units] = mh.astype(compute)
+        mh = _add(mh_PBH, row, units) * scales_4[1]
+        m_BH[row, units] = operand(_look_up(read_mx, t, row, units) * mh, scales_4[2], kind)
+        mh_buffer[t, row, units] = mh.astype(compute)
 
-    def advance_units(row: Array, start: Array, size: int, *references: Any) -> None:
-        t_1, z_BG, b_G, *read_zx, h_BH, c_buffer, h_buffer, mh_gates, rounded_h = references
-        t = t_1[0]
+    def advance_units(t: Array, row: Array, start: Array, size: int, *references: Any) -> None:
+        scales_4, z_PBG, b_G, *read_zx, h_BH, c_buffer, h_buffer, gates_buffer, h_operand = (
+            references
+        )
         units = pl.ds(start, size)
         z = []
         for k in range(4):
             gate = pl.ds(start + k * hidden, size)
-            z.append(_look_up(read_zx, t, row, gate) + z_BG[row, gate] + b_G[gate])
+            mwh = _add(z_PBG, row, gate) * scales_4[3]
+            z.append(_look_up(read_zx, t, row, gate) + mwh + b_G[gate])
         gates, h, c = advance(tuple(z), c_buffer[t, row, units].astype(float32))
+
+        @pl.when(t == window - 1)
+        def _() -> None:
+            h_BH[row, units] = h
+
         # A step writes other elements than it reads, see `_launch`.
-        h_BH[row, units] = h
         c_buffer[t + 1, row, units] = c.astype(carry.c.dtype)
         h_buffer[t, row, units] = h.astype(compute)
-        rounded_h[row, units] = h.astype(compute)
+        h_operand[row, units] = operand(h.astype(compute), scales_4[0], kind)
         for k, value in enumerate(gates):
-            mh_gates[t, k + 1, row, units] = value.astype(compute)
+            gates_buffer[t, k, row, units] = value.astype(compute)
 
-    def step(t: Array, before: tuple[Array, ...]) -> tuple[Array, ...]:
-        rounded_h, h_BH, c_buffer, h_buffer, mh_gates = before
+    def step(t: _StepNumber, before: tuple[Array, ...]) -> tuple[Array, ...]:
+        h_operand, mh_buffer, *in_place = before
         mx = _input_arrays(x_TB, t, weights.wmx_IH)
         zx = _input_arrays(x_TB, t, weights.wx_IG)
-        inputs = (jnp.int32(t)[None], *mx, _partial_dots(rounded_h, weights.wmh_HH))
-        (mh_gates,), (m_BH,) = run("multiply", multiply, inputs, (mh_gates,), (rounded,))
-        inputs = (jnp.int32(t)[None], dot(m_BH, weights.wh_HG), weights.b_G, *zx)
-        in_place = (h_BH, c_buffer, h_buffer, mh_gates)
-        in_place, (rounded_h,) = run("advance", advance_units, inputs, in_place, (rounded,))
-        return rounded_h, *in_place
+        inputs = (scales_4, *mx, times_wmh(h_operand))
+        (mh_buffer,), (m_BH,) = run("multiply", multiply, t, inputs, (mh_buffer,), made)
+        inputs = (scales_4, times_wh(m_BH), weights.b_G, *zx)
+        in_place, (h_operand,) = run("advance", advance_units, t, inputs, tuple(in_place), made)
+        return h_operand, mh_buffer, *in_place
 
     c_buffer = jax.lax.empty((window + 1, rows, hidden), carry.c.dtype).at[0].set(carry.c)
     h_buffer = jax.lax.empty((window, rows, hidden), compute)
-    mh_gates = jax.lax.empty((window, 5, rows, hidden), compute)
-    before = (carry.h.astype(compute), carry.h, c_buffer, h_buffer, mh_gates)
-    _, h_BH, c_buffer, h_buffer, mh_gates = jax.lax.fori_loop(0, window, step, before)
-    return Carry(h_BH, c_buffer[window]), Saved(h_buffer, c_buffer, (mh_gates,))
+    mh_buffer = jax.lax.empty((window, rows, hidden), compute)
+    gates_buffer = jax.lax.empty((window, 4, rows, hidden), compute)
+    first_h = operand(carry.h.astype(compute), scales_4[0], kind)
+    before = (first_h, mh_buffer, carry.h, c_buffer, h_buffer, gates_buffer)
+    after = _run_steps(window, step, before)
+    _, mh_buffer, h_BH, c_buffer, h_buffer, gates_buffer = after
+    return Carry(h_BH, c_buffer[window]), Saved(h_buffer, c_buffer, (mh_buffer, gates_buffer))
 
 
 def _backward_loop(
@@ -296,67 +399,87 @@ def _backward_loop(
     compute: Any,
     dlast: Carry,
     dh_TBH: Array,
-) -> tuple[Array, Array, Array, Array]:
-    """Run back through the window; see `Loops`."""
+) -> StepGradients:
+    """Run back through the window; see `Loops`.
+
+    dmh of a step is stored at the place of the step before, and so beside the h that it belongs to.
+    """
     window = x_TB.shape[0]
     rows, hidden = first.h.shape
     run: Any = partial(_launch, rows=rows, hidden=hidden, interpret=interpret)
-    mh_gates = saved.mh_gates[0]
-    wmh_transposed = weights.wmh_HH.T
-    wh_transposed = weights.wh_HG.T
+    mh_TBH, gates_T4BH = saved.mh_gates
+    kind = _operand_type(weights.wh_HG)
+    scales_4 = _scales(weights.wh_HG, weights.wmh_HH, transposed=True)
+    times_wh = _product(weights.wh_HG, _parts(4 * hidden), transposed=True)
+    times_wmh = _product(weights.wmh_HH, _parts(hidden), transposed=True)
     mx: tuple[Array, ...] = (x_TB, weights.wmx_IH)
     if not is_bytes(x_TB):
         mx = (project(*mx),)
 
-    def gate_gradients(row: Array, start: Array, size: int, *references: Any) -> None:
-        k_1, dh_PBH, dh_TBH, before_c, mh_gates, dc_2BH, dz_buffer, dz_BG = references
-        k = k_1[0]
+    def gate_gradients(k: Array, row: Array, start: Array, size: int, *references: Any) -> None:
+        scales_4, dh_PBH, dh_TBH, before_c, gates_T4BH, dc_2BH, dz_buffer, dz_BG = references
         t = window - 1 - k
         units = pl.ds(start, size)
-        dh = _add(dh_PBH, row, units) + dh_TBH[t, row, units].astype(float32)
-        gates = Gates(*(mh_gates[t, n, row, units].astype(float32) for n in range(1, 5)))
+        dh = _add(dh_PBH, row, units) * scales_4[3] + dh_TBH[t, row, units].astype(float32)
+        gates = Gates(*(gates_T4BH[t, n, row, units].astype(float32) for n in range(4)))
         c = before_c[t, row, units].astype(float32)
         dz_gates, dc = step_gradient(gates, c, dh, dc_2BH[k % 2, row, units])
         dc_2BH[(k + 1) % 2, row, units] = dc
         for n, dz in enumerate(dz_gates):
             gate = pl.ds(start + n * hidden, size)
             dz_buffer[t, row, gate] = dz.astype(compute)
-            dz_BG[row, gate] = dz.astype(compute)
+            dz_BG[row, gate] = operand(dz.astype(compute), scales_4[0], kind)
 
-    def multiply_gradients(row: Array, start: Array, size: int, *references: Any) -> None:
-        k_1, dm_PBH, mh_gates, *read_mx, dm_buffer, dmh_BH = references
-        t = window - 1 - k_1[0]
+    def multiply_gradients(k: Array, row: Array, start: Array, size: int, *references: Any) -> None:
+        scales_4, dm_PBH, mh_TBH, *read_mx, dmh_buffer, dmx_buffer, first_dmh, dmh_operand = (
+            references
+        )
+        t = window - 1 - k
         units = pl.ds(start, size)
-        dm = _add(dm_PBH, row, units)
+        dm = _add(dm_PBH, row, units) * scales_4[1]
         dmh = (dm * _look_up(read_mx, t, row, units)).astype(compute)
-        dmx = (dm * mh_gates[t, 0, row, units].astype(float32)).astype(compute)
-        dmh_BH[row, units] = dmh
-        dm_buffer[t, 0, row, units] = dmh
-        dm_buffer[t, 1, row, units] = dmx
+        dmx_buffer[t, row, units] = (dm * mh_TBH[t, row, units].astype(float32)).astype(compute)
+        dmh_operand[row, units] = operand(dmh, scales_4[2], kind)
 
-    def step(k: Array, later: tuple[Array, ...]) -> tuple[Array, ...]:
-        dh_PBH, dc_2BH, dz_buffer, dm_buffer = later
-        inputs: tuple[Array, ...] = (jnp.int32(k)[None], dh_PBH, dh_TBH, saved.before_c, mh_gates)
-        in_place = (dc_2BH, dz_buffer)
-        made = (Shape((rows, 4 * hidden), compute),)
+        @pl.when(t > 0)
+        def _() -> None:
+            dmh_buffer[t - 1, row, units] = dmh
+
+        @pl.when(t == 0)
+        def _() -> None:
+            first_dmh[row, units] = dmh
+
+    def step(k: _StepNumber, later: tuple[Array, ...]) -> tuple[Array, ...]:
+        dh_PBH, dc_2BH, dz_buffer, *in_place = later
+        inputs: tuple[Array, ...] = (scales_4, dh_PBH, dh_TBH, saved.before_c, gates_T4BH)
+        made = (Shape((rows, 4 * hidden), kind),)
         (dc_2BH, dz_buffer), (dz_BG,) = run(
-            "gate_gradients", gate_gradients, inputs, in_place, made
+            "gate_gradients", gate_gradients, k, inputs, (dc_2BH, dz_buffer), made
         )
-        inputs = (jnp.int32(k)[None], _partial_dots(dz_BG, wh_transposed), mh_gates, *mx)
-        made = (Shape((rows, hidden), compute),)
-        (dm_buffer,), (dmh_BH,) = run(
-            "multiply_gradients", multiply_gradients, inputs, (dm_buffer,), made
+        inputs = (scales_4, times_wh(dz_BG), mh_TBH, *mx)
+        made = (Shape((rows, hidden), kind),)
+        in_place, (dmh_BH,) = run(
+            "multiply_gradients", multiply_gradients, k, inputs, tuple(in_place), made
         )
-        return _partial_dots(dmh_BH, wmh_transposed), dc_2BH, dz_buffer, dm_buffer
+        return times_wmh(dmh_BH), dc_2BH, dz_buffer, *in_place
 
     # The cotangent of c, before and after a step.
     dc_2BH = jax.lax.empty((2, rows, hidden), float32).at[0].set(dlast.c.astype(float32))
-    dh_PBH = jnp.zeros((_parts(hidden), rows, hidden), float32).at[0].set(dlast.h)
+    # The kernel multiplies by the unit of the product.
+    dh_PBH = jnp.zeros((_parts(hidden), rows, hidden), float32).at[0].set(dlast.h / scales_4[3])
     dz_buffer = jax.lax.empty((window, rows, 4 * hidden), compute)
-    dm_buffer = jax.lax.empty((window, 2, rows, hidden), compute)
-    later = (dh_PBH, dc_2BH, dz_buffer, dm_buffer)
-    dh_PBH, dc_2BH, dz_buffer, dm_buffer = jax.lax.fori_loop(0, window, step, later)
-    return jnp.sum(dh_PBH, axis=0), dc_2BH[window % 2], dz_buffer, dm_buffer
+    dmh_buffer = jax.lax.empty((window, rows, hidden), compute).at[window - 1].set(0)
+    dmx_buffer = jax.lax.empty((window, rows, hidden), compute)
+    first_dmh = jax.lax.empty((rows, hidden), compute)
+    later = (dh_PBH, dc_2BH, dz_buffer, dmh_buffer, dmx_buffer, first_dmh)
+    later = _run_steps(window, step, later)
+    dh_PBH, dc_2BH, dz_TBG, dmh_TBH, dmx_TBH, first_dmh = later
+    # XLA would merge this product with that of the decoder's gradient, which also reads h, and for
+    # that copy both.
+    h_TBH = jax.lax.optimization_barrier(saved.h)
+    dwmh_HH = sum_rows(h_TBH, dmh_TBH) + sum_rows(first.h.astype(compute), first_dmh)
+    carry = Carry(jnp.sum(dh_PBH, axis=0) * scales_4[3], dc_2BH[window % 2])
+    return StepGradients(carry, dz_TBG, dmh_TBH, dmx_TBH, dwmh_HH)
 
 
 # Our kernels, on a GPU; and in Pallas's interpreter, for tests.

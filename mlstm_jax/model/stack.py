@@ -318,6 +318,8 @@ class Recurrent(Architecture):
                 weights = Weights(self, name=f"layer_{layer}")(inputs)
                 if layer == 0:
                     weights = self.with_tables(weights, window.embedding_VE, compute)
+            if window.scales_3 is not None:
+                weights = weights._replace(scales_3=window.scales_3)
             carry = jax.tree.map(lambda part: part[:, layer], window.carry)  # noqa: B023
             mask_TB = window.padding_mask_TB
             if window.states:

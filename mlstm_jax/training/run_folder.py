@@ -7,13 +7,15 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Literal
 
 from mlstm_jax import digest, host, output, run
-from mlstm_jax.config import Config, longest_window, vary
+from mlstm_jax.config import MLSTM, Config, longest_window, vary
 from mlstm_jax.config.text import PLACES, differences, flatten, to_json
 from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import FileError, InUse, KnownError, UserError, remedy
+from mlstm_jax.model import pallas
 from mlstm_jax.record import steps_in
 from mlstm_jax.terminal import tell
 
@@ -145,24 +147,41 @@ def _lock(file: int, folder: Path) -> None:
         )
 
 
-def with_run_values(config: Config, cluster: Cluster) -> Config:
+def with_run_values(config: Config, cluster: Cluster, capability: tuple[int, int] | None) -> Config:
     """Return a config in which what is unset is that of the run that resumes.
 
-    The compute type of a new run is the fastest on the first process's devices. The positions of a
+    The compute type and the kernels of a new run are the fastest on the first process's devices,
+    of compute capability `capability`. The positions of a
     model stay unset where they are too few for the windows, so that a resume is refused.
     """
     folder = Path(config.out)
     before = run.read_config(folder) if _has_begun(folder) else None
     if config.precision.compute is None:
         compute = before.precision.compute if before else None
+        if config.precision.recurrent != "compute":
+            compute = "bf16"
         compute = compute or host.fastest_compute(config.model.hidden)
         config = vary(config, precision__compute=cluster.gather(compute)[0])
+    if config.devices.kernels == "auto":
+        kernels = before.devices.kernels if before else "auto"
+        if kernels == "auto":
+            kernels = _fastest_kernels(config, capability)
+        config = vary(config, devices__kernels=cluster.gather(kernels)[0])
     if before is None or type(before.model) is not type(config.model):
         return config
     places = before.model.longest_window
     if places is None or places < longest_window(config):
         return config
     return dataclasses.replace(config, model=config.model.for_windows(places))
+
+
+def _fastest_kernels(
+    config: Config, capability: tuple[int, int] | None
+) -> Literal["xla", "pallas"]:
+    if config.precision.recurrent == "fp8":
+        return "pallas"
+    is_mlstm = isinstance(config.model, MLSTM)
+    return "pallas" if is_mlstm and pallas.is_proven(config.model.hidden, capability) else "xla"
 
 
 def _has_begun(folder: Path) -> bool:

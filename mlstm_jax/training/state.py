@@ -15,6 +15,7 @@ from mlstm_jax import host
 from mlstm_jax.config import Config, Precision, by_phase
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import Arrays, expected_shapes, flatten, unflatten
+from mlstm_jax.model import fp8
 from mlstm_jax.model.language_model import VOCABULARY, LanguageModel, Parameters, parameter_shapes
 from mlstm_jax.training.parallel import Parallel
 
@@ -91,6 +92,7 @@ class TrainState(NamedTuple):
     opt_state: Any
     loss_scale: LossScale
     tally: MetricSums
+    maxima_U3: Array | None = None  # of fp8 operands in the last updates, see fp8.py
 
 
 def init_state(
@@ -111,6 +113,7 @@ def init_state(
         opt_state=optimizer.init(params),
         loss_scale=init_loss_scale(config.precision),
         tally=zero_tally(),
+        maxima_U3=None if config.precision.recurrent == "compute" else fp8.no_history(),
     )
 
 

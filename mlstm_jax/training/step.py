@@ -17,6 +17,7 @@ import optax
 from mlstm_jax.config import Config
 from mlstm_jax.data.evaluation_stream import EvaluationBatch
 from mlstm_jax.data.stream import Batch
+from mlstm_jax.model import fp8
 from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
 from mlstm_jax.training.objective import OBJECTIVES, cross_entropy, label_losses, row_keys, weighted
 from mlstm_jax.training.parallel import sum_over_devices
@@ -45,6 +46,7 @@ class Gradient(NamedTuple):
     gradient: Parameters
     means: Means
     after: Carry
+    maxima_3: Array | None  # of fp8 operands
 
 
 class StepMetrics(NamedTuple):
@@ -128,6 +130,7 @@ def _gradient_of_rows(
     model: LanguageModel,
     params: Parameters,
     scale: Array,
+    history_U3: Array | None,
     step: Array,
     carry: Carry,
     batch: Batch,
@@ -144,8 +147,19 @@ def _gradient_of_rows(
     targets = objective(batch.inputs_BT, batch.targets_BT, counted_BT, keys_B)
     padding_mask_BT = ~counted_BT if model.model.bidirectional else None
 
-    def scaled_loss(params: Parameters) -> tuple[Array, tuple[Any, Carry]]:
-        read = model.apply({"params": params}, targets.inputs_BT, carry, padding_mask_BT, dropout_B)
+    scales_3 = None
+    if history_U3 is not None:
+        scales_3 = fp8.scales(history_U3, batch.inputs_BT.size)
+
+    def scaled_loss(params: Parameters, scales_3: Any) -> tuple[Array, tuple[Any, Carry]]:
+        read = model.apply(
+            {"params": params},
+            targets.inputs_BT,
+            carry,
+            padding_mask_BT,
+            dropout_B,
+            scales_3=scales_3,
+        )
         nats_BT = cross_entropy(read.logits_BTV, targets.targets_BT)
         loss = jnp.mean(weighted(nats_BT, targets.weight_BT))
         label_loss, labels = label_losses(read.labels_BTK, batch.labels_BT)
@@ -158,10 +172,11 @@ def _gradient_of_rows(
         return total * scale, ((loss, label_loss, labels), read.carry)
 
     with model.product_precision():
-        gradient, (losses, after) = jax.grad(scaled_loss, has_aux=True)(params)
+        grad = jax.grad(scaled_loss, argnums=(0, 1), has_aux=True)
+        (gradient, maxima_3), (losses, after) = grad(params, scales_3)
     loss, label_loss, labels = losses
     square = optax.tree.norm(gradient, squared=True)
-    return Gradient(gradient, Means(loss, square, label_loss, labels), after)
+    return Gradient(gradient, Means(loss, square, label_loss, labels), after, maxima_3)
 
 
 def _accumulate(
@@ -180,14 +195,16 @@ def _accumulate(
     def join(x: Array) -> Array:
         return x.reshape(-1, *x.shape[2:])
 
-    def add(sums: Any, part: tuple[Carry, Batch, Array]) -> tuple[Any, Carry]:
-        gradient, means, after = gradient_of(*part)
+    def add(sums: Any, part: tuple[Carry, Batch, Array]) -> tuple[Any, tuple[Carry, Any]]:
+        gradient, means, after, maxima_3 = gradient_of(*part)
         sums = jax.tree.map(lambda a, b: a + b / micro_batches, sums, (gradient, means))
-        return sums, after
+        return sums, (after, maxima_3)
 
     zeros = (jax.tree.map(jnp.zeros_like, params), Means(*[jnp.float32(0)] * 4))
-    (gradient, means), after = jax.lax.scan(add, zeros, jax.tree.map(split, rows))
-    return Gradient(gradient, means, jax.tree.map(join, after))
+    (gradient, means), kept = jax.lax.scan(add, zeros, jax.tree.map(split, rows))
+    after, maxima_M3 = kept
+    maxima_3 = None if maxima_M3 is None else jnp.max(maxima_M3, axis=0)
+    return Gradient(gradient, means, jax.tree.map(join, after), maxima_3)
 
 
 def make_train_step(
@@ -214,7 +231,7 @@ def make_train_step(
         rows = batch.inputs_BT.shape[0]
         row_B = jax.lax.axis_index(axis_name) * rows + jnp.arange(rows)
         gradient_of = functools.partial(
-            _gradient_of_rows, config, model, state.params, scale, state.step
+            _gradient_of_rows, config, model, state.params, scale, state.maxima_U3, state.step
         )
         local = _accumulate(gradient_of, micro_batches, state.params, (carry, batch, row_B))
         devices = jax.lax.axis_size(axis_name)
@@ -239,8 +256,15 @@ def make_train_step(
             fraction = batch.active_fraction_B[0]
             updates = jax.tree.map(lambda update: update * fraction, updates)
         params = optax.apply_updates(state.params, updates)
-        params, opt_state, after = _select(
-            finite, (params, opt_state, local.after), (state.params, state.opt_state, carry)
+        history_U3 = state.maxima_U3
+        if history_U3 is not None:
+            maxima_3 = jax.lax.pmax(local.maxima_3, axis_name)
+            positions = batch.inputs_BT.size // micro_batches
+            history_U3 = fp8.with_newest(history_U3, maxima_3, positions)
+        params, opt_state, after, history_U3 = _select(
+            finite,
+            (params, opt_state, local.after, history_U3),
+            (state.params, state.opt_state, carry, state.maxima_U3),
         )
 
         first_of_line = state.step % config.train.log_every == 0
@@ -263,6 +287,7 @@ def make_train_step(
             opt_state=opt_state,
             loss_scale=adjust_loss_scale(state.loss_scale, finite, config.precision),
             tally=_select(finite, with_update, tally),
+            maxima_U3=history_U3,
         )
         metrics = StepMetrics(
             tally=new.tally,

@@ -69,7 +69,8 @@ def train(
         corpus = open_corpus(Path(config.data.corpus))
         run_folder.require_one_run(cluster, config, corpus)
         devices = parallel.started(cluster, config.devices)
-        config = resolve_batch(run_folder.with_run_values(config, cluster), devices.count)
+        config = run_folder.with_run_values(config, cluster, devices.compute_capability())
+        config = resolve_batch(config, devices.count)
         require_memory(config, devices)
         changed = run_folder.lock_together(
             stack, cluster, config, resume=resume, reset_carry=reset_carry
@@ -259,7 +260,8 @@ def _make_model(config: Config, devices: Parallel) -> LanguageModel:
     """Return the model for training, after a check that the devices can run its kernels."""
     loops = None
     if config.devices.kernels == "pallas":
-        pallas.require_gpu(config.model.hidden, devices.compute_capability())
+        is_fp8 = config.precision.recurrent == "fp8"
+        pallas.require_gpu(config.model.hidden, devices.compute_capability(), fp8=is_fp8)
         loops = pallas.PALLAS
     return LanguageModel(config.model, config.precision, config.train.recompute_every, loops)
 

@@ -278,11 +278,23 @@ def test_our_own_kernels_compute_the_same(random, compute, inputs, recompute_eve
         (128, (9, 0), False, "jax.experimental.pallas"),
     ],
 )
+@pytest.mark.parametrize("fp8", [False, True])
 def test_our_own_kernels_say_what_they_need(
-    hidden, capability, has_pallas, message, monkeypatch
+    hidden, capability, has_pallas, message, fp8, monkeypatch
 ) -> None:
-    require_gpu(128, (9, 0))
+    require_gpu(128, (9, 0), fp8=fp8)
     if not has_pallas:
         monkeypatch.setattr(pallas, "pl", None)
-    with pytest.raises(UserError, match=message):
-        require_gpu(hidden, capability)
+    field = "precision.recurrent is 'fp8'" if fp8 else "devices.kernels is 'pallas'"
+    with pytest.raises(UserError, match=f"{field}, .*{message}.*; use `"):
+        require_gpu(hidden, capability, fp8=fp8)
+
+
+@pytest.mark.parametrize(
+    ("version", "capability", "least"),
+    [("0.10.2", (8, 9), "9.0"), ("0.11.0", (8, 6), "8.9"), ("0.11.0", (8, 9), None)],
+)
+def test_fp8_needs_a_gpu_that_multiplies_it(version, capability, least, monkeypatch) -> None:
+    monkeypatch.setattr(jax, "__version__", version)
+    problem = pallas.missing(128, capability, fp8=True)
+    assert problem is None if least is None else f"capability {least} or later" in problem

@@ -43,8 +43,10 @@ def test_a_file_system_without_locks_is_warned_of_but_a_refused_lock_may_be_anot
 
 
 def test_a_transformer_that_resumes_keeps_its_positions(tmp_path: Path) -> None:
-    resumed = partial(run_folder.with_run_values, cluster=Cluster(Distributed(), Path()))
-    plain = vary(Config(out=str(tmp_path)), precision__compute="fp32")
+    resumed = partial(
+        run_folder.with_run_values, cluster=Cluster(Distributed(), Path()), capability=None
+    )
+    plain = vary(Config(out=str(tmp_path)), precision__compute="fp32", devices__kernels="xla")
     config = vary(plain, model=Transformer(hidden=8, embedding=8, heads=2), data__window=16)
     run_folder.write_folder(resolve_batch(config, 1))
     shorter, longer = (vary(config, data__window=window) for window in (8, 32))
@@ -57,6 +59,30 @@ def test_a_transformer_that_resumes_keeps_its_positions(tmp_path: Path) -> None:
         assert changed == ["data.window: 16 → 8"]
     for other in (plain, vary(shorter, model=BERT(hidden=8, heads=2))):
         assert resumed(other) == other
+
+
+@pytest.mark.parametrize(
+    ("fields", "capability", "kernels"),
+    [
+        ({}, (9, 0), "pallas"),
+        ({}, (8, 0), "xla"),  # compiled, not measured
+        ({}, None, "xla"),
+        ({"model__hidden": 64}, (9, 0), "xla"),
+        ({"model": Transformer()}, (9, 0), "xla"),
+        ({"devices__kernels": "xla"}, (9, 0), "xla"),
+        ({"precision__recurrent": "fp8"}, (8, 9), "pallas"),
+        ({"precision__recurrent": "fp8_emulated"}, None, "xla"),
+    ],
+)
+def test_the_kernels_of_a_run_are_the_proven_ones_and_stay(fields, capability, kernels, tmp_path):
+    cluster = Cluster(Distributed(), Path())
+    config = vary(Config(out=str(tmp_path)), precision__compute="bf16", **fields)
+    made = run_folder.with_run_values(config, cluster, capability)
+    assert made.devices.kernels == kernels
+    run_folder.write_folder(made)
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "step": 1}\n')
+    resumed = run_folder.with_run_values(config, cluster, None)
+    assert resumed.devices.kernels == kernels
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,111 @@
+"""fp8 operands of the recurrent products: rounding, gradients, and the Pallas kernels."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mlstm_jax.config import Model, Precision
+from mlstm_jax.model import fp8
+from mlstm_jax.model.architecture import Carry
+from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.model.pallas import INTERPRETED
+from tests.tolerance import error
+
+pytestmark = pytest.mark.numeric
+
+# Rounding x to 3 bits of mantissa is off by 1/16/√3 of its power of two (root mean square), 0.0265
+# of x if all mantissas are as frequent; a product has two rounded operands.
+PRODUCT = np.sqrt(2) * 0.0265
+BF16 = 5e-3
+
+
+def test_rounding_is_a_cast_that_saturates(random: np.random.Generator) -> None:
+    numbers = np.arange(256, dtype=np.uint8).view(fp8.E4M3).astype(np.float32)
+    numbers = np.unique(numbers[np.isfinite(numbers)])
+    # All numbers of the type, all ties between two of them, and what lies just beside both.
+    exact = np.concatenate([numbers, (numbers[1:] + numbers[:-1]) / 2]).astype(np.float32)
+    beside = [np.nextafter(exact, np.float32(end)) for end in (-np.inf, np.inf)]
+    wide = random.normal(size=5000) * 10.0 ** random.uniform(-12, 8, 5000)
+    x = np.concatenate([exact, *beside, wide.astype(np.float32)])
+    x = x[(x == 0) | (np.abs(x) >= np.finfo(np.float32).tiny)]  # XLA makes zeros of the others
+    by_cast = np.clip(x, -fp8.LARGEST, fp8.LARGEST).astype(fp8.E4M3).astype(np.float32)
+    np.testing.assert_array_equal(jax.jit(fp8._rounded)(x), by_cast)
+    as_operand = jax.jit(lambda x: fp8.operand(x, jnp.float32(1), fp8.E4M3))(x)
+    np.testing.assert_array_equal(np.asarray(as_operand, np.float32), by_cast)
+
+
+def gradient(model: LanguageModel, params: Any, bytes_BT: Any, carry: Any, scales_3: Any) -> Any:
+    """The carry after a window, its maxima, and the gradients of the parameters and the carry."""
+
+    def loss(params: Any, carry: Any, scales_3: Any) -> Any:
+        read = model.apply({"params": params}, bytes_BT, carry, scales_3=scales_3)
+        logits = read.logits_BTV
+        return jnp.mean(jax.nn.logsumexp(logits, -1) - logits[..., 7]), read.carry
+
+    with model.product_precision():
+        function = jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))
+        (of_params, of_carry, maxima_3), after = function(params, carry, scales_3)
+    return jax.device_get((after, maxima_3, of_params["layer_0"], of_carry))
+
+
+def test_gradients_are_near_those_of_float32_from_the_first_update_on(
+    random: np.random.Generator,
+) -> None:
+    """On a CPU by emulation, and in Pallas's interpreter with the same numbers.
+
+    test_language_model.py compares float32 with float64.
+    """
+    hidden, rows, window = 256, 2, 16
+    size = Model(hidden=hidden, embedding=8)
+    precision = Precision(compute="bf16")
+    emulated = LanguageModel(size, precision)
+    interpreted = LanguageModel(size, precision, loops=INTERPRETED)
+    params = emulated.init_parameters(jax.random.key(0))
+    bytes_BT = random.integers(0, 256, (rows, window), dtype=np.uint8)
+    state = (np.tanh(random.normal(size=(rows, 1, hidden)) * 0.5) for _ in range(2))
+    given = params, bytes_BT, Carry(*(x.astype(np.float32) for x in state))
+    _, _, exact, of_carry = gradient(LanguageModel(size, Precision()), *given, None)
+    history_U3 = fp8.no_history()
+    for _ in range(2):
+        scales_3 = fp8.scales(history_U3, rows * window)
+        made = gradient(emulated, *given, scales_3)
+        after, maxima_3, layer, dcarry = made
+        # Two products of fp8 on the way: mh and dm, and dh of the later steps.
+        for name in ("wmh_v", "wh_v", "wmx_v"):
+            found = np.linalg.norm(layer[name] - exact[name]) / np.linalg.norm(exact[name])
+            assert 4 * BF16 < found < np.sqrt(2) * PRODUCT + BF16
+        assert np.linalg.norm(dcarry.h - of_carry.h) < 2 * PRODUCT * np.linalg.norm(of_carry.h)
+        # The same numbers in another order: sums of fewer than 2^13 terms.
+        errors = jax.tree.map(error, gradient(interpreted, *given, scales_3), made)
+        assert max(jax.tree.leaves(errors)) < 2e-5
+        history_U3 = fp8.with_newest(history_U3, maxima_3, rows * window)
+        assert after.h.shape == (rows, 1, hidden)
+
+
+def test_scales_are_of_the_largest_maximum_of_the_last_updates() -> None:
+    history_U3 = fp8.no_history()
+    guess = np.array([1, 448 * 64 / 8, 448 * 64 / 8])
+    np.testing.assert_array_equal(fp8.scales(history_U3, 64), guess)
+    history_U3 = fp8.with_newest(history_U3, jnp.array([2.0, 0.5, 0.25]), 64)
+    for _ in range(fp8.UPDATES - 1):
+        history_U3 = fp8.with_newest(history_U3, jnp.array([1.0, 0.125, 0.125]), 64)
+        np.testing.assert_array_equal(fp8.scales(history_U3, 64), [224, 896, 1792])
+        # Half of the rows: each counts for twice as much.
+        np.testing.assert_array_equal(fp8.scales(history_U3, 32), [224, 448, 896])
+    history_U3 = fp8.with_newest(history_U3, jnp.array([1.0, 0.125, 0.125]), 64)
+    np.testing.assert_array_equal(fp8.scales(history_U3, 64), [448, 3584, 3584])
+
+
+def test_reading_stays_in_the_compute_type(random: np.random.Generator) -> None:
+    size = Model(hidden=16, embedding=8)
+    plain, other = (
+        LanguageModel(size, Precision(compute="bf16", recurrent=recurrent))
+        for recurrent in ("compute", "fp8_emulated")
+    )
+    params = plain.init_parameters(jax.random.key(0))
+    bytes_BT = random.integers(0, 256, (3, 9), dtype=np.uint8)
+    made = [x.apply({"params": params}, bytes_BT, x.init_carry(3)) for x in (plain, other)]
+    jax.tree.map(np.testing.assert_array_equal, *made)
