@@ -7,11 +7,13 @@ Little is imported at the top, so that help is fast, and Ctrl-C during the impor
 """
 
 import ast
+import functools
 import importlib
 import keyword
 import os
 import signal
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -105,6 +107,9 @@ def run(words: Sequence[str]) -> None:
         more = "`mlstm-jax --help` lists the commands."
         terminal.tell(f"mlstm-jax: unknown command {name!r}{near} {more}")
         sys.exit(2)
+    if name in _MODULES["training"] and {"-h", "--help"} & set(rest):
+        print(_short_help(name))
+        return
     _require_paths(name, rest)
     environment.silence()
     environment.without_gpus()
@@ -150,9 +155,35 @@ def _identifier(name: str) -> str:
     return f"{name}_" if keyword.iskeyword(name) else name
 
 
+@functools.cache
+def _docstrings(module: str) -> dict[str, str]:
+    """The docstring of each function of a module of commands, which is not imported."""
+    file = Path(__file__).with_name("commands") / f"{module}.py"
+    found = {}
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef):
+            found[node.name] = ast.get_docstring(node) or ""
+    return found
+
+
+def _short_help(name: str) -> str:
+    """The help of a command that takes a config, without the fields of the config."""
+    about, _, arguments = _docstrings(COMMANDS[name])[name].partition("\n\nArgs:\n")
+    lines = [f"usage: mlstm-jax {name} [OPTIONS]", "", about, ""]
+    for line in textwrap.dedent(arguments).splitlines():
+        if not line.startswith(" "):
+            argument, _, text = line.partition(": ")
+            line = f"--{argument.strip('_').replace('_', '-')}: {text}"
+        lines.append(f"  {line}")
+    lines.append("  --help-all: also all fields of the config, with their values")
+    return "\n".join(lines)
+
+
 def _usage() -> str:
     lines = ["usage: mlstm-jax COMMAND ...", ""]
-    lines += [f"  {name:<11}{summary}" for name, summary in _summaries()]
+    for name, module in COMMANDS.items():
+        summary, _, _ = _docstrings(module)[_identifier(name)].partition("\n")
+        lines.append(f"  {name:<11}{summary}")
     lines += [
         "",
         "mlstm-jax COMMAND --help explains the options of a command; mlstm-jax --version.",
@@ -160,19 +191,6 @@ def _usage() -> str:
         f"Set {environment.CACHE} to another folder, or to an empty value to turn the cache off.",
     ]
     return "\n".join(lines)
-
-
-def _summaries() -> Iterator[tuple[str, str]]:
-    """Yield each command and the first line of its docstring, without importing it."""
-    for module, names in _MODULES.items():
-        file = Path(__file__).with_name("commands") / f"{module}.py"
-        functions = {}
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.FunctionDef):
-                functions[node.name] = node
-        for name in names:
-            text = str(ast.get_docstring(functions[_identifier(name)]))
-            yield name, text.partition("\n")[0]
 
 
 @contextmanager

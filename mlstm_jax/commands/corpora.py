@@ -7,9 +7,9 @@ from typing import Annotated, get_args
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from mlstm_jax import output, shipped
+from mlstm_jax import shipped
 from mlstm_jax.api import corpora
-from mlstm_jax.commands import Flag, Overwrite
+from mlstm_jax.commands import Flag
 from mlstm_jax.corpora.inspect import format_summary
 from mlstm_jax.corpora.options import DEFAULTS, PrepareOptions
 from mlstm_jax.data.corpus import format_corpus, open_corpus
@@ -99,52 +99,28 @@ def inspect(
 
 def configs(
     name: Annotated[str | None, Positional, arg(metavar="NAME")] = None,
-    out: Path | None = None,
-    overwrite: Overwrite = False,
 ) -> None:
-    """List what comes with the package, configs to models; print or copy one of them.
+    """List what comes with the package, configs to models; or print one of them.
 
     Commands accept these names wherever they expect such a file.
 
     Args:
-        name: the file to print or copy; unset: list all.
-        out: folder to copy it into, or name of the new file; unset: print it.
+        name: the file to print; unset: list all.
     """
-    if name is None:
-        if out is not None:
-            raise UserError(
-                "out needs the NAME of a file to copy; `mlstm-jax configs` lists all names."
-            )
-        _show_list()
-        return
     known = shipped.files()
+    if name is None:
+        width = max(map(len, known))
+        for kind in get_args(shipped.Kind):
+            show(f"{_HEADINGS[kind]}:")
+            for one, path in shipped.files(kind).items():
+                show(f"  {one:<{width}}  {shipped.summary(path)}")
+            show("")
+        show("`mlstm-jax configs NAME` prints a file.")
+        return
     if name not in known:
         near = did_you_mean(nearest(name, known))
         raise UserError(
             f"the package has no config, sweep, machine, flags or model {name!r}{near} "
             "`mlstm-jax configs` lists all names."
         )
-    source = known[name]
-    text = source.read_text(encoding="utf-8")
-    if out is None:
-        sys.stdout.write(text)
-        return
-    target = out / source.name if out.is_dir() else out
-    if target.suffix != source.suffix:
-        raise UserError(
-            f"out {out}: the folder does not exist; create it, or give a file that ends in "
-            f"{source.suffix}."
-        )
-    output.require_file(target, overwrite=overwrite)
-    output.write_text(target, text)
-    show(f"written: {target}")
-
-
-def _show_list() -> None:
-    width = max(map(len, shipped.files()))
-    for kind in get_args(shipped.Kind):
-        show(f"{_HEADINGS[kind]}:")
-        for name, path in shipped.files(kind).items():
-            show(f"  {name:<{width}}  {shipped.summary(path)}")
-        show("")
-    show("`mlstm-jax configs NAME` prints a file; `mlstm-jax configs NAME --out .` copies it.")
+    sys.stdout.write(known[name].read_text(encoding="utf-8"))

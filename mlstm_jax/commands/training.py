@@ -15,24 +15,19 @@ from tyro.conf import arg
 from mlstm_jax import commands, environment, output, shipped
 from mlstm_jax.api import functions
 from mlstm_jax.api.model import load
-from mlstm_jax.commands import Call, Flag, Overwrite
+from mlstm_jax.commands import Call, Flag
 from mlstm_jax.config import Config, load_file, vary
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.distributed import process_info
 from mlstm_jax.errors import UserError, did_you_mean, nearest
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.terminal import show
-from mlstm_jax.training.schedule import plot as plot_schedule
 from mlstm_jax.training.train import train as run_train
 
 # The config of a command without one: it needs no data.
 _QUICKSTART = shipped.files("config")["quickstart"]
 
 OfConfig = Annotated[Config, arg(name="")]
-_CorpusBytes = Annotated[
-    float | None,
-    arg(help="bytes of the training split, such as 40e9; unset: those of `data.corpus`"),
-]
 
 
 def parse(command: Callable[..., None], words: Sequence[str], program: str) -> Call:
@@ -49,6 +44,8 @@ def parse(command: Callable[..., None], words: Sequence[str], program: str) -> C
     config = load_file(named or _QUICKSTART)
     kinds = [word for word in words if word.startswith("model:")]
     words = [word for word in words if word not in kinds]
+    if "--help-all" in words:
+        words = ["--help"]
     if kinds:
         config = _with_kind(config, kinds)
     options = {word.partition("=")[0].replace("_", "-") for word in words}
@@ -106,10 +103,22 @@ def train(config: OfConfig, resume: Flag = False, reset_carry: Flag = False) -> 
     """Train a model or resume an unfinished run; without a config, train the quickstart.
 
     A config (`mlstm-jax train CONFIG`, or --config CONFIG) is a Python file, which is executed, or
-    a name that `mlstm-jax configs` lists. It sets the fields, and the options override them.
-    Without a config the command trains the quickstart, whose values are then the defaults shown
-    here. A word such as model:lstm, model:gru, model:transformer or model:bert chooses the kind of
-    model. An unfinished run in the same folder is resumed.
+    a name that `mlstm-jax configs` lists. It sets the fields of a run, and the options override
+    them. A word such as model:lstm, model:gru, model:transformer or model:bert chooses the kind of
+    model. An unfinished run in the same folder is resumed. The fields that one sets first:
+
+      --data.corpus FOLDER            the corpus, made by `mlstm-jax prepare`
+      --out FOLDER                    the run folder
+      --model.hidden N                units of a layer, and --model.layers N
+      --data.batch N                  rows in a step, and their bytes: --data.window N
+      --optimizer.name NAME           adam, adamw, lamb, lars or muon
+      --optimizer.learning-rate X     and its --optimizer.schedule, --optimizer.warmup-steps N;
+                                      of the matrices with muon: --optimizer.muon-learning-rate X
+      --train.epochs X                how long; or --train.steps N, whichever ends first
+      --train.eval-every N            steps between evaluations; --train.checkpoint-every N
+      --train.start-from RUN          train the parameters of another run further
+      --precision.compute TYPE        fp32, tf32, bf16 or fp16; unset: the fastest of fp32 and bf16
+      --devices.count N               devices of this process; unset: all
 
     Args:
         resume: fail unless the run folder contains a run to resume.
@@ -164,27 +173,28 @@ def plan(
     config: OfConfig,
     machine: str,
     gpus: tuple[int, ...] | None = None,
-    corpus_bytes: _CorpusBytes = None,
+    corpus_bytes: float | None = None,
     rates: Path | None = None,
     price: float | None = None,
     json_: Annotated[Path | None, arg(name="json")] = None,
-    overwrite: Overwrite = False,
+    overwrite: Flag = False,
 ) -> None:
     """Estimate the time, memory and cost of a config on a machine.
 
     Seconds per iteration, bytes per second, memory, hours and cost on one to many devices, from a
-    roofline of the step and a ring all-reduce. CONFIG (`mlstm-jax plan CONFIG`), a file or a name
-    that `mlstm-jax configs` lists, sets the fields of the run, and the options override them, as
-    with train.
+    roofline of the step and a ring all-reduce. The config (`mlstm-jax plan CONFIG`) and its options
+    are those of `train`.
 
     Args:
         machine: a JSON description, or the name of one in the package, such as h200.
         gpus: numbers of devices to plan for, on all nodes together; unset: 1, 2, 4 and so on up to
             128, of those that can share the batch evenly.
+        corpus_bytes: bytes of the training split, such as 40e9; unset: those of `data.corpus`.
         rates: results of `benchmarks/train_step.py --json` on such a device; the plan then uses the
             measured rate.
         price: of one device per hour; unset: the price in the description.
         json_: also write the plan to this file, as JSON.
+        overwrite: replace that file if it exists.
     """
     output.require_file(json_, overwrite=overwrite, name="json")
     made = functions.plan(
@@ -199,22 +209,14 @@ def plan(
 def schedule(
     config: OfConfig,
     gpus: int = 1,
-    corpus_bytes: _CorpusBytes = None,
-    plot: Path | None = None,
-    overwrite: Overwrite = False,
+    corpus_bytes: float | None = None,
 ) -> None:
-    """Show the learning rate of a config over its run, as a table or a plot.
+    """Show the learning rate of a config over its run: scaling, warm-up and decay.
 
-    Scaling, warm-up and decay. CONFIG (`mlstm-jax schedule CONFIG`), a file or a name that
-    `mlstm-jax configs` lists, sets the fields, and the options override them, as with train.
+    The config (`mlstm-jax schedule CONFIG`) and its options are those of `train`.
 
     Args:
         gpus: number of devices, for a config with `data.batch_per_device`.
-        plot: also plot it to this .png, .svg or .pdf file (needs the extra "plot").
+        corpus_bytes: bytes of the training split, such as 40e9; unset: those of `data.corpus`.
     """
-    output.require_file(plot, overwrite=overwrite, name="plot")
-    table = functions.schedule(config, devices=gpus, corpus_bytes=corpus_bytes)
-    show(table)
-    if plot:
-        plot_schedule(table, plot)
-        show(f"plotted: {plot}")
+    show(functions.schedule(config, devices=gpus, corpus_bytes=corpus_bytes))

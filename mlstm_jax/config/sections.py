@@ -1,6 +1,6 @@
 """Sections of a config: frozen dataclasses that check their values.
 
-The comment above a field is its ``--help`` text. The section `model` is a kind of model of model/.
+The comment above a field is its text in ``--help-all``. The section `model` is a kind of model.
 """
 
 import re

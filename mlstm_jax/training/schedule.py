@@ -8,15 +8,13 @@ decay covers the remaining N − W.
 import bisect
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import optax
 
-from mlstm_jax import output
 from mlstm_jax.config import MOST_STEPS, Optimizer
-from mlstm_jax.errors import UserError, extra
+from mlstm_jax.errors import UserError
 
 # Slanted triangular rates end at the peak divided by this (Howard and Ruder 2018, section 3.2).
 _TRIANGULAR_RATIO = 32
@@ -138,7 +136,7 @@ def learning_rate(
 
 
 class ScheduleTable(NamedTuple):
-    """A resolved schedule, to show or plot."""
+    """A resolved schedule, printed as a table."""
 
     text: str
     updates: list[int]
@@ -197,21 +195,3 @@ def _points(steps: int, parts: int, borders: set[int]) -> list[int]:
     """Updates at equal distances and at the borders, sorted."""
     points = {round(steps * part / parts) for part in range(parts + 1)} | borders
     return sorted(point for point in points if point <= steps)
-
-
-def plot(table: ScheduleTable, path: Path) -> None:
-    """Plot a schedule to a file; raise UserError if matplotlib is missing or fails."""
-    with extra("plot", "plot needs matplotlib; leave it out, or install it"):
-        from matplotlib.figure import Figure
-    figure = Figure(figsize=(7, 3.5), layout="constrained")
-    axes = figure.subplots()
-    axes.plot(table.updates, table.rates)
-    axes.set(xlabel="applied updates", ylabel="learning rate", title=table.text.splitlines()[0])
-    axes.title.set_fontsize(9)
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-    try:
-        with output.atomic_file(path, f".partial{path.suffix}") as partial:
-            figure.savefig(partial)
-    except (OSError, ValueError) as error:
-        raise UserError(f"plot {path}: {error}") from error

@@ -1,7 +1,6 @@
 """The learning rate's scaling, warm-up and decay; the optimizers against their equations."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -107,7 +106,7 @@ def test_a_warm_up_longer_than_the_run_is_refused(chosen: dict) -> None:
         schedule.resolve(Optimizer(**chosen), 8, 100, 1e9)
 
 
-def test_a_schedule_can_be_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_schedule_can_be_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
     line = (
         "schedule --data.batch 1024 --optimizer.scaling legw --train.epochs 2 --train.steps None "
         "--optimizer.warmup-epochs 0.01 --data.window 256 --optimizer.learning-rate 5e-4 "
@@ -121,12 +120,6 @@ def test_a_schedule_can_be_looked_at(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "warm-up 306 updates" in said
     assert "peak 0.00141" in said
     assert said.splitlines()[-1].split()[1:] == ["2.00", "0.000e+00"]
-    pytest.importorskip("matplotlib")
-    cli.main([*line.split(), "--plot", str(tmp_path / "x.png")])
-    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(SystemExit):
-        cli.main([*line.split(), "--plot", str(tmp_path / "x.qqq")])
-    assert "x.qqq: Format 'qqq' is not supported" in capsys.readouterr().err
 
 
 PARAMS = {
