@@ -189,6 +189,7 @@ class Watchdog:
 
     Attributes:
         folder: the run folder, once it is known.
+        signals: those that `collect` has received.
     """
 
     def __init__(
@@ -199,13 +200,22 @@ class Watchdog:
         advice: Callable[[Path], str] = lambda folder: "The same command resumes the run",
     ) -> None:
         self.folder: Path | None = None
-        self._seconds, self._stop, self._index, self._advice = seconds, stop, index, advice
+        self.signals: list[signal.Signals] = []
+        self._seconds = seconds
+        self._stop = stop
+        self._index = index
+        self._advice = advice
         self._done = threading.Event()
         self.beat("starting")
 
     def beat(self, doing: str) -> None:
         """Record progress, and what the run does next."""
-        self._doing, self._last = doing, time.monotonic()
+        self._doing = doing
+        self._last = time.monotonic()
+
+    def weight(self) -> float:
+        """The weight of the first signal received; 0: there was none."""
+        return WEIGHTS[self.signals[0]] if self.signals else 0.0
 
     def __enter__(self) -> "Watchdog":
         threading.Thread(target=self._watch, daemon=True).start()

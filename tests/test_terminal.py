@@ -105,7 +105,7 @@ def test_a_terminal_gets_escapes_and_a_pipe_the_text(hostile_run, tmp_path, in_t
     (tmp_path / "dir").mkdir()
     about = classifier_file.Description("c", False, fingerprint, None)
     classifier_file.save(tmp_path / "dir", made, about)
-    (tmp_path / "a.txt").write_text("=1+1\n" + "one\n" * 10)
+    (tmp_path / "a.txt").write_text("one\n")
     write = ["generate", str(hostile_run), "--prompt", "a\x1bb\nc\t", "--bytes", "3"]
     label = ["classify", str(hostile_run), str(tmp_path / "dir"), str(tmp_path / "a.txt")]
     wrong = ["inspect", f"{HOSTILE}\nmlstm-jax: all is well"]
@@ -114,10 +114,8 @@ def test_a_terminal_gets_escapes_and_a_pipe_the_text(hostile_run, tmp_path, in_t
     assert written == ("a\\x1bb\nc\t" + r"\x1b" * 3 + "\n", 0)
     said = labelled[0]
     table = said[said.index("record") :].splitlines()
-    assert table[0].split() == ["record", "text", "label", f"p({SHOWN})", r"p(a\nb)"]
-    assert table[1].startswith("1       =1+1  ")
-    assert table[10].startswith("10 ")
-    assert "--out" in table[11]
+    assert table[0] == rf"record,text,label,p({SHOWN}),p(a\nb)"
+    assert table[1].startswith("1,one,")
     for said, code in messages:
         assert code == 2
         assert is_one_message(said)
@@ -128,10 +126,6 @@ def test_a_terminal_gets_escapes_and_a_pipe_the_text(hostile_run, tmp_path, in_t
     out = tmp_path / "new/folder/out.csv"
     cli.main([*label, "--out", str(out)])
     assert HOSTILE.encode() in out.read_bytes()
-    cli.main([*label, "--out", str(out), "--overwrite", "--escape"])
-    escaped = out.read_text()
-    assert not steers(escaped)
-    assert "\n1,'=1+1," in escaped
 
 
 def test_the_name_of_a_file_is_one_line(tmp_path, capsys) -> None:

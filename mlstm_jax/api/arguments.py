@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mlstm_jax import fields
 from mlstm_jax.corpora.documents import SEVERAL_LABELS, TEXT_COLUMNS, cleaned_spans
 from mlstm_jax.data.corpus import Cleaning
-from mlstm_jax.errors import UserError, did_you_mean, nearest
+from mlstm_jax.errors import UserError
 from mlstm_jax.transfer.labels import Labelled, of_classes, read_labelled
 
 # Texts in memory; or a file of them, of any kind that `prepare` reads, or Path("-").
@@ -41,14 +41,9 @@ Returned = TypeVar("Returned")
 def public(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
     """Check the types of a function's arguments, which Python itself does not do."""
     signature = inspect.signature(function)
-    names = [name for name in signature.parameters if name != "self"]
 
     @functools.wraps(function)
     def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
-        for name in kwargs:
-            if name not in names:
-                near = did_you_mean(nearest(name, names), f"; it has {', '.join(names)}.")
-                raise TypeError(f"{function.__name__} has no argument {name!r}{near}")
         for name, value in signature.bind(*args, **kwargs).arguments.items():
             fields.require_kind(name, value, function.__annotations__.get(name, Any))
         return function(*args, **kwargs)

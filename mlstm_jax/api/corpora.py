@@ -82,9 +82,6 @@ def inspect(
         batch: rows per training step, to count the steps of an epoch.
         window: bytes per row and step, for the same count.
         samples: documents to show.
-
-    Raises:
-        ValueError: there is no corpus, or it is damaged.
     """
     opened = open_corpus(Path(corpus), verify=verify)
     report = summarise(opened, batch=batch, window=window, samples=max(0, samples))

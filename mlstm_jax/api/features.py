@@ -87,9 +87,6 @@ class Features(TransformerMixin, _OfModel):
         With `y`, a warning counts the texts that a pretrained model has read with their
         ratings: accuracy on them is too high. Texts that come only once, as from a generator, are
         left for `transform`.
-
-        Raises:
-            ValueError: the model or the state does not exist, or `texts` is a single string.
         """
         if not isinstance(texts, Iterator):
             strings = as_texts(texts)
@@ -166,12 +163,7 @@ class FineTuned(ClassifierMixin, _OfModel):
     def fit(
         self, texts: Iterable[str], y: Sequence[object], valid: Examples | None = None
     ) -> "FineTuned":
-        """Fine-tune the model; with `valid`, see `TrainedModel.finetune`.
-
-        Raises:
-            ValueError: see `TrainedModel.finetune`; or a text has no class, or two classes differ
-                only in how a number is written.
-        """
+        """Fine-tune the model; with `valid`, see `TrainedModel.finetune`."""
         strings = as_texts(texts)
         if getattr(y, "ndim", 1) != 1:
             raise UserError(

@@ -105,9 +105,6 @@ def sweep(
         table_only: train nothing; write the tables of the existing runs.
         on_begin: called before each run with its number, the number of runs, and its key.
         owns_process: see `train`.
-
-    Raises:
-        ValueError: a folder holds a run of another config.
     """
     if isinstance(runs, (str, Path)):
         runs = sweeps.load_sweep(Path(runs))
@@ -155,9 +152,6 @@ def plan(
 
     Returns:
         A list with a row for each number of devices and phase, which prints itself as a table.
-
-    Raises:
-        ValueError: the description is invalid, or the batch cannot be divided among the devices.
     """
     environment.require_known_flags()
     config = as_config(config)
@@ -191,9 +185,6 @@ def schedule(
         config: of the run, as for `train`.
         devices: number of devices, for a config with data.batch_per_device.
         corpus_bytes: of the training split; unset: those of data.corpus, which must then exist.
-
-    Raises:
-        ValueError: there is no corpus, or it is too small for the batch.
     """
     environment.require_known_flags()
     config = resolve_batch(as_config(config), devices)
@@ -219,9 +210,6 @@ def import_weights(
             folder of embed_matrix:0.npy and the others; mlstm: a .safetensors of export.
         source: the folder or file.
         out: run folder to create.
-
-    Raises:
-        ValueError: the files are not of this kind, or damaged; or `out` exists.
     """
     readers: dict[str, Callable[[Path], weights.ModelWeights]] = {
         "openai": published.read_openai,
@@ -249,9 +237,6 @@ def plot_metrics(
     Args:
         runs: run folders, or folders of run folders.
         x: the quantity on the horizontal axis.
-
-    Raises:
-        ValueError: a folder holds no run.
     """
     require(len(runs) > 0, "runs", runs, "one run folder or more")
     with extra("notebooks", "plots need matplotlib and pandas"):

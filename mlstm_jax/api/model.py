@@ -103,11 +103,7 @@ class TrainedModel:
 
     @property
     def metrics(self) -> Any:
-        """The lines of metrics.jsonl as a pandas DataFrame, or without pandas a list of dicts.
-
-        Raises:
-            ValueError: the model was not trained here.
-        """
+        """The lines of metrics.jsonl as a pandas DataFrame, or without pandas a list of dicts."""
         lines = self._lines()
         try:
             import pandas as pd
@@ -183,10 +179,6 @@ class TrainedModel:
 
         Returns:
             float32 [texts, H]; of all layers [texts, layers · H]; of c+mean_h twice as many.
-
-        Raises:
-            ValueError: `texts` is a single string or has an item that is not a string, or the
-                state does not exist.
         """
         name = "encode" if show_progress else None
         featurizer = self._featurizer(state, all_layers=all_layers, rows=batch_size)
@@ -201,9 +193,6 @@ class TrainedModel:
         Every byte after cleaning counts, except the first of each text, which nothing predicts. A
         short text therefore costs more than the same bytes in a corpus, where `evaluate` carries
         the state.
-
-        Raises:
-            ValueError: `texts` is a single string, or there is no byte to score.
         """
         name = "score" if show_progress else None
         nats = 0.0
@@ -235,9 +224,6 @@ class TrainedModel:
             classifier: what `transfer` returned, or its folder, or classifier/ of `finetune`;
                 unset: the one that comes with a pretrained model.
             text_column: unset: that of the classifier's training texts.
-
-        Raises:
-            ValueError: the classifier does not exist, or was created with other parameters.
         """
         if classifier is None:
             classifier = shipped.classifier(self.path)
@@ -280,9 +266,6 @@ class TrainedModel:
             set_unit: units of the top layer's cell state, and the value each is held at (Radford
                 et al. 2017, section 4.3).
             stop: a byte that ends the text; it is not part of the text.
-
-        Raises:
-            ValueError: an argument is out of range.
         """
         pieces = run_generate(
             self._reader,
@@ -321,11 +304,6 @@ class TrainedModel:
             layer: 0 is the lowest; unset: the top layer.
             scale: the absolute value with the full colour; unset: the 99th percentile of the text,
                 or of a score its largest value after a whole word.
-
-        Raises:
-            ValueError: the text is empty, the unit, layer or label does not exist, or an argument
-                of units is given for a score or the reverse; or the model reads ahead or the
-                classifier has words, so that there is no score after each character.
         """
         if (unit is None) == (score is None):
             raise UserError("give either `unit` or `score`.")
@@ -345,9 +323,6 @@ class TrainedModel:
 
         Returns:
             float32 [bytes, H]; a row of 768 units takes 3 kB.
-
-        Raises:
-            ValueError: the state does not exist.
         """
         return self._reader.stream(state).feed(self.cleaned(text)).states
 
@@ -361,9 +336,6 @@ class TrainedModel:
 
         Returns:
             float32 [bytes - 1]; of a blank text, none.
-
-        Raises:
-            ValueError: the model does not predict the next byte.
         """
         reader = self.reader()
         cleaned = self.cleaned(text)
@@ -388,11 +360,6 @@ class TrainedModel:
 
         Returns:
             Of each text float32 [spans, H].
-
-        Raises:
-            ValueError: an offset is not in the text; nothing is left of a span after cleaning, such
-                as of a space at the text's end; or a span cuts characters that cleaning makes one,
-                such as "&amp;".
         """
         strings = as_texts(texts)
         ends = span_ends(strings, spans, self._run.cleaning)
@@ -401,11 +368,7 @@ class TrainedModel:
 
     @public
     def reader(self, state: State | None = None) -> Stream:
-        """Return a reader of one text that comes in pieces: `reader.feed(b"...").scores`.
-
-        Raises:
-            ValueError: the state does not exist, or the model does not predict the next byte.
-        """
+        """Return a reader of one text that comes in pieces: `reader.feed(b"...").scores`."""
         self.config.model.require_next_byte("reading byte by byte")
         return self._reader.stream(state)
 
@@ -427,9 +390,6 @@ class TrainedModel:
         Args:
             split: which part of the corpus.
             corpus: corpus folder; unset: the one that the model was trained on.
-
-        Raises:
-            ValueError: the split or corpus does not exist, or the corpus has changed.
         """
         scored, _ = corpus_of(self._run, corpus, split)
         key = (scored.identity, split)
@@ -496,10 +456,6 @@ class TrainedModel:
         Returns:
             The classifier and the results; `.result.test` is the test accuracy, a fraction, and
             `.result.together["test"]` that with `words`, given or not.
-
-        Raises:
-            ValueError: a file cannot be read, the classes do not match, or `out` holds something
-                else; or the texts have no words for `words`.
         """
         given = {"train": train, "test": test, "valid": valid}
         texts = as_labelled(given, text_column, label_column)
@@ -544,10 +500,6 @@ class TrainedModel:
             checkpoint: of the finished run, for the classifier: best (by the loss of the
                 validation labels), or latest.
             owns_process: see `mlstm_jax.train`.
-
-        Raises:
-            ValueError: a file cannot be read, the classes do not match, or `out` holds something
-                else.
         """
         given = {"train": train, "valid": valid, "test": test}
         texts = as_labelled(given, text_column, label_column)

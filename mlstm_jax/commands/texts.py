@@ -3,7 +3,6 @@
 import contextlib
 import csv
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,10 +32,6 @@ from mlstm_jax.transfer.label_texts import label_texts
 from mlstm_jax.transfer.reader import FeatureState
 from mlstm_jax.transfer.transfer import DEFAULTS, REPORT, TransferOptions, require_out
 from mlstm_jax.transfer.transfer import transfer as run_transfer
-
-# Of the table that a terminal gets.
-_SHOWN_ROWS = 10
-_SHOWN_CHARACTERS = 60
 
 
 def features(
@@ -175,7 +170,6 @@ def classify(
     text_column: TextColumn = None,
     out: Path | None = None,
     overwrite: Overwrite = False,
-    escape: Flag = False,
     reading: ReadingOptions = READING,
 ) -> None:
     """Label texts with a classifier of `transfer` or `finetune`: CSV of labels and probabilities.
@@ -184,16 +178,14 @@ def classify(
     neither a label nor probabilities. The classifier of a pretrained model notes how many texts
     are unlike those that it knows, such as other languages.
 
-    Texts and labels are written unchanged. Where strangers wrote them, a spreadsheet runs those
-    that begin as a formula, and a terminal obeys escape sequences in them: use --escape.
+    Texts and labels are written unchanged to a file or pipe, and with escapes, such as \\x1b, to a
+    terminal. Where strangers wrote them, a spreadsheet runs those that begin as a formula.
 
     Args:
         texts: DIR: folder of `mlstm-jax transfer`, or classifier/ of `finetune`; a model of the
             package has its own. INPUT: any file that `prepare` reads; -: standard input, as JSON
             lines or lines of text.
-        out: .csv to write; unset: standard output; a terminal gets the first ten as a table.
-        escape: write control characters as escapes such as \\x1b, and an apostrophe before a text
-            or label that begins with =, +, - or @.
+        out: .csv to write; unset: standard output.
     """
     folder, source = _classifier_and_input(run, texts)
     require_files(source)
@@ -204,34 +196,26 @@ def classify(
     loaded = reading.load(run)._run
     require_model(folder, chosen, about, loaded, run)
     file = TextFile(source, text_column or about.text_column, loaded.cleaning)
-    is_table = not out and is_terminal(sys.stdout)
     featurizer = Featurizer(
         loaded, states=(about.state,), all_layers=about.all_layers, score=bool(about.familiar)
     )
     write: Callable[[str], str] = str
-    if escape:
-        write = _escaped
-    elif is_table:
+    if out is None and is_terminal(sys.stdout):
         write = one_line
-    shown = next(iter(file))[:_SHOWN_ROWS] if is_table else file
-    rows = [["record", "text", "label", *(f"p({write(name)})" for name in chosen.classes)]]
     number = 0
     with _written(out) as written:
         # Python quotes a carriage return within a field only if lines end with one.
         writer = csv.writer(_Lines(written), lineterminator="\r\n")
-        for part, answers in label_texts(loaded, shown, chosen, about, featurizer, "classify"):
+        writer.writerow(["record", "text", "label", *(f"p({write(x)})" for x in chosen.classes)])
+        for part, answers in label_texts(loaded, file, chosen, about, featurizer, "classify"):
             for text, shares in zip(part, answers, strict=True):
                 number += 1
-                rows.append([str(number), write(text), *_label(shares, chosen.classes, write)])
-            if not is_table:
-                writer.writerows(rows)
-                written.flush()
-                rows = []
-    if is_table:
-        _show_table(rows)
-        if file.count > _SHOWN_ROWS:
-            show(f"{_SHOWN_ROWS} of {file.count:,} texts; --out labels.csv writes all")
-    elif out:
+                best = max(shares, key=lambda name: shares[name], default="")
+                values = [f"{share:.4f}" for share in shares.values()]
+                values = values or [""] * len(chosen.classes)  # of a text without a label
+                writer.writerow([number, write(text), write(best), *values])
+            written.flush()
+    if out:
         show(f"{out}: {number:,} texts")
 
 
@@ -247,30 +231,6 @@ def _classifier_and_input(run: Path, given: tuple[Path, ...]) -> tuple[Path, Pat
         f"classify takes a classifier and a file of texts, {run} DIR INPUT, where DIR is a folder "
         f"of `mlstm-jax transfer`; {have}."
     )
-
-
-def _label(shares: dict[str, float], classes: list[str], write: Callable[[str], str]) -> list[str]:
-    """Return the label and the probabilities as they are written; empty without a label."""
-    if not shares:
-        return [""] * (1 + len(classes))
-    best = max(shares, key=lambda name: shares[name])
-    return [write(best), *(f"{share:.4f}" for share in shares.values())]
-
-
-def _show_table(rows: list[list[str]]) -> None:
-    """Print rows as a table, texts cut to a part of a line."""
-    for row in rows:
-        row[1] = textwrap.shorten(row[1], _SHOWN_CHARACTERS, placeholder=" ...")
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        show("  ".join(cells).rstrip())
-
-
-def _escaped(text: str) -> str:
-    """Return a text that neither a spreadsheet nor a terminal takes for a command."""
-    text = one_line(text)
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from mlstm_jax.config import MOST_STEPS, Config, Optimizer, Phase, Train
 from mlstm_jax.data.corpus import Corpus
@@ -23,6 +23,7 @@ class ResolvedPhase:
     stream: TrainStream
     first: int
     last: int
+    total: int  # steps of the run
     continues: bool = False  # whether it has the rows of the previous phase, with their carry
     begins: Optimizer | None = None  # of the learning-rate schedule that begins here
 
@@ -55,9 +56,12 @@ class ResolvedPhase:
             cleaning=self.corpus.manifest.cleaning,
             rows=rows,
             origin=self.stream.origin,
-            epoch=self.stream.epoch(step),
-            bytes_seen=self.stream.bytes_seen(step),
+            **self.position(step),
         )
+
+    def position(self, step: int) -> dict[str, Any]:
+        """How much of the text has been read at `step`."""
+        return {"epoch": self.stream.epoch(step), "bytes_seen": self.stream.bytes_seen(step)}
 
 
 def resolve_phases(config: Config, corpus: Corpus, origin: Origin = START) -> list[ResolvedPhase]:
@@ -72,8 +76,9 @@ def resolve_phases(config: Config, corpus: Corpus, origin: Origin = START) -> li
     if not config.phases:
         stream = train_stream(config, corpus, origin)
         last = total_steps(config.train, stream.steps_per_epoch, stream.position(0))
-        return [ResolvedPhase(config, corpus, stream, 0, last)]
+        return [ResolvedPhase(config, corpus, stream, 0, last, last)]
     phases: list[ResolvedPhase] = []
+    total = sum(phase.steps for phase in config.phases)
     first = 0
     origin = START
     for phase in config.phases:
@@ -83,7 +88,9 @@ def resolve_phases(config: Config, corpus: Corpus, origin: Origin = START) -> li
         stream = phases[-1].stream if continues else train_stream(phase_config, corpus, origin)
         last = first + phase.steps
         begins = _begins(phase, config.optimizer)
-        phases.append(ResolvedPhase(phase_config, corpus, stream, first, last, continues, begins))
+        phases.append(
+            ResolvedPhase(phase_config, corpus, stream, first, last, total, continues, begins)
+        )
         origin = Origin(last, stream.epoch(last), stream.bytes_seen(last))
         first = last
     return phases

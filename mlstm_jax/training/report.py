@@ -26,14 +26,12 @@ class Diverged(KnownError):
 
     Attributes:
         step: the step at which the divergence was detected.
-        reason: the evidence, without advice.
         last_good_step: the last step before the divergence began.
     """
 
-    def __init__(self, step: int, reason: str, last_good_step: int, advice: str = "") -> None:
-        super().__init__(f"stopped at step {step}: {reason}. {advice}")
+    def __init__(self, step: int, text: str, last_good_step: int) -> None:
+        super().__init__(text)
         self.step = step
-        self.reason = reason
         self.last_good_step = last_good_step
 
     def with_resume_advice(self, checkpoint: int | None, config: Config) -> "Diverged":
@@ -45,11 +43,11 @@ class Diverged(KnownError):
                 f"resumes from that of step {checkpoint}"
             )
         rate = config.optimizer.learning_rate
-        advice = (
-            f"{begin}. Lower `optimizer.learning_rate`, such as to {rate / 2:g}, or "
+        text = (
+            f"{self} {begin}. Lower `optimizer.learning_rate`, such as to {rate / 2:g}, or "
             "`optimizer.clip_norm`, or start a new run with `precision.compute` bf16."
         )
-        return Diverged(self.step, self.reason, self.last_good_step, advice)
+        return Diverged(self.step, text, self.last_good_step)
 
 
 def _means(metrics: StepMetrics, *, labels: bool) -> dict[str, float]:
@@ -85,12 +83,11 @@ class Reporter:
     def __init__(
         self, phase: ResolvedPhase, log: MetricsLog, progress: ProgressLine, begin: Beginning
     ) -> None:
+        self._phase = phase
         self._config = phase.config
-        self._stream = phase.stream
         self._log = log
         self._progress = progress
         self._begin = begin
-        self._phase = phase
         self.high_steps = begin.high_steps
         self.restart_clock(begin.step)
 
@@ -143,7 +140,7 @@ class Reporter:
         `step` − `bad` + 1, is of the state of one step earlier, and the state before that is good.
         """
         self._log.write("event", step, event="diverged", reason=reason)
-        return Diverged(step, reason, max(0, step - bad - 1))
+        return Diverged(step, f"stopped at step {step}: {reason}.", max(0, step - bad - 1))
 
     def _write_line(self, step: int, metrics: StepMetrics) -> None:
         data = self._config.data
@@ -155,7 +152,7 @@ class Reporter:
         self._log.write(
             "train",
             step,
-            **self._position(step),
+            **self._phase.position(step),
             **means,
             loss_scale=float(metrics.loss_scale),
             skipped=skipped,
@@ -173,13 +170,14 @@ class Reporter:
         self._progress.update(step, status)
         self.restart_clock(step)
 
-    def evaluation(self, step: int, score: Score, *, is_last: bool) -> None:
+    def evaluation(self, step: int, score: Score) -> None:
         """Report the score of the validation split at `step`.
 
         Raises Diverged if it is far too high at the end of the run, which may be too short for
         `train.divergence_steps`.
         """
-        said = f"step {step}  epoch {self._stream.epoch(step):.2f}  validation bpc {score.bpc:.4f}"
+        epoch = self._phase.stream.epoch(step)
+        said = f"step {step}  epoch {epoch:.2f}  validation bpc {score.bpc:.4f}"
         labels: dict[str, Any] = {}
         if score.label_loss is not None:
             labels = {"label_loss": score.label_loss, "accuracy": score.accuracy}
@@ -187,7 +185,7 @@ class Reporter:
         self._log.write(
             "eval",
             step,
-            **self._position(step),
+            **self._phase.position(step),
             loss=score.loss,
             bpc=score.bpc,
             bytes_scored=score.bytes_scored,
@@ -197,26 +195,23 @@ class Reporter:
         )
         self._progress.say(said)
         limit = self._config.train.divergence_bpc
-        if is_last and not score.bpc <= limit:
+        if step == self._phase.total and not score.bpc <= limit:
             reason = (
                 f"at the end the validation loss is {score.bpc:.3g} bits per character, above "
                 f"{limit:g} (train.divergence_bpc)"
             )
             raise self._diverged(step, reason, self.high_steps)
 
-    def interrupted(self, step: int, total: int, stop: float) -> Interrupted:
-        """Report that a signal stops the run; return the error that ends it.
+    def interrupted(self, step: int, stop: float) -> Interrupted:
+        """Report that a signal stops the run at a checkpoint; return the error that ends it.
 
-        Args:
-            step: of the checkpoint that has been saved.
-            total: number of steps of the run.
-            stop: the sum of the weights of the signals that the processes received.
+        `stop` is the sum of the weights of the signals that the processes received.
         """
         which = strongest(stop)
         self._log.write("event", step, event="interrupted", signal=which.name)
         text = (
-            f"{which.name}: stopped at step {step} of {total} with a checkpoint; the same command "
-            "resumes from there."
+            f"{which.name}: stopped at step {step} of {self._phase.total} with a checkpoint; the "
+            "same command resumes from there."
         )
         # A scheduler that requested the stop should see it as a success.
         code = 130 if which is signal.SIGINT else self._config.train.sigterm_exit_code
@@ -227,13 +222,9 @@ class Reporter:
         meta = self._phase.meta(step)._replace(
             start=self._begin.start, high_steps=self.high_steps, metrics=self._log.extent()
         )
-        return meta._replace(bpc=score.bpc, label_loss=score.label_loss) if score else meta
-
-    def _position(self, step: int) -> dict[str, float]:
-        return {
-            "epoch": self._stream.epoch(step),
-            "bytes_seen": self._stream.bytes_seen(step),
-        }
+        if score is not None:
+            meta = meta._replace(bpc=score.bpc, label_loss=score.label_loss)
+        return meta
 
 
 def announcement(
@@ -246,25 +237,24 @@ def announcement(
 ) -> str:
     """Describe what the run will train, on which devices, and what changed since it began."""
     total = phases[-1].last
-    if begin.step < total:
-        count = sum(leaf.size for leaf in jax.tree.leaves(begin.state.params))
-        start = f"resuming at step {begin.step:,} of" if begin.step else "training"
-        where = f"{devices.count} {devices.devices[0].platform} device(s)"
-        if cluster.processes > 1:
-            where += f" of {cluster.processes} processes"
-        lines = [
-            f"{start} {total:,} steps, {phases[-1].stream.epoch(total):.2f} epochs: {count:,} "
-            f"parameters in {config.precision.compute} on {where}; run folder {config.out}"
-        ]
-        lines.extend(_describe_phase(phase, is_only=not config.phases) for phase in phases)
-    else:
-        limits = {"train.steps": config.train.steps, "train.epochs": config.train.epochs}
-        shown = " and ".join(f"{name} (now {value:,})" for name, value in limits.items() if value)
-        more = "add a phase" if config.phases else f"raise {shown}"
-        lines = [f"{config.out} is finished: {begin.step:,} steps. To train for more, {more}."]
+    ending = list(begin.notes)
     if changed:
-        lines.append("changed since the run began: " + ", ".join(changed))
-    return "\n".join(lines + begin.notes)
+        ending.insert(0, f"changed since the run began: {', '.join(changed)}")
+    if begin.step >= total:
+        more = "add a phase" if config.phases else "raise `train.steps` or `train.epochs`"
+        line = f"{config.out} is finished: {begin.step:,} steps. To train for more, {more}."
+        return "\n".join([line, *ending])
+    count = sum(leaf.size for leaf in jax.tree.leaves(begin.state.params))
+    start = f"resuming at step {begin.step:,} of" if begin.step else "training"
+    where = f"{devices.count} {devices.devices[0].platform} device(s)"
+    if cluster.processes > 1:
+        where += f" of {cluster.processes} processes"
+    lines = [
+        f"{start} {total:,} steps, {phases[-1].stream.epoch(total):.2f} epochs: {count:,} "
+        f"parameters in {config.precision.compute} on {where}; run folder {config.out}"
+    ]
+    lines.extend(_describe_phase(phase, is_only=not config.phases) for phase in phases)
+    return "\n".join(lines + ending)
 
 
 def _describe_phase(phase: ResolvedPhase, *, is_only: bool) -> str:

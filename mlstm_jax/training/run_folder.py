@@ -53,25 +53,7 @@ def lock(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterator
         if folder.exists() and not _is_unused(folder):
             raise UserError(f"{folder} exists and is not a run; choose another folder with `out`.")
     elif has_begun:
-        change = differences(before, config)
-        forbidden = change.forbidden
-        if not reset_carry:
-            forbidden = forbidden + change.resets_carry
-        if forbidden:
-            way_out = "" if change.forbidden else ", or reset the carry with `reset_carry`"
-            raise UserError(
-                f"the run in {folder} cannot resume with another "
-                + ", another ".join(forbidden)
-                + ". Give the config and the options of the command that began it, or start a new "
-                f"run with `out`{way_out}."
-            )
-        changed = change.resets_carry + change.allowed
-        if run.id_of(folder) is None:
-            raise UserError(
-                f"{folder / run.ENVIRONMENT} is missing, which has the run's id: restore it from a "
-                "copy, or start a new run with `out`, from the parameters of this one with "
-                "`train.start_from`."
-            )
+        changed = _allowed_changes(before, config, reset_carry=reset_carry)
     if not folder.exists():
         output.require_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -80,6 +62,26 @@ def lock(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterator
         if not has_begun:
             write_folder(config)
         yield changed
+
+
+def _allowed_changes(before: Config, config: Config, *, reset_carry: bool) -> list[str]:
+    """The changes of a run's config; UserError if one is not allowed, or the run's id is lost."""
+    folder = Path(config.out)
+    change = differences(before, config)
+    forbidden = list(change.forbidden)
+    way_out = ""
+    if not reset_carry:
+        forbidden += change.resets_carry
+        if not change.forbidden:
+            way_out = ", or reset the carry with `reset_carry`"
+    if forbidden:
+        raise UserError(
+            f"the run in {folder} cannot resume with another {', another '.join(forbidden)}. Give "
+            "the config and the options of the command that began it, or start a new run with "
+            f"`out`{way_out}."
+        )
+    inputs_of(folder)  # raises if the file with the run's id is missing
+    return change.resets_carry + change.allowed
 
 
 def require_one_run(cluster: Cluster, config: Config, corpus: Corpus) -> None:
@@ -125,7 +127,7 @@ def lock_together(
 def _lock(file: int, folder: Path) -> None:
     """Lock the run folder's file, or warn if its file system has no locks.
 
-    Raises InUse if another process has locked it, and UserError if another may have locked it.
+    Raises InUse if another process has locked it, and UserError if another may have.
     """
     try:
         # The system releases the lock when the process ends, however it ends.
@@ -155,7 +157,9 @@ def with_run_values(config: Config, cluster: Cluster, capability: tuple[int, int
     model stay unset where they are too few for the windows, so that a resume is refused.
     """
     folder = Path(config.out)
-    before = run.read_config(folder) if _has_begun(folder) else None
+    before = None
+    if _has_begun(folder):
+        before = run.read_config(folder)
     if config.precision.compute is None:
         compute = before.precision.compute if before else None
         if config.precision.recurrent != "compute":
@@ -185,7 +189,7 @@ def _fastest_kernels(
 
 
 def _has_begun(folder: Path) -> bool:
-    """Return whether there is a checkpoint or a line of metrics."""
+    """Whether there is a checkpoint or a line of metrics."""
     lines = folder / "metrics.jsonl"
     has_lines = lines.is_file() and lines.stat().st_size > 0
     return has_lines or any((folder / "checkpoints").glob("[0-9]*"))
@@ -199,41 +203,35 @@ def _is_unused(folder: Path) -> bool:
     return all(one.name in names or one.suffix == ".partial" for one in folder.iterdir())
 
 
-def write_folder(config: Config, inputs: Mapping[str, str | None] | None = None) -> None:
-    """Write environment.json and config.json, each atomically, so that no config is without it.
+def write_folder(config: Config, inputs: Mapping[str, str | None] = {}) -> None:
+    """Write environment.json and then config.json, each atomically.
 
     The run's id is that of the environment.json in the folder, or a new one.
-
-    Args:
-        config: the run's.
-        inputs: see `inputs`.
     """
     folder = Path(config.out)
     identity = run.id_of(folder) or secrets.token_hex(8)
     described = host.describe_environment()
-    described |= {"run": identity, "inputs": dict(inputs or {})}
+    described |= {"run": identity, "inputs": dict(inputs)}
     digest.write_json(folder / run.ENVIRONMENT, described)
     output.write_text(folder / "config.json", to_json(config))
 
 
 def inputs(corpus: Corpus, start: str | None) -> dict[str, str | None]:
-    """Return the fingerprints of a run's corpus and of the parameters that it starts from.
-
-    The config has only their paths, and the content at a path may change.
-    """
+    """The fingerprints of a run's corpus and initial parameters: a path's content may change."""
     return {"corpus": corpus.identity, "start_from": start}
 
 
 def inputs_of(folder: Path) -> dict[str, str | None]:
-    """Return the `inputs` of the last session of a run, or {} before it has read them.
+    """The `inputs` of the last session of a run; {} before it has read them.
 
     Raises UserError if environment.json is missing or damaged.
     """
     content = run.read_environment(folder)
     if content is None:
         raise UserError(
-            f"{folder / run.ENVIRONMENT} is missing, which has the fingerprints of what the run "
-            "read; restore it from a copy, or remove the folder."
+            f"{folder / run.ENVIRONMENT} is missing, which has the run's id: restore it from a "
+            "copy, or start a new run with `out`, from the parameters of this one with "
+            "`train.start_from`."
         )
     return content["inputs"]
 

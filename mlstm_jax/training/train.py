@@ -4,7 +4,6 @@ A run has one session, or several if it is stopped and resumed. Every process of
 same decisions, from the same numbers; only process 0 writes the log.
 """
 
-import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -23,6 +22,7 @@ from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.data.stream import START, prefetch
 from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import UserError
+from mlstm_jax.guard import Watchdog
 from mlstm_jax.model import pallas
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.record import resume_advice
@@ -33,7 +33,7 @@ from mlstm_jax.training.metrics import MetricsLog
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.phases import ResolvedPhase, resolve_phases, segments
 from mlstm_jax.training.report import Diverged, Reporter, announcement
-from mlstm_jax.training.resume import Beginning, find_beginning, require_new
+from mlstm_jax.training.resume import Beginning, begin_new, resume_newest
 from mlstm_jax.training.state import TrainState, require_memory
 from mlstm_jax.training.step import make_train_step
 
@@ -65,7 +65,7 @@ def train(
     folder = Path(config.out)
     with ExitStack() as stack:
         # Set up: processes, text, devices, the folder that no other run may use, the model.
-        cluster, watchdog, signals = _start_process(stack, config, owns_process=owns_process)
+        cluster, watchdog = _start_process(stack, config, owns_process=owns_process)
         corpus = open_corpus(Path(config.data.corpus))
         run_folder.require_one_run(cluster, config, corpus)
         devices = parallel.started(cluster, config.devices)
@@ -81,16 +81,17 @@ def train(
 
         # Find where to begin.
         checkpoints = stack.enter_context(closing(_open_checkpoints(config, cluster)))
-        if not checkpoints.steps():
-            require_new(folder, resume=resume)
-        begin = find_beginning(
-            cluster, devices, corpus, model, checkpoints, config, phases, reset_carry=reset_carry
-        )
+        if checkpoints.steps():
+            begin = resume_newest(
+                cluster, devices, model, checkpoints, config, phases, reset_carry=reset_carry
+            )
+        else:
+            begin = begin_new(cluster, devices, model, config, corpus, resume=resume)
         if begin.origin != START:
             phases = resolve_phases(config, corpus, begin.origin)
         total = phases[-1].last
-        same = "Give every process the same corpus and config."
-        cluster.require_equal({"step": begin.step, "steps": total}, same)
+        advice = "Give every process the same corpus and config."
+        cluster.require_equal({"step": begin.step, "steps": total}, advice)
         if cluster.is_first:
             begin.notes.extend(metrics.set_aside_damaged(folder))
             run_folder.write_folder(config, run_folder.inputs(corpus, begin.start))
@@ -117,15 +118,13 @@ def train(
                 begin = _train_phase(
                     phase,
                     begin,
-                    total,
-                    devices=devices,
-                    train_step=_make_step(phase, rate, model, devices),
+                    devices,
+                    _make_step(phase, rate, model, devices),
                     evaluate=evaluate,
                     compare=compare,
                     checkpoints=checkpoints,
                     reporter=Reporter(phase, log, progress, begin),
                     watchdog=watchdog,
-                    signals=signals,
                 )
             except Diverged as diverged:
                 checkpoints.drop_after(diverged.last_good_step)
@@ -144,16 +143,14 @@ def train(
 def _train_phase(
     phase: ResolvedPhase,
     begin: Beginning,
-    total: int,
-    *,
     devices: Parallel,
     train_step: Callable[..., Any],
+    *,
     evaluate: Callable[[TrainState], Score],
     compare: Callable[[int, TrainState], None],
     checkpoints: Checkpoints,
     reporter: Reporter,
-    watchdog: guard.Watchdog,
-    signals: list[signal.Signals],
+    watchdog: Watchdog,
 ) -> Beginning:
     """Train to the end of a phase; return where the next one begins.
 
@@ -192,7 +189,7 @@ def _train_phase(
                 score = None
                 if evaluates:
                     score = evaluate(state)
-                    reporter.evaluation(step, score, is_last=step == total)
+                    reporter.evaluation(step, score)
                 watchdog.beat(f"the checkpoint of step {step} is written")
                 compare(step, state)
                 saved_state = devices.unreplicate(state)
@@ -201,17 +198,17 @@ def _train_phase(
                 with jax.transfer_guard("allow"):  # Orbax makes implicit ones to the host.
                     checkpoints.save(step, saved_state, saved_carry, devices.join_rows, about)
                 reporter.restart_clock(step)
-            if stop and step < total:
-                raise reporter.interrupted(step, total, stop)
+            if stop and step < phase.total:
+                raise reporter.interrupted(step, stop)
             if is_last:
                 break
             watchdog.beat(f"batch {step} is read")
             fetch_started = time.monotonic()
             batch = next(batches)
             reporter.waited(time.monotonic() - fetch_started)
-            weight = guard.WEIGHTS[signals[0]] if signals else 0.0
             batch = devices.split_rows(batch)
-            state, carry, metrics = train_step(state, carry, batch, stop_weights[weight])
+            weight = stop_weights[watchdog.weight()]
+            state, carry, metrics = train_step(state, carry, batch, weight)
             if pending is not None:
                 stop = report(step, pending)
                 checkpoints.check()
@@ -228,12 +225,8 @@ def _train_phase(
 
 def _start_process(
     stack: ExitStack, config: Config, *, owns_process: bool
-) -> tuple[Cluster, guard.Watchdog, list[signal.Signals]]:
-    """Join the other processes; a process of its own is watched, and stops at signals.
-
-    Returns:
-        The processes; the watchdog; and the signals received, always none if none is handled.
-    """
+) -> tuple[Cluster, Watchdog]:
+    """Join the other processes; a process of its own is watched, and stops at signals."""
     folder = Path(config.out)
     cluster = Cluster(config.distributed, folder)
     if cluster.processes > 1 and not owns_process:
@@ -245,15 +238,14 @@ def _start_process(
     stack.enter_context(environment.silence())
     stack.enter_context(cluster)
     seconds = config.train.watchdog_seconds
-    watchdog = guard.Watchdog(seconds, cluster.stop, cluster.index, resume_advice)
-    signals: list[signal.Signals] = []
+    watchdog = Watchdog(seconds, cluster.stop, cluster.index, resume_advice)
     if owns_process:
         stack.enter_context(watchdog)
-        signals = stack.enter_context(guard.collect())
+        watchdog.signals = stack.enter_context(guard.collect())
     stack.enter_context(run_folder.disk_errors(folder))
     if config.train.deterministic:
         environment.require_deterministic()
-    return cluster, watchdog, signals
+    return cluster, watchdog
 
 
 def _make_model(config: Config, devices: Parallel) -> LanguageModel:
@@ -315,7 +307,7 @@ def _evaluate(
     evaluator: Evaluator,
     score_labels: Callable[[Parameters], tuple[float, float]] | None,
     devices: Parallel,
-    watchdog: guard.Watchdog,
+    watchdog: Watchdog,
     state: TrainState,
 ) -> Score:
     """Score the validation split, and its labels if the run has any."""

@@ -187,8 +187,3 @@ def test_a_mistake_names_the_argument(message, call, model, tmp_path, monkeypatc
         call(model)
     assert "--" not in str(error.value)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_misspelt_argument_names_the_function_and_the_nearest(model: mlstm.TrainedModel) -> None:
-    with pytest.raises(TypeError, match="generate has no argument 'byte'; did you mean bytes"):
-        model.generate("a", byte=3)  # type: ignore[call-arg]

@@ -295,7 +295,7 @@ def test_how_long_the_loss_was_too_high_survives_a_restart(corpus: Path, tmp_pat
     assert resumed.value.step == 9
 
 
-def test_what_a_run_started_from_may_be_missing(corpus, straight, tmp_path, capfd):
+def test_what_a_run_started_from_may_be_missing(corpus, straight, tmp_path):
     first, folder = tmp_path / "first", tmp_path / "run"
     shutil.copytree(straight, first)
     config = config_of(corpus, folder, 20, train__start_from=str(first))
@@ -307,13 +307,12 @@ def test_what_a_run_started_from_may_be_missing(corpus, straight, tmp_path, capf
     shutil.rmtree(first / "checkpoints/40/params")
     with pytest.raises(Stop):
         run_train(config, callbacks=[stop_at(7)])
-    assert "the parameters of train.start_from cannot be compared" in capfd.readouterr().err
     assert read_record(folder, 6).meta.start == start
     assert run_folder.inputs_of(folder)["start_from"] == start
 
 
 def test_a_run_resumes_with_the_parameters_it_started_from_and_no_others(
-    corpus: Path, stopped: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    corpus: Path, stopped: Path, tmp_path: Path
 ) -> None:
     """Those at the same path may have been trained further."""
     trained = run.load_run(stopped)
@@ -333,7 +332,6 @@ def test_a_run_resumes_with_the_parameters_it_started_from_and_no_others(
     folder = tmp_path / "second"
     train(folder, 2, "other", first)
     train(folder, 4, "other", later)
-    assert "other.safetensors has changed since the run started from it" in capfd.readouterr().err
     with pytest.raises(UserError, match=r"other parameters .* Leave `train\.start_from` out"):
         train(folder, 6, "another", later)
     train(folder, 6, None, later)

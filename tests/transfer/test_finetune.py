@@ -16,7 +16,6 @@ from mlstm_jax.config import (
     Compute,
     Config,
     Data,
-    Distributed,
     Model,
     Optimizer,
     Train,
@@ -24,7 +23,6 @@ from mlstm_jax.config import (
     vary,
 )
 from mlstm_jax.data.corpus import differing, open_corpus
-from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import expected_shapes
 from mlstm_jax.model.architecture import Architecture
@@ -49,7 +47,7 @@ pytestmark = pytest.mark.numeric
 def first_parameters(config: Config) -> dict[str, Any]:
     model = LanguageModel(config.model, config.precision)
     tx = optimizer.build(Optimizer(), config.model, lambda count: 0.0)
-    given, _, _ = resume.load_start(Cluster(Distributed(), Path()), config, required=True)
+    given, _ = resume.load_start(config)
     return fresh_state(config, model, tx, given).params
 
 
