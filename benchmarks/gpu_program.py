@@ -16,13 +16,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from mlstm_jax import environment
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # JAX looks for no driver
 
-environment.without_gpus()
-
-import jax  # noqa: E402
-from compile_without_gpu import Compiled, compile_step  # noqa: E402
-from compiled_program import (  # noqa: E402
+import jax
+from compile_without_gpu import Compiled, compile_step
+from compiled_program import (
     LAUNCHES,
     collectives,
     estimate,
@@ -32,10 +30,10 @@ from compiled_program import (  # noqa: E402
     products,
 )
 
-from mlstm_jax import planning  # noqa: E402
-from mlstm_jax.config import Config, Data, Devices, Model, Precision  # noqa: E402
-from mlstm_jax.environment import MEMORY_FRACTION  # noqa: E402
-from mlstm_jax.planning.machine import Machine, load_machine  # noqa: E402
+from mlstm_jax import planning
+from mlstm_jax.config import Config, Data, Devices, Model, Precision
+from mlstm_jax.environment import MEMORY_FRACTION
+from mlstm_jax.planning.machine import Machine, load_machine
 
 # Hidden units, rows on a device, bytes of the window.
 GRIDS = {

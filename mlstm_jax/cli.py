@@ -112,7 +112,6 @@ def run(words: Sequence[str]) -> None:
         return
     _require_paths(name, rest)
     environment.silence()
-    environment.without_gpus()
     if name in _ON_CPU:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     else:

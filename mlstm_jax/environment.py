@@ -6,7 +6,6 @@ process on this machine reuses compiled programs.
 """
 
 import contextlib
-import ctypes
 import functools
 import hashlib
 import logging
@@ -190,27 +189,6 @@ def unknown_flags(flags: str) -> list[str]:
     return unknown
 
 
-def without_gpus() -> None:
-    """Keep JAX from looking for GPUs if only CUDA's compiler is installed.
-
-    The extra `gpu-compile` does not include a driver, and JAX would print a traceback without one.
-    """
-    is_alone = _is_installed("jax-cuda12-pjrt") and not _is_installed("nvidia-cublas-cu12")
-    if is_alone and "JAX_PLATFORMS" not in os.environ:
-        try:
-            ctypes.CDLL("libcuda.so.1")
-        except OSError:  # There is no driver.
-            set_variable("JAX_PLATFORMS", "cpu")
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
-
-
 def require_deterministic() -> None:
     """Raise UserError unless JAX has started, or will start, with deterministic kernels."""
     if _DETERMINISTIC not in os.environ.get("XLA_FLAGS", "").split():
@@ -287,7 +265,9 @@ def cache_programs() -> None:
 def program_folder() -> Path | None:
     """The folder of compiled programs that JAX uses, or would use; None: there is none."""
     folder = _jax_cache()
-    return Path(folder) if folder else _cache_folder()
+    if not folder:
+        return _cache_folder()
+    return Path(folder)
 
 
 def _jax_cache() -> str | None:

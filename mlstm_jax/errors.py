@@ -44,7 +44,9 @@ def nearest(word: str, known: Iterable[str]) -> list[str]:
 def did_you_mean(names: Iterable[str], otherwise: str = ".") -> str:
     """Return the end of a message: "; did you mean A or B?", or without names another."""
     joined = " or ".join(names)
-    return f"; did you mean {joined}?" if joined else otherwise
+    if not joined:
+        return otherwise
+    return f"; did you mean {joined}?"
 
 
 def require(holds: bool, name: str, value: object, rule: str) -> None:
@@ -128,9 +130,11 @@ def is_of_process(error: BaseException) -> bool:
 
 
 def with_remedy(text: str, error: OSError) -> str:
-    """Return a message with the reason of a system's error, and what a user can do about it."""
-    advice = remedy(error)
-    return f"{text}: {error.strerror or error}." + (f" {advice}." if advice else "")
+    """A message with the reason of a system's error, and what a user can do about it."""
+    text += f": {error.strerror or error}."
+    if advice := remedy(error):
+        text += f" {advice}."
+    return text
 
 
 def explained(error: Exception) -> KnownError | None:

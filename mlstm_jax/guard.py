@@ -35,7 +35,9 @@ class Interrupted(KnownError):
 
     def __init__(self, text: str, number: signal.Signals, exit_code: int | None = None) -> None:
         super().__init__(text)
-        self.exit_code = 128 + number if exit_code is None else exit_code
+        self.exit_code = 128 + number
+        if exit_code is not None:
+            self.exit_code = exit_code
 
 
 class _Received(KeyboardInterrupt):
@@ -118,8 +120,10 @@ def interruptible(*signals: signal.Signals, note: Callable[[], str] = str) -> It
     except BaseException as error:
         if not received:
             raise
-        text, more = f"interrupted by {received[0].name}", note()
-        raise Interrupted(f"{text}; {more}." if more else f"{text}.", received[0]) from error
+        text = f"interrupted by {received[0].name}"
+        if more := note():
+            text += f"; {more}"
+        raise Interrupted(f"{text}.", received[0]) from error
     finally:
         if sys.unraisablehook is repeat_ignored:
             sys.unraisablehook = hook
@@ -128,8 +132,11 @@ def interruptible(*signals: signal.Signals, note: Callable[[], str] = str) -> It
 
 
 def strongest(total: float) -> signal.Signals:
-    """Return the strongest signal in a sum of weights."""
-    return max(WEIGHTS, key=lambda number: WEIGHTS[number] if WEIGHTS[number] <= total else 0.0)
+    """The strongest signal in a sum of weights."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if total >= WEIGHTS[number]:
+            return number
+    return signal.SIGHUP
 
 
 @contextmanager
@@ -228,7 +235,8 @@ class Watchdog:
         pause = min(5.0, self._seconds / 4)
         awake = time.monotonic()
         while not self._done.wait(pause):
-            before, awake = awake, time.monotonic()
+            before = awake
+            awake = time.monotonic()
             # This thread, too, has not run: the process was suspended, by Ctrl-Z or a scheduler.
             if awake - before > 2 * pause:
                 self._last += awake - before - pause
@@ -246,7 +254,8 @@ class Watchdog:
                 faulthandler.cancel_dump_traceback_later()
 
     def _report(self) -> None:
-        where, advice = "", "There is no checkpoint yet: the same command starts over"
+        where = ""
+        advice = "There is no checkpoint yet: the same command starts over"
         # What has replaced sys.stderr may have no file.
         if sys.__stderr__:
             with contextlib.suppress(Exception):

@@ -37,18 +37,24 @@ def memory_limits() -> dict[str, float]:
     if space != resource.RLIM_INFINITY:
         limits["the limit on address space (ulimit -v)"] = space
     # Of cgroups v2, whose own line has no controllers, and v1; each folder may have a limit.
-    for line in _OWN_GROUPS.read_text().splitlines() if _OWN_GROUPS.is_file() else []:
+    groups = ""
+    if _OWN_GROUPS.is_file():
+        groups = _OWN_GROUPS.read_text()
+    for line in groups.splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
+        if not controllers:
+            top = _GROUPS
+            name = "memory.max"
+        elif "memory" in controllers.split(","):
+            top = _GROUPS / "memory"
+            name = "memory.limit_in_bytes"
+        else:
             continue
-        name = "memory.limit_in_bytes" if controllers else "memory.max"
-        here = _GROUPS / ("memory" if controllers else "") / path.lstrip("/") / name
+        here = top / path.lstrip("/") / name
         for folder in here.parents[: len(here.parts) - len(_GROUPS.parts)]:
             file = folder / name
-            text = file.read_text().strip() if file.is_file() else ""
-            if text.isdecimal():
-                least = min(float(text), limits.get(_GROUP, math.inf))
-                limits[_GROUP] = least
+            if file.is_file() and file.read_text().strip().isdecimal():
+                limits[_GROUP] = min(float(file.read_text()), limits.get(_GROUP, math.inf))
     return limits
 
 

@@ -60,12 +60,12 @@ class Run:
     def name(self) -> str:
         """The name in reports and pictures."""
         name = self.folder.resolve().name
-        return name if shipped.is_ours(self.folder) else f"{name}, {self.origin}"
+        return name if shipped.is_shipped(self.folder) else f"{name}, {self.origin}"
 
     @property
     def origin(self) -> str:
         """Where the parameters come from."""
-        if shipped.is_ours(self.folder):
+        if shipped.is_shipped(self.folder):
             return "a pretrained model"
         return "imported" if self.imported else f"step {self.step:,}"
 

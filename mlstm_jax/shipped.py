@@ -26,7 +26,6 @@ _PATTERNS: dict[Kind, str] = {
 
 MODEL = "reviews-1024"
 MODELS = Path(__file__).parent / "models"
-_CLASSIFIER = "sentiment"
 
 
 def folder() -> Path:
@@ -41,11 +40,15 @@ def files(*kinds: Kind) -> dict[str, Path]:
 
     A model's file is its card, and its name that of its folder.
     """
-    return {
-        path.parent.name if kind == "model" else path.stem: path
-        for kind in kinds or get_args(Kind)
-        for path in sorted((MODELS if kind == "model" else folder()).glob(_PATTERNS[kind]))
-    }
+    found = {}
+    for kind in kinds or get_args(Kind):
+        if kind == "model":
+            for card in sorted(MODELS.glob(_PATTERNS[kind])):
+                found[card.parent.name] = card
+            continue
+        for path in sorted(folder().glob(_PATTERNS[kind])):
+            found[path.stem] = path
+    return found
 
 
 def find(path: Path, kind: Kind) -> Path:
@@ -73,7 +76,9 @@ def model(path: Path) -> Path:
     """
     known = files("model")
     name, *inside = path.parts or ("",)
-    return path if path.exists() or name not in known else known[name].parent.joinpath(*inside)
+    if path.exists() or name not in known:
+        return path
+    return known[name].parent.joinpath(*inside)
 
 
 def require_model(path: Path) -> None:
@@ -93,7 +98,7 @@ def which_model(path: Path) -> str:
 
 def classifier(path: Path) -> Path | None:
     """Return the classifier that comes with a pretrained model; None for other models."""
-    return path / _CLASSIFIER if is_ours(path) else None
+    return path / "sentiment" if is_shipped(path) else None
 
 
 def rated_texts(path: Path) -> Path | None:
@@ -101,15 +106,17 @@ def rated_texts(path: Path) -> Path | None:
 
     They are of the texts that it has read with their ratings (transfer/known.py).
     """
-    return model(path) / "rated_texts.npy" if is_ours(path) else None
+    return model(path) / "rated_texts.npy" if is_shipped(path) else None
 
 
 def example(path: Path) -> str:
     """Return the text that the page of a pretrained model begins with; "" for other models."""
-    return (model(path) / "example.txt").read_text(encoding="utf-8") if is_ours(path) else ""
+    if not is_shipped(path):
+        return ""
+    return (model(path) / "example.txt").read_text(encoding="utf-8")
 
 
-def is_ours(path: Path) -> bool:
+def is_shipped(path: Path) -> bool:
     """Return whether a path is the name or the folder of a pretrained model."""
     return model(path).resolve().parent == MODELS.resolve()
 

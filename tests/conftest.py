@@ -26,7 +26,6 @@ if "XLA_FLAGS" not in os.environ:
 # pytest would capture XLA's own message.
 environment.require_known_flags()
 environment.cache_programs()
-environment.without_gpus()
 environment.prepare(Devices(virtual_cpu=4))
 
 import jax  # noqa: E402

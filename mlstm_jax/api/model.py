@@ -149,7 +149,7 @@ class TrainedModel:
         # Store the step: if training continues, the best checkpoint may change.
         step = self.checkpoint if self._run.imported else str(self.step)
         # A pretrained model is found by its name in any environment.
-        path = self.path.name if shipped.is_ours(self.path) else self.path.resolve()
+        path = self.path.name if shipped.is_shipped(self.path) else self.path.resolve()
         return load, (str(path), step, self.compute)
 
     @public

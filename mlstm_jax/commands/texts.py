@@ -200,14 +200,16 @@ def classify(
         loaded, states=(about.state,), all_layers=about.all_layers, score=bool(about.familiar)
     )
     write: Callable[[str], str] = str
+    progress: str | None = "classify"
     if out is None and is_terminal(sys.stdout):
         write = one_line
+        progress = None  # The lines themselves show it.
     number = 0
     with _written(out) as written:
         # Python quotes a carriage return within a field only if lines end with one.
         writer = csv.writer(_Lines(written), lineterminator="\r\n")
         writer.writerow(["record", "text", "label", *(f"p({write(x)})" for x in chosen.classes)])
-        for part, answers in label_texts(loaded, file, chosen, about, featurizer, "classify"):
+        for part, answers in label_texts(loaded, file, chosen, about, featurizer, progress):
             for text, shares in zip(part, answers, strict=True):
                 number += 1
                 best = max(shares, key=lambda name: shares[name], default="")
