@@ -568,7 +568,7 @@ class TrainedModel:
     @cached_property
     def _spans_reader(self) -> TextReader:
         devices = self._devices
-        return TextReader(self._run, devices, _SPAN_ROWS * devices.count, trail=True)
+        return TextReader(self._run, devices, _SPAN_ROWS * devices.count, keep_states=True)
 
     def _texts(self, texts: Texts, text_column: str | None) -> list[str] | TextFile:
         """Return texts in memory as a list, or those of a file."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, require
 from mlstm_jax.transfer.features import Features
 from mlstm_jax.transfer.words import Words
 
@@ -80,21 +80,20 @@ class Classifier(NamedTuple):
 
         With words it needs the texts.
         """
-        if not self.words or not len(features):
-            return self._feature_probabilities(features)
-        if len(texts) != len(features):
-            raise UserError(f"texts has {len(texts):,}, but features has {len(features):,} rows.")
-        return self.words.mixed(self._feature_probabilities(features), texts)
-
-    def _feature_probabilities(self, features: Features) -> Floats:
         scores_NK = self._linear(features)
         if self.softmax:
             shares_NK = np.exp(scores_NK - scores_NK.max(axis=1, keepdims=True))
         else:
             shares_NK = 1 / (1 + np.exp(-np.clip(scores_NK, -500, 500)))
         if len(self.classes) == 2:
-            return np.concatenate([1 - shares_NK, shares_NK], axis=1)
-        return shares_NK / shares_NK.sum(axis=1, keepdims=True)
+            shares_NK = np.concatenate([1 - shares_NK, shares_NK], axis=1)
+        else:
+            shares_NK = shares_NK / shares_NK.sum(axis=1, keepdims=True)
+        if not self.words or not len(features):
+            return shares_NK
+        rule = f"{len(features):,} strings, one for each row of features"
+        require(len(texts) == len(features), "texts", f"{len(texts):,} strings", rule)
+        return self.words.mixed(shares_NK, texts)
 
     def scores(self, features: Features) -> Floats:
         """Return the log-odds of each class [texts, classes]: above 0 it is more likely than not.

@@ -13,7 +13,7 @@ import numpy as np
 
 from mlstm_jax.transfer import words
 from mlstm_jax.transfer.classify import Classifier, Examples, named, subset
-from mlstm_jax.transfer.features import Unit
+from mlstm_jax.transfer.features import Column
 from mlstm_jax.transfer.labels import Labelled
 from mlstm_jax.transfer.logistic import CS, Prior, best_fit, fit
 from mlstm_jax.transfer.reader import FeatureState
@@ -41,13 +41,13 @@ class Result:
     test: float
     majority: float  # test accuracy of always predicting the most common class of train
     has_prior: bool  # whether the model's own classifier, or a fit with its log-odds, was chosen
-    units: list[Unit]  # by |weight|, the largest first
+    units: list[Column]  # by |weight|, the largest first
     baseline: dict[str, float] | None  # TF-IDF: C, and accuracies of train, valid and test
     baseline_failure: str | None  # why it cannot be fitted
     # Accuracy of features and words together, by part; empty without a baseline.
     together: dict[str, float]
     word_weight: float | None  # of words in these; see `words.best_weight`
-    best_unit: Unit  # the single unit that best separates the classes of train
+    best_unit: Column  # the single unit that best separates the classes of train
     best_unit_test: float  # its test accuracy
     top_units: dict[int, float]  # k → test accuracy of the first k
     confusion: list[list[int]]  # of test: true class, predicted class
@@ -79,7 +79,7 @@ def run(
     texts: Mapping[str, Labelled],
     classes: list[str],
     state: FeatureState,
-    columns: list[Unit],
+    columns: list[Column],
     counted: words.Fit | str,
     prior: Prior | None = None,
     on_part: Callable[[int, str], None] = lambda number, name: None,

@@ -1,10 +1,10 @@
 """Features of texts: the state of a frozen model after reading each.
 
 Puri et al. 2018, section VI, after Radford et al. 2017: a text is cleaned as the corpus was and
-read from a zero state; its features are the cell state c of the top layer. Texts are
-split over all devices, and read one window at a time (reader.py), so memory use does not depend on
-their length, and features depend on the text alone, up to rounding. One pass computes any number of
-states: c, h and the mean of h. A classifier reads one of them, or c and the mean of h side by side.
+read from a zero state; its features are the cell state c of the top layer. Texts are split over all
+devices, and read one window at a time (reader.py), so memory use does not depend on their length.
+One pass computes any number of states: c, h and the mean of h. A classifier reads one of them, or c
+and the mean of h side by side.
 
 On disk they are an .npz of `features` and, for each column, `state`, `layer` and `unit`. A file
 that a later call may reuse also has a `key`, a sha256 of all that determines the features, so
@@ -12,14 +12,12 @@ that a file of other texts or of another model is never reused by mistake; and t
 """
 
 import hashlib
-import itertools
 import weakref
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -38,6 +36,7 @@ from mlstm_jax.training import parallel
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer.reader import (
     FeatureState,
+    Keep,
     State,
     TextReader,
     features_of,
@@ -48,7 +47,9 @@ from mlstm_jax.transfer.reader import (
 
 Features = NDArray[np.float32]
 
-_MOST_CHARACTERS, _MOST_TEXTS = 1 << 25, 1 << 13  # in memory; fewer would fill rows less
+# In memory; fewer would fill rows less.
+_MOST_CHARACTERS = 1 << 25
+_MOST_TEXTS = 1 << 13
 _LONG = 200_000  # bytes of a text; on a CPU, minutes with 1,024 units
 
 
@@ -61,8 +62,8 @@ class Reading(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Unit:
-    """A single feature, named as in `heatmap --state S --layer L --unit U`."""
+class Column:
+    """A unit's state, named as in `heatmap --state S --layer L --unit U`."""
 
     state: State
     layer: int
@@ -84,24 +85,25 @@ class TextFile:
     """
 
     def __init__(self, path: Path | str, text_column: str | None, cleaning: Cleaning) -> None:
-        """Read the source.
+        """Read the source; UserError if it cannot be read or holds no text.
 
         Args:
             path: a file of any kind that `prepare` reads, `tfds:...`, or `-` for standard input:
                 JSON lines, or lines of text, which are copied to a temporary file.
             text_column: of the text; None: the first of those that `prepare` reads.
             cleaning: of the texts before they count for `size`.
-
-        Raises UserError if the source cannot be read or holds no text; see `read_documents`.
         """
         check_source(Source(str(path)))
-        self._source, self._recipe = Source(str(path)).repeatable(), Recipe(text_column)
+        self._source = Source(str(path)).repeatable()
+        self._recipe = Recipe(text_column)
         if self._source.copy:
             weakref.finalize(self, self._source.copy.close)
-        self.count = self.size = 0
+        self.count = 0
+        self.size = 0
         for document in read_documents(self._source, self._recipe):
             self.count += 1
-            self.size += len(clean(document.text, cleaning)) if document else 0
+            if document:
+                self.size += len(clean(document.text, cleaning))
 
     def __iter__(self) -> Iterator[list[str]]:
         texts = list[str]()
@@ -127,8 +129,7 @@ class Featurizer:
     Attributes:
         states: one or several, in the order of their columns.
         columns: what each feature of a text is, for each different state.
-        reading: what besides parameters and texts determines the features: the cleaning of texts
-            and the model's numeric types.
+        reading: what determines the features besides parameters and texts: cleaning, numeric types.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class Featurizer:
         rows: int | None = None,
         score: bool = False,
     ) -> None:
-        """Choose what to keep of a text.
+        """Choose what to keep of a text; UserError if the model does not have it.
 
         Args:
             run: a trained model.
@@ -150,50 +151,45 @@ class Featurizer:
             all_layers: keep every layer, the lowest first; otherwise only the top layer.
             units: keep only these of each layer; unset: all.
             devices: unset: all of this process.
-            rows: see `TextReader`.
-            score: also sum the loss of each text, of a model that predicts the next byte.
-
-        Raises:
-            UserError: a state or unit does not exist, or a state is named twice; or the model does
-                not predict the next byte.
+            rows, score: see `TextReader`.
         """
         if score:
             run.config.model.require_next_byte("scoring a text")
-        states = features_of(run.config.model, states)
-        hidden = run.config.model.hidden
-        for unit in units or ():
-            require_index("unit", unit, hidden)
+        model = run.config.model
         self._run = run
-        self.states = states
+        self.states = features_of(model, states)
         precision = run.model.precision
-        several = ("bf16",) if run.batch_model else ()
-        self.reading = str(run.cleaning), precision.compute, precision.cell, *several
-        layers = [layers_of(run.config.model, state, all_layers=all_layers) for state in states]
-        self._layers = list(dict.fromkeys(itertools.chain(*layers)))
-        self._units = list(range(hidden) if units is None else units)
-        self.columns = [Unit(*layer, unit) for layer in self._layers for unit in self._units]
+        self.reading = [run.cleaning, precision.compute, precision.cell]
+        if run.batch_model:
+            self.reading.append("bf16")
+        layers = dict[tuple[State, int], None]()
+        for state in self.states:
+            layers |= dict.fromkeys(layers_of(model, state, all_layers=all_layers))
+        self._layers = list(layers)
+        self._units = list(range(model.hidden) if units is None else units)
+        for unit in self._units:
+            require_index("unit", unit, model.hidden)
+        self.columns = [Column(*layer, unit) for layer in self._layers for unit in self._units]
         devices = devices or parallel.local(Devices())
-        mean = any(state == "mean_h" for state, _ in self._layers)
-        self._reader = TextReader(run, devices, rows, mean=mean, score=score)
+        keep: Keep = "sum" if "mean_h" in dict(self._layers) else False
+        self._reader = TextReader(run, devices, rows, keep_states=keep, score=score)
 
-    def columns_of(self, state: FeatureState) -> NDArray[np.int64]:
+    def columns_of(self, state: FeatureState) -> list[int]:
         """Return where the features of a state are; of two side by side, the first one's first."""
-        states = np.array([column.state for column in self.columns])
-        return np.concatenate([np.flatnonzero(states == part) for part in single_states(state)])
+        columns = list(enumerate(self.columns))
+        return [n for part in single_states(state) for n, one in columns if one.state == part]
 
     def __call__(self, texts: Sequence[str] | TextFile, progress: str | None = None) -> Features:
-        """Return the features of texts, float32 [texts, columns].
-
-        Args:
-            texts: any number, of any length.
-            progress: name of a progress line on standard error; unset: none.
-        """
+        """Return the features of any number of texts, float32 [texts, columns]; see `read_each`."""
         return np.concatenate([read.features for _, read in self.read_each(texts, progress)])
 
     def read_each(
         self, texts: Sequence[str] | TextFile, progress: str | None = None
     ) -> Iterator[tuple[Sequence[str], Reading]]:
-        """Read texts, those of a file in parts, and yield each part with what reading it gives."""
+        """Read texts, those of a file in parts, and yield each part with what reading it gives.
+
+        `progress` is the name of a progress line on standard error; unset: none.
+        """
         parts: Iterable[Sequence[str]] = texts if isinstance(texts, TextFile) else [texts]
         size = 0
         if isinstance(texts, TextFile):
@@ -212,25 +208,29 @@ class Featurizer:
         if longest > max(_LONG, length_N.sum() / 2):
             note(
                 f"a text has {longest:,} bytes, and most of the time is spent on it alone, one "
-                "byte at a time, several times as slow as many texts together. If its parts may "
-                "be read without the text before them, give them as texts."
+                "byte at a time; give its parts as texts if each may be read alone."
             )
-        result = np.zeros((len(texts), len(self.columns)), np.float32)
+        features_NC = np.zeros((len(texts), len(self.columns)), np.float32)
         nats_N = np.zeros(len(texts))
-        for turn, after, _ in self._reader.read(cleaned):
-            line.advance(turn.bytes)
-            if not turn.rows.size:
+        for step, after, _ in self._reader.read(cleaned):
+            line.advance(step.bytes)
+            ended = step.ended
+            if not ended.size:
                 continue
-            carry, sum_BLH, nats_B = jax.tree.map(
-                lambda x: x[turn.rows],  # noqa: B023
-                self._reader.fetch(after),
-            )
-            mean_BLH = sum_BLH / length_N[turn.texts][:, None, None]
-            reached = model.named_states(carry) | {"mean_h": mean_BLH}
-            values = [reached[state][:, layer, self._units] for state, layer in self._layers]
-            result[turn.texts] = np.concatenate(values, axis=1)
-            nats_N[turn.texts] = nats_B
-        return Reading(result, nats_N, np.maximum(length_N - 1, 0))
+            read = step.text_B[ended]
+            reached = self._reader.fetch(after)
+            carry, sum_BLH, nats_B = jax.tree.map(lambda x: x[ended], reached)  # noqa: B023
+            mean_BLH = sum_BLH / length_N[read][:, None, None]
+            states = model.named_states(carry) | {"mean_h": mean_BLH}
+            values = [states[state][:, layer, self._units] for state, layer in self._layers]
+            features_NC[read] = np.concatenate(values, axis=1)
+            nats_N[read] = nats_B
+        return Reading(features_NC, nats_N, np.maximum(length_N - 1, 0))
+
+
+def _field(featurizer: Featurizer, name: Literal["state", "layer", "unit"]) -> list[Any]:
+    """A field of each column."""
+    return [getattr(column, name) for column in featurizer.columns]
 
 
 def write_features(path: Path, features: Features, featurizer: Featurizer, key: str) -> None:
@@ -243,12 +243,9 @@ def write_parts(
     path: Path, count: int, parts: Iterable[Features], featurizer: Featurizer, **named: Any
 ) -> None:
     """Write the features of `count` texts as they come, as `np.savez` does, but atomically."""
-    named = {
-        "state": np.array([column.state for column in featurizer.columns]),
-        "layer": np.array([column.layer for column in featurizer.columns], np.int32),
-        "unit": np.array([column.unit for column in featurizer.columns], np.int32),
-        **named,
-    }
+    named["state"] = _field(featurizer, "state")
+    named["layer"] = np.array(_field(featurizer, "layer"), np.int32)
+    named["unit"] = np.array(_field(featurizer, "unit"), np.int32)
     width = len(featurizer.columns)
     shape = {"descr": "<f4", "fortran_order": False, "shape": (count, width)}
     with output.atomic_file(path) as partial, zipfile.ZipFile(partial, "w") as file:
@@ -264,10 +261,10 @@ def write_parts(
 def features_key(model: str, featurizer: Featurizer, texts: Sequence[str]) -> str:
     """Return a hex digest of model, reading, columns, states and texts."""
     key = hashlib.sha256(model.encode())
-    columns = (map(attrgetter(name), featurizer.columns) for name in ("state", "layer", "unit"))
-    # States side by side have the columns of those alone, but belong to another call.
-    states = featurizer.states if any("+" in state for state in featurizer.states) else ()
-    for part in (*featurizer.reading, *map(list, columns), *states):
+    columns = (_field(featurizer, "state"), _field(featurizer, "layer"), _field(featurizer, "unit"))
+    # Side-by-side states share columns with single ones, but belong to another call.
+    states = featurizer.states if "+" in "".join(featurizer.states) else ()
+    for part in (*featurizer.reading, *columns, *states):
         key.update(f"{part!r}\0".encode())
     for text in texts:
         coded = text.encode("utf-8", "surrogatepass")
@@ -281,9 +278,9 @@ def read_features(path: Path, key: str) -> Features | None:
         return None
     try:
         with path.open("rb") as file, np.load(file) as saved:  # NumPy would not close a bad one
-            if "key" not in saved or str(saved["key"]) != key:
-                return None
             features: Features = saved["features"]
-            return features if digest.of_array(features) == saved[digest.FIELD] else None
+            if saved["key"] == key and saved[digest.FIELD] == digest.of_array(features):
+                return features
     except Exception:  # NumPy, zipfile and zlib raise many types
-        return None  # damaged, so they are computed again
+        pass
+    return None  # damaged or of others, so they are computed again

@@ -42,7 +42,7 @@ from mlstm_jax.transfer import known, words
 from mlstm_jax.transfer.classifier_file import Description, save
 from mlstm_jax.transfer.classify import Classifier, Examples
 from mlstm_jax.transfer.features import Featurizer
-from mlstm_jax.transfer.labels import Labelled, codes, require_classes, usable
+from mlstm_jax.transfer.labels import Labelled, codes, require_classes, with_held_out
 
 # Rows of a batch, and the fewest updates of an epoch if there can be so many (results/finetune/).
 _LEAST_ROWS = 2
@@ -155,7 +155,7 @@ def finetune(
         texts: train, and optionally valid and test.
     """
     output.require_folder(out)
-    texts = usable(texts, run.cleaning, "valid")
+    texts = with_held_out(texts, run.cleaning, "valid")
     classes = require_classes(texts["train"])
     for table in texts.values():
         require_classes(table, classes)

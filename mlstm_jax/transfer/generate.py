@@ -83,7 +83,8 @@ def _generate_block(
         carry, logits_BV = state
         keys = jax.vmap(jax.random.fold_in, (0, None))(keys_B, at)
         byte_B = jax.vmap(_sample, (0, 0, None))(keys, logits_BV, how)
-        carry = _hold(carry, held_H) if "c" in model.model.states else carry
+        if "c" in model.model.states:
+            carry = _hold(carry, held_H)
         carry, logits_BTV, *_ = model.apply({"params": params}, byte_B[:, None], carry, ready=ready)
         return (carry, logits_BTV[:, 0]), byte_B
 
@@ -115,34 +116,29 @@ def generate(
         held: units of the top layer's c, and the values that they are set to before every byte.
     """
     environment.require_own_jax()
-    run, held = reader.run, held or {}
+    run = reader.run
+    held = held or {}
     hidden = run.config.model.hidden
     longest = _MOST_DRAWN // max(samples, 1)
-    together = f" with `samples` {samples}" if samples > 1 else ""
-    for name, value, right, rule in (
+    rules: list[tuple[str, object, bool, str]] = [
         ("samples", samples, 1 <= samples <= _MOST_SAMPLES, f"1 to {_MOST_SAMPLES:,}"),
-        ("bytes", bytes, 0 <= bytes <= longest, f"0 to {longest:,}{together}"),
+        ("bytes", bytes, 0 <= bytes <= longest, f"0 to {longest:,} in each sample"),
         ("seed", seed, 0 <= seed <= MOST_SEED, f"0 to {MOST_SEED:,}"),
         ("temperature", temperature, 0 <= temperature <= _LARGEST, "0 or more, and finite"),
         ("top_k", top_k, top_k is None or top_k >= 1, "1 or more"),
         ("top_p", top_p, top_p is None or 0 < top_p <= 1, "above 0 and at most 1"),
         ("stop", stop, len(stop) <= 1, "a single byte"),
-    ):
-        if not right:
-            raise UserError(f"{name} is {reprlib.repr(value)}, but it must be {rule}.")
-    run.config.model.require_next_byte("generating text")
-    if held and "c" not in run.config.model.states:
-        raise UserError(
-            f"set_unit holds a unit of the cell state c, and {run.config.model.cli_name} has none; "
-            "leave it out."
-        )
+    ]
+    cli_name = run.config.model.cli_name
+    has_c = not held or "c" in run.config.model.states
+    rules.append(("set_unit", dict(held), has_c, f"unset: {cli_name} has no cell state c"))
     for unit, value in held.items():
-        if not 0 <= unit < hidden:
-            raise UserError(
-                f"set_unit {reprlib.repr(unit)}: the model has units 0 to {hidden - 1}."
-            )
-        if not abs(value) <= _LARGEST:
-            raise UserError(f"set_unit {unit}={value}: the value must be finite in float32.")
+        rules.append(("set_unit", unit, 0 <= unit < hidden, f"a unit, 0 to {hidden - 1}"))
+        rules.append((f"set_unit {unit}", value, abs(value) <= _LARGEST, "finite in float32"))
+    run.config.model.require_next_byte("generating text")
+    for name, given, right, rule in rules:
+        if not right:
+            raise UserError(f"{name} is {reprlib.repr(given)}, but it must be {rule}.")
     read = prompt_bytes(prompt, run.cleaning)
     require_known(run.params, "generate", (("the prompt", read), ("stop", stop)))
     how = Sampling(
@@ -153,12 +149,11 @@ def generate(
     held_H = np.full(hidden, np.nan, np.float32)
     held_H[list(held)] = list(held.values())
 
-    # All samples share the prompt, so one row reads it.
     model, weights = reader.writer
     # In bf16 one row has a product of its own, which adds in another order. That changes the last
     # bits of some states after rounding, and so in the end the text.
     rows = samples if model is run.model else max(samples, 2)
-    reached = reader(read)
+    reached = reader(read)  # one row: all samples share the prompt
     once = jax.tree.map(jnp.asarray, (reached.carry, reached.logits_V[None]))
     carry, logits_BV = jax.tree.map(lambda x: jnp.repeat(x, rows, axis=0), once)
     key = jax.random.key(seed, impl="threefry2x32")
@@ -170,9 +165,11 @@ def generate(
         )
         pieces = []
         for sample, row in enumerate(np.asarray(drawn_TB)[: bytes - first, :samples].T):
-            piece, end, _ = row.tobytes().partition(stop) if stop else (row.tobytes(), b"", b"")
-            pieces.append(b"" if ended[sample] else piece)
-            ended[sample] |= bool(end)
+            piece = b"" if ended[sample] else row.tobytes()
+            if stop and stop in piece:
+                piece = piece.partition(stop)[0]
+                ended[sample] = True
+            pieces.append(piece)
         yield pieces
         if all(ended):
             return

@@ -11,7 +11,9 @@ from mlstm_jax import output
 from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import one_line
 
-_CURVE = (1000, 160)  # width and height
+# Of the curve.
+_WIDTH = 1000
+_HEIGHT = 160
 
 _STYLE = """
 .heat { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; padding: 0 1rem; color: #111;
@@ -30,7 +32,8 @@ _STYLE = """
 
 
 # Colour-blind people can tell blue from orange.
-_NEGATIVE, _POSITIVE = (33, 102, 172), (230, 97, 1)
+_NEGATIVE = (33, 102, 172)
+_POSITIVE = (230, 97, 1)
 
 
 class Heatmap(NamedTuple):
@@ -45,16 +48,16 @@ class Heatmap(NamedTuple):
     by_word: bool = False  # a page also shows the value after each word, in digits
 
     def __repr__(self) -> str:
-        low, high = self.values.min(), self.values.max()
-        return (
-            f"{type(self).__name__}: {self.name} from {low:.3f} to {high:.3f} over "
-            f"{len(self.texts):,} characters"
-        )
+        ends = f"{self.values.min():.3f} to {self.values.max():.3f}"
+        return f"Heatmap: {self.name} from {ends} over {len(self.texts):,} characters"
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Write an .html page; UserError if the file exists."""
-        output.require_file(Path(path), overwrite=overwrite, name="path")
-        write(Path(path), self)
+        """Write an .html page; UserError if the file exists, or for another suffix."""
+        path = Path(path)
+        output.require_file(path, overwrite=overwrite, name="path")
+        require_suffix(path)
+        with output.write_errors(path):
+            output.write_text(path, as_html(self))
 
     def _repr_html_(self) -> str:
         return as_part(self)
@@ -63,8 +66,8 @@ class Heatmap(NamedTuple):
 def colour(value: float, scale: float) -> tuple[int, int, int]:
     """Return red, green and blue of a value: white at zero, the full colour at the scale."""
     share = min(abs(value) / scale, 1.0)
-    full = _POSITIVE if value > 0 else _NEGATIVE
-    red, green, blue = (round(255 + (part - 255) * share) for part in full)
+    full = np.array(_POSITIVE if value > 0 else _NEGATIVE)
+    red, green, blue = np.rint(255 + (full - 255) * share).astype(int).tolist()
     return red, green, blue
 
 
@@ -84,9 +87,9 @@ def shown(text: str) -> str:
 
 def word_ends(texts: list[str]) -> list[int]:
     """Return the index of the last character of each word of a text that is not blank."""
-    after = [*texts[1:], " "]
-    pairs = zip(texts, after, strict=True)
-    return [n for n, (text, then) in enumerate(pairs) if then.isspace() and not text.isspace()]
+    is_space = np.array([text.isspace() for text in [*texts, " "]])
+    ends: list[int] = np.flatnonzero(is_space[1:] & ~is_space[:-1]).tolist()
+    return ends
 
 
 def as_html(heat: Heatmap) -> str:
@@ -106,25 +109,20 @@ def as_part(heat: Heatmap) -> str:
     spans = []
     for text, value in zip(heat.texts, heat.values.tolist(), strict=True):
         back = colour(value, heat.scale)
-        red, green, blue = back
-        mark = html.escape(shown(text))
+        background = f"rgb{back}".replace(" ", "")
         spans.append(
-            f'<span style="background:rgb({red},{green},{blue});color:{ink(back)}" '
-            f'title="{value:.3f}">{mark}</span>'
+            f'<span style="background:{background};color:{ink(back)}" title="{value:.3f}">'
+            f"{html.escape(shown(text))}</span>"
         )
     if heat.by_word:
         spans = _with_values(spans, heat)
-    stops = ", ".join(
-        "rgb({},{},{})".format(*colour(heat.scale * share, heat.scale))
-        for share in np.linspace(-1, 1, 9)
-    )
-    low, high = f"−{heat.scale:.3g}", f"{heat.scale:.3g}"
+    stops = [f"rgb{colour(share, 1.0)}".replace(" ", "") for share in np.linspace(-1, 1, 9)]
     return f"""<style>{_STYLE}</style>
 <div class="heat">
 <h1>{html.escape(heat.heading)}</h1>
 <p>After each character: {html.escape(heat.name)}, by {html.escape(heat.title)}.</p>
-<div class="scale" style="background: linear-gradient(to right, {stops})"></div>
-<div class="ends"><span>{low}</span><span>0</span><span>{high}</span></div>
+<div class="scale" style="background: linear-gradient(to right, {", ".join(stops)})"></div>
+<div class="ends"><span>−{heat.scale:.3g}</span><span>0</span><span>{heat.scale:.3g}</span></div>
 <p class="text">{"".join(spans)}</p>
 {_curve(heat)}
 </div>"""
@@ -148,27 +146,20 @@ def _with_values(spans: list[str], heat: Heatmap) -> list[str]:
 
 
 def _curve(heat: Heatmap) -> str:
-    width, height = _CURVE
+    middle = _HEIGHT / 2
     limit = 1.25 * heat.scale
     if not heat.by_word:
         limit = max(heat.scale, float(np.abs(heat.values).max()))
-    across = np.linspace(0, width, len(heat.values))
-    down = height / 2 - np.clip(heat.values / limit, -1, 1) * (height / 2 - 6)
+    across = np.linspace(0, _WIDTH, len(heat.values))
+    down = middle - np.clip(heat.values / limit, -1, 1) * (middle - 6)
     points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, down, strict=True))
     return (
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="the value along the text">'
-        f'<line x1="0" x2="{width}" y1="{height / 2}" y2="{height / 2}" stroke="#bbb"/>'
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="the value along the text">'
+        f'<line x1="0" x2="{_WIDTH}" y1="{middle}" y2="{middle}" stroke="#bbb"/>'
         f'<polyline points="{points}" fill="none" stroke="#111" stroke-width="1.5"/>'
         f'<text x="4" y="14" font-size="12">{limit:.3g}</text>'
-        f'<text x="4" y="{height - 5}" font-size="12">−{limit:.3g}</text></svg>'
+        f'<text x="4" y="{_HEIGHT - 5}" font-size="12">−{limit:.3g}</text></svg>'
     )
-
-
-def write(path: Path, heat: Heatmap) -> None:
-    """Write an .html page; UserError for another suffix."""
-    require_suffix(path)
-    with output.write_errors(path):
-        output.write_text(path, as_html(heat))
 
 
 def require_suffix(path: Path) -> None:

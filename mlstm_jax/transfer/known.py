@@ -50,19 +50,15 @@ def read_with_ratings(run: Run) -> Digests:
     path = shipped.rated_texts(run.folder)
     if path is None and run.config.train.start_from:
         path = shipped.rated_texts(Path(run.config.train.start_from))
-    if path:
-        found: Digests = np.load(path, allow_pickle=False)
-        return found
-    return np.zeros(0, np.uint32)
+    if path is None:
+        return np.zeros(0, np.uint32)
+    found: Digests = np.load(path, allow_pickle=False)
+    return found
 
 
 def sentence(finding: str, count: int, total: int, first: int | None = None) -> str:
     """Say what some of the texts are, with the number of the first of them."""
-    if total == 1:
-        return f"the text is {finding}."
-    place = ""
-    if first is not None:
-        place = f", number {first:,}," if count == 1 else f", the first number {first:,},"
+    place = "" if first is None else f", the first number {first:,},"
     verb = "is" if count == 1 else "are"
     return f"{count:,} of {total:,} texts{place} {verb} {finding}."
 
@@ -82,12 +78,7 @@ def note_read(run: Run, texts: Sequence[str], name: str) -> None:
 def note_known(run: Run, texts: Mapping[str, Labelled]) -> list[str]:
     """Note the texts that the model has read with their ratings, or that are also in `train`.
 
-    Args:
-        run: the model.
-        texts: train, and others to measure on.
-
-    Returns:
-        The notes.
+    `texts` has train, and others to measure on. Returns the notes.
     """
     read = read_with_ratings(run)
     train = digests(texts["train"].texts, run.cleaning)

@@ -57,20 +57,21 @@ class Labelled(NamedTuple):
         return self._replace(texts=texts, labels=[self.labels[n] for n in places])
 
 
-def _order(label: str) -> tuple[float, str]:
+def _order(label: str) -> tuple[bool, float, str]:
     try:
         number = float(label)
     except ValueError:
-        number = math.inf
-    return (number if math.isfinite(number) else math.inf), label  # "nan" is a word
+        number = math.nan
+    if math.isfinite(number):
+        return False, number, label
+    return True, 0, label  # "nan" and "inf" are words, too
 
 
 def read_labelled(path: Path | str, text_column: str | None, column: str = "label") -> Labelled:
     """Return the texts of a source and their labels; records without text are left out.
 
     Args:
-        path: see `TextFile`.
-        text_column: see `TextFile`.
+        path, text_column: see `TextFile`.
         column: of the labels.
 
     Raises:
@@ -82,9 +83,9 @@ def read_labelled(path: Path | str, text_column: str | None, column: str = "labe
             f"{path}: a .{source.kind} file has texts, but no labels; give a table or JSON with a "
             "field for each, such as a .csv file whose first line is label,text."
         )
-    texts = list[str]()
-    places = list[str]()
-    values = list[object]()
+    texts = []
+    places = []
+    values = []
     seen = dict[str, None]()
     documents = list(read_documents(source, Recipe(text_column, label_column=column)))
     for number, document in enumerate(documents, 1):
@@ -92,12 +93,11 @@ def read_labelled(path: Path | str, text_column: str | None, column: str = "labe
             continue
         texts.append(document.text)
         places.append(f"{path}: the label of record {number:,}, in {column!r},")
-        values.append(document.record.get(column))
+        values.append(_plain(document.record.get(column)))
         seen |= dict.fromkeys(document.record)
     _note_blank(str(path), len(documents) - len(texts), len(documents))
-    plain = list(map(_plain, values))
-    if not any(map(label_of, plain)):
-        counts = Counter(map(kind_of, plain))
+    if not any(label_of(value) for value in values):
+        counts = Counter(map(kind_of, values))
         kinds = ", ".join(f"{kind} in {count:,}" for kind, count in counts.items())
         near = nearest(column, seen.keys() - {column})
         otherwise = f"; the fields seen are {', '.join(seen)}."
@@ -114,7 +114,9 @@ def _note_blank(name: str, blank: int, total: int) -> None:
         note(f"{name}: {blank:,} of {total:,} records have no text, and are left out.")
 
 
-def usable(texts: Mapping[str, Labelled], cleaning: Cleaning, part: str) -> dict[str, Labelled]:
+def with_held_out(
+    texts: Mapping[str, Labelled], cleaning: Cleaning, part: str
+) -> dict[str, Labelled]:
     """Return sets of texts without blank ones; with `part`, by default held out of train.
 
     UserError if a set has no text, or train too few to hold out a fifth.
@@ -124,12 +126,12 @@ def usable(texts: Mapping[str, Labelled], cleaning: Cleaning, part: str) -> dict
         return kept
     train, held = hold_out(kept["train"])
     if not held.texts:
+        count = len(train.texts)
         raise UserError(
-            f"{train.name} has {len(train.texts):,} texts, too few to hold out a fifth; also "
-            f"give `{part}`."
+            f"{train.name} has {count:,} texts, too few to hold out a fifth; also give `{part}`."
         )
     held = held._replace(name=f"the fifth of {train.name} that is held out")
-    return {**kept, "train": train, part: held}
+    return kept | {"train": train, part: held}
 
 
 def hold_out(labelled: Labelled) -> tuple[Labelled, Labelled]:
@@ -151,24 +153,21 @@ def hold_out(labelled: Labelled) -> tuple[Labelled, Labelled]:
         if labels_of[before] == labels_of[text]:
             held.add(text)
     is_held_N = np.array([text in held for text in labelled.texts], np.bool_)
-    parts = np.flatnonzero(~is_held_N), np.flatnonzero(is_held_N)
-    return labelled.select(parts[0].tolist()), labelled.select(parts[1].tolist())
+    train = labelled.select(np.flatnonzero(~is_held_N).tolist())
+    return train, labelled.select(np.flatnonzero(is_held_N).tolist())
 
 
 def of_classes(texts: list[str], values: Sequence[object], places: Sequence[str]) -> Labelled:
-    """Return texts with the class of each: a string or a number.
-
-    Raises UserError, which names the place of the text, if a value is missing or anything else.
-    """
+    """Return texts with the class of each; UserError, with its place, for no string or number."""
     labels = []
     spellings = defaultdict[str, set[str]](set)
     for place, value in zip(places, values, strict=True):
-        plain = _plain(value)
-        label = label_of(plain)
+        label = label_of(_plain(value))
         if label is None:
+            kind = kind_of(_plain(value))
             raise UserError(
-                f"{place} is empty, nan, or neither a string nor a number: it is {kind_of(plain)}; "
-                f"add a label, or remove the record ({SEVERAL_LABELS})."
+                f"{place} is empty, nan, or neither a string nor a number: it is {kind}; add a "
+                f"label, or remove the record ({SEVERAL_LABELS})."
             )
         labels.append(label)
         if isinstance(value, str):
@@ -190,12 +189,11 @@ def _plain(value: Any) -> Any:
 
 
 def require_classes(labelled: Labelled, classes: Sequence[str] | None = None) -> list[str]:
-    """Return the classes of labelled texts, if a classifier can be fitted to them, or measured.
+    """Return the classes of training texts; note those that look alike.
 
     Args:
-        labelled: the texts.
-        classes: of the training texts, to which those of `labelled` must belong; None: these are
-            the training texts.
+        labelled: the training texts, or texts to measure on.
+        classes: of the training texts, if `labelled` are others.
 
     Raises:
         UserError: there are fewer than two classes, unknown ones, or almost as many as texts.
@@ -204,12 +202,13 @@ def require_classes(labelled: Labelled, classes: Sequence[str] | None = None) ->
     problem = None
     if classes is not None:
         unknown = [name for name in names if name not in classes]
-        if unknown:
-            more = ", ..." if len(classes) > _SHOWN else ""
-            problem = (
-                f"the label {unknown[0]!r}, which the training texts do not have; theirs: "
-                f"{', '.join(classes[:_SHOWN])}{more}{did_you_mean(nearest(unknown[0], classes))}"
-            )
+        if not unknown:
+            return list(classes)
+        theirs = f"{', '.join(classes[:_SHOWN])}{', ...' * (len(classes) > _SHOWN)}"
+        problem = (
+            f"the label {unknown[0]!r}, which the training texts do not have; theirs: {theirs}"
+            f"{did_you_mean(nearest(unknown[0], classes))}"
+        )
     elif len(names) < 2:
         problem = f"only the label {', '.join(names)}; a classifier needs at least two."
     elif len(names) > max(100, len(labelled.texts) // 2):
@@ -219,23 +218,17 @@ def require_classes(labelled: Labelled, classes: Sequence[str] | None = None) ->
         )
     if problem:
         raise UserError(f"{labelled.name} has {problem}")
-    if classes is None:
-        _note_alike(labelled.name, names)
-    return names if classes is None else list(classes)
-
-
-def _note_alike(path: str, names: Sequence[str]) -> None:
-    """Note classes that look alike: that differ only in what `_skeleton` leaves out."""
     alike = defaultdict[object, list[str]](list)
     for name in names:
         alike[_skeleton(name)].append(name)
     for similar in alike.values():
         if len(similar) > 1:
             note(
-                f"{path}: the labels {', '.join(map(ascii, similar))} differ only in case, space, "
-                "number format, Unicode form or invisible characters, and are different classes; "
-                "if they mean one, give them one name."
+                f"{labelled.name}: the labels {', '.join(map(ascii, similar))} differ only in case,"
+                " space, number format, Unicode form or invisible characters, and are different "
+                "classes; if they mean one, give them one name."
             )
+    return names
 
 
 def _skeleton(name: str) -> object:

@@ -41,6 +41,7 @@ _TOLERANCES = {"float32": 1e-5, "int8": 0.5}
 _TEXT = "ACDEFGHIKLMNPQRSTVWY" * 2
 
 _KEY = "mlstm_jax"
+_OUTPUTS = {"h": "h_after", "c": "c_after", "mean_h": "mean_h"}  # of the states after a text
 Chosen = tuple[Classifier, Description]
 OnnxType = Literal["float32", "int8"]
 
@@ -107,82 +108,76 @@ def _step(nodes: _Nodes, weights: Any, x: str, h: str, c: str, is_read_B1: str) 
     return nodes("Where", is_read_B1, after_h, h), nodes("Where", is_read_B1, after_c, c)
 
 
+def _inner(nodes: _Nodes, run: Run) -> Any:
+    """The graph of one byte: h and c of all layers, the byte, is_read → twice h and c after it."""
+    from onnx import TensorProto, helper
+
+    model = run.config.model
+    axis_1 = nodes.constant([1], np.int64)
+    is_read_B1 = nodes("Unsqueeze", "is_read", axis_1)
+    x = "byte"
+    h = []
+    c = []
+    layers = LanguageModel(model, Precision()).ready(run.params, several_rows=False)
+    for number, weights in enumerate(layers):
+        layer = nodes.constant(number, np.int64)
+        before_h = nodes("Gather", "h_before", layer, axis=1)
+        before_c = nodes("Gather", "c_before", layer, axis=1)
+        x, after_c = _step(nodes, weights, x, before_h, before_c, is_read_B1)
+        h.append(nodes("Unsqueeze", x, axis_1))
+        c.append(nodes("Unsqueeze", after_c, axis_1))
+    carried = [nodes("Concat", *h, axis=1), nodes("Concat", *c, axis=1)]
+    each = [nodes("Identity", carried[0]), nodes("Identity", carried[1])]
+    inputs = [_value("h_before", "B", *model.shape), _value("c_before", "B", *model.shape)]
+    inputs.append(_value("byte", "B", kind=TensorProto.INT32))
+    inputs.append(_value("is_read", "B", kind=TensorProto.BOOL))
+    outputs = [_value(name, "B", *model.shape) for name in (*carried, *each)]
+    return helper.make_graph(nodes.nodes, "step", inputs, outputs)
+
+
+def _value(name: str, *shape: int | str, kind: int = 1) -> Any:
+    """An input or output of a graph; kind 1 is float32."""
+    from onnx import helper
+
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
 def _model(run: Run, dtype: OnnxType, classifier: Chosen | None) -> Any:
     """Return the ONNX model, see `save`."""
     from onnx import TensorProto, helper, numpy_helper
 
     model = run.config.model
-    params = run.params
-    layers, hidden = model.shape
-    number = TensorProto.FLOAT
-    whole = TensorProto.INT64
-    byte = TensorProto.UINT8
     constants: dict[str, Any] = {}
-
-    def value(name: str, kind: int, *shape: int | str) -> Any:
-        return helper.make_tensor_value_info(name, kind, shape)
-
-    body = _Nodes("step", constants, dtype)
-    is_read_B1 = body("Unsqueeze", "is_read", body.constant([-1], np.int64))
-    x = "byte"
-    ends = []
-    every = range(layers)
-    layer_weights = LanguageModel(model, Precision()).ready(params, several_rows=False)
-    for layer, weights in enumerate(layer_weights):
-        x, c = _step(body, weights, x, f"h_{layer}", f"c_{layer}", is_read_B1)
-        ends += [x, c]
-    scanned = [body("Identity", end) for end in ends]
-    carried = [f"{name}_{layer}" for layer in every for name in "hc"]
-    inner = helper.make_graph(
-        body.nodes,
-        "step",
-        [value(name, number, "B", hidden) for name in carried]
-        + [value("byte", TensorProto.INT32, "B"), value("is_read", TensorProto.BOOL, "B")],
-        [value(name, number, "B", hidden) for name in (*ends, *scanned)],
-    )
-
+    inner = _inner(_Nodes("step", constants, dtype), run)
     outer = _Nodes("text", constants, dtype)
     zero = outer.constant(0, np.int64)
     one = outer.constant(1, np.int64)
-    axis = {axis: outer.constant([axis], np.int64) for axis in (-2, -1, 1)}
+    axis_1 = outer.constant([1], np.int64)
+    last_axes = outer.constant([-2, -1], np.int64)
     place_T = outer("Range", zero, outer("Gather", outer("Shape", "bytes"), one), one)
-    is_read = outer("Less", place_T, outer("Unsqueeze", "lengths", axis[1]))
-    starts = [
-        outer("Gather", name, outer.constant(layer, np.int64), axis=1)
-        for layer in every
-        for name in "hc"
-    ]
-    after = outer.many(
-        "Scan", *starts, outer("Cast", "bytes", to=TensorProto.INT32), is_read,
-        outputs=4 * layers, body=inner, num_scan_inputs=2,
-        scan_input_axes=[1, 1], scan_output_axes=[1] * (2 * layers),
+    is_read = outer("Less", place_T, outer("Unsqueeze", "lengths", axis_1))
+    h_after, c_after, h_each, c_each = outer.many(
+        "Scan", "h", "c", outer("Cast", "bytes", to=TensorProto.INT32), is_read, outputs=4,
+        body=inner, num_scan_inputs=2, scan_input_axes=[1, 1], scan_output_axes=[1, 1],
     )  # fmt: skip
-    mask = outer("Unsqueeze", outer("Cast", is_read, to=number), axis[-1])
-    count = outer("Cast", outer("Max", outer("Unsqueeze", "lengths", axis[-1]), one), to=number)
-    ends = after[: 2 * layers]
-    each = after[2 * layers :]
-    mean = [
-        outer("Div", outer("ReduceSum", outer("Mul", h, mask), axis[1], keepdims=0), count)
-        for h in each[::2]
-    ]
-    states = {"h_after": ends[::2], "c_after": ends[1::2], "mean_h": mean}
-    states |= {"h_each": each[::2], "c_each": each[1::2]}
-
-    def put(name: str, value_name: str) -> None:
-        outer.nodes.append(helper.make_node("Identity", [value_name], [name]))
-
-    logits = outer("MatMul", each[-2], outer.constant(params["decoder_kernel"]))
-    put("logits", outer("Add", logits, outer.constant(params["decoder_bias"])))
-    outputs = [value("logits", number, "B", "T", 256)]
-    for name, state in states.items():
-        stacked = [outer("Unsqueeze", x, axis[-2]) for x in state]
-        put(name, outer("Concat", *stacked, axis=-2))
-        text = ["B", "T"] if name.endswith("_each") else ["B"]
-        outputs.append(value(name, number, *text, layers, hidden))
+    mask = outer("Unsqueeze", outer("Cast", is_read, to=TensorProto.FLOAT), last_axes)
+    sums = outer("ReduceSum", outer("Mul", h_each, mask), axis_1, keepdims=0)
+    count = outer("Cast", outer("Max", "lengths", one), to=TensorProto.FLOAT)
+    mean_h = outer("Div", sums, outer("Unsqueeze", count, last_axes))
+    top_h = outer("Gather", h_each, outer.constant(model.layers - 1, np.int64), axis=2)
+    logits = outer("MatMul", top_h, outer.constant(run.params["decoder_kernel"]))
+    logits = outer("Add", logits, outer.constant(run.params["decoder_bias"]))
+    made = {"logits": logits, "h_after": h_after, "c_after": c_after, "mean_h": mean_h}
+    made |= {"h_each": h_each, "c_each": c_each}
+    outputs = [_value("logits", "B", "T", 256)]
+    outputs += [_value(name, "B", *model.shape) for name in ("h_after", "c_after", "mean_h")]
+    outputs += [_value(name, "B", "T", *model.shape) for name in ("h_each", "c_each")]
     if classifier:
         chosen, reads = classifier
-        named = {name.removesuffix("_after"): state for name, state in states.items()}
-        parts = [named[state][layer] for state, layer in reads.layers(model)]
+        parts = []
+        for state, layer in reads.layers(model):
+            number = outer.constant(layer, np.int64)
+            parts.append(outer("Gather", made[_OUTPUTS[state]], number, axis=1))
         features = outer("Concat", *parts, axis=1)
         linear = outer("MatMul", features, outer.constant(chosen.weights_KD.T))
         scores = outer("Add", linear, outer.constant(chosen.intercepts_K))
@@ -190,11 +185,14 @@ def _model(run: Run, dtype: OnnxType, classifier: Chosen | None) -> Any:
         if len(chosen.classes) == 2:
             yes = outer("Concat", outer("Sub", outer.constant(1), yes), yes, axis=1)
         else:
-            yes = outer("Div", yes, outer("ReduceSum", yes, axis[1]))
-        put("probabilities", yes)
-        outputs.append(value("probabilities", number, "B", len(chosen.classes)))
-    inputs = [value("bytes", byte, "B", "T"), value("lengths", whole, "B")]
-    inputs += [value(name, number, "B", layers, hidden) for name in "hc"]
+            yes = outer("Div", yes, outer("ReduceSum", yes, axis_1))
+        made["probabilities"] = yes
+        outputs.append(_value("probabilities", "B", len(chosen.classes)))
+    for name, value in made.items():
+        outer.nodes.append(helper.make_node("Identity", [value], [name]))
+    inputs = [_value("bytes", "B", "T", kind=TensorProto.UINT8)]
+    inputs.append(_value("lengths", "B", kind=TensorProto.INT64))
+    inputs += [_value("h", "B", *model.shape), _value("c", "B", *model.shape)]
     tensors = [numpy_helper.from_array(array, name) for name, array in constants.items()]
     return helper.make_model(
         helper.make_graph(outer.nodes, "mlstm", inputs, outputs, tensors),
@@ -210,15 +208,15 @@ def _difference(run: Run, classifier: Chosen | None, file: bytes) -> float:
     model = run.config.model
     (text,) = run.cleaned([_TEXT])
     bytes_BT = np.frombuffer(text * 2, np.uint8).reshape(2, -1)
-    lengths_B = [len(text), 13]
-    is_read_BT = np.arange(len(text))[None] < np.array(lengths_B)[:, None]
+    lengths_B = np.array([len(text), 13])
+    is_read_BT = np.arange(len(text))[None] < lengths_B[:, None]
     reader = LanguageModel(model, Precision())
     read = jax.jit(lambda params, *inputs: reader.apply({"params": params}, *inputs, None, True))(
         run.params, bytes_BT, reader.init_carry(2), ~is_read_BT
     )
 
     def of_text(x: Any) -> Any:
-        return np.where(is_read_BT.reshape(*is_read_BT.shape, *[1] * (x.ndim - 2)), x, 0)
+        return np.where(np.expand_dims(is_read_BT, tuple(range(2, x.ndim))), x, 0)
 
     expected = {
         "logits": of_text(read.logits_BTV),
@@ -226,25 +224,25 @@ def _difference(run: Run, classifier: Chosen | None, file: bytes) -> float:
         "c_each": of_text(read.states.c),
         "h_after": np.asarray(read.carry.h),
         "c_after": np.asarray(read.carry.c),
-        "mean_h": of_text(read.states.h).sum(axis=1) / np.array(lengths_B)[:, None, None],
+        "mean_h": of_text(read.states.h).sum(axis=1) / lengths_B[:, None, None],
     }
     if classifier:
         chosen, about = classifier
-        named = {name.removesuffix("_after"): array for name, array in expected.items()}
-        parts = [named[state][:, layer] for state, layer in about.layers(model)]
+        parts = [expected[_OUTPUTS[state]][:, layer] for state, layer in about.layers(model)]
         expected["probabilities"] = chosen.probabilities(np.concatenate(parts, axis=1))
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     zero = np.zeros((2, *model.shape), np.float32)
-    inputs = {"bytes": bytes_BT, "lengths": np.array(lengths_B), "h": zero, "c": zero}
-    outputs = dict(zip(expected, session.run(list(expected), inputs), strict=True))
-    outputs |= {name: of_text(outputs[name]) for name in ("logits", "h_each", "c_each")}
-    # A byte without a symbol has a logit of -10,000, which is no scale for the others.
-    for arrays in (outputs, expected):
-        arrays["logits"] = np.maximum(arrays["logits"], -100)
-    return max(
-        float(np.abs(outputs[name] - array).max() / np.abs(array).max())
-        for name, array in expected.items()
-    )
+    inputs = {"bytes": bytes_BT, "lengths": lengths_B, "h": zero, "c": zero}
+    outputs = session.run(list(expected), inputs)
+    differences = []
+    for (name, wanted), found in zip(expected.items(), outputs, strict=True):
+        if name in ("logits", "h_each", "c_each"):
+            found = of_text(found)
+        if name == "logits":  # a byte without a symbol has -10,000, no scale for the others
+            found = np.maximum(found, -100)
+            wanted = np.maximum(wanted, -100)
+        differences.append(float(np.abs(found - wanted).max() / np.abs(wanted).max()))
+    return max(differences)
 
 
 def save(

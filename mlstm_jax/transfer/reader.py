@@ -1,9 +1,9 @@
-"""Texts of any length, read by one model: the loop over windows that all who read texts share.
+"""Texts of any length, read by one model: the loop over windows that all readers share.
 
 Each row of a window reads one text from a zero state. A row whose text ends is given the next text
 at once, the longest first; when fewer texts are left than rows, the rest is read in fewer rows.
-Rows and windows have a few sizes only, and one compiled program serves each; a call begins with as
-many rows as cost it least. So it costs what its bytes cost. What a window computes of the
+Rows and windows have a few sizes only, and one compiled program serves each; a call begins with the
+number of rows that costs least. Cost is proportional to bytes. What a window computes of the
 parameters alone is computed once for a model.
 
 A text's state depends on that text alone, up to rounding: rows do not mix, and two windows give bit
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax import environment
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, require
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import Carry, LanguageModel
 from mlstm_jax.model.stack import Recurrent
@@ -41,37 +41,39 @@ STATE_NAMES: dict[FeatureState, str] = {
     "mean_h": "mean of h over the text",
     "c+mean_h": "cell state c after the last byte, and mean of h over the text",
 }
-
 S = TypeVar("S", bound=FeatureState)
+
+# What to return of a window: the carry alone, also the sum of h, or also every state and logit.
+Keep = Literal[False, "sum", True]
 
 ROWS = (1, 8, 16, 32, 64, 256)  # of the programs, on each device
 _WINDOWS = (16, 128)
 # A step of n rows costs about as much as n + 4 (GPUs: n + 176) rows would without the time to read
 # the weights: on two cores of an EPYC 8, 64 and 256 rows cost 3, 18 and 67 times one row in fp32,
 # and 2, 10 and 37 times in bf16 (768 units).
-_WEIGHTS_COST = {"cpu": 4, "gpu": 176}
+_WEIGHTS_COST = {"cpu": 4}
+_GPU_WEIGHTS_COST = 176
 _MOST_PADDING = 1 / 8  # of a window's bytes; else the window is a short one
 
 
 def single_states(state: FeatureState) -> tuple[State, ...]:
-    """Return the states that stand side by side: ("c", "mean_h") for "c+mean_h"."""
+    """The states that stand side by side: ("c", "mean_h") for "c+mean_h"."""
     return cast(tuple[State, ...], tuple(state.split("+")))
 
 
 def layers_of(
     model: Architecture, state: FeatureState, *, all_layers: bool
 ) -> list[tuple[State, int]]:
-    """Return each single state and layer whose units are features: by state, then by layer."""
+    """Each single state and layer whose units are features: by state, then by layer."""
     layers = range(0 if all_layers else model.layers - 1, model.layers)
     return [(single, layer) for single in single_states(state) for layer in layers]
 
 
-def require_index(name: Literal["unit", "layer"], index: int, count: int) -> None:
+def require_index(name: str, index: int, count: int) -> None:
     """Raise UserError unless a model with `count` units or layers has the one of this number."""
     if not 0 <= index < count:
-        raise UserError(
-            f"{name} {reprlib.repr(index)} does not exist: the model has {name}s 0 to {count - 1}."
-        )
+        shown = reprlib.repr(index)
+        raise UserError(f"{name} {shown} does not exist: the model has {name}s 0 to {count - 1}.")
 
 
 def states_of(model: Architecture, states: Sequence[S] | None = None) -> tuple[S, ...]:
@@ -83,31 +85,28 @@ def states_of(model: Architecture, states: Sequence[S] | None = None) -> tuple[S
     if states is None:
         return cast(tuple[S, ...], model.states[:1])
     single = {*model.states, "mean_h"}
-    known = [state for state in STATE_NAMES if set(single_states(state)) <= single]
+    known = [state for state in STATE_NAMES if single.issuperset(single_states(state))]
     for state in states:
-        if state not in known:
-            raise UserError(
-                f"state {state!r} is not one of {', '.join(known)} of {model.cli_name}."
-            )
-    if not states or len(set(states)) < len(states):
-        raise UserError(f"state {' '.join(states)}: name at least one state, each only once.")
+        rule = f"one of {', '.join(known)} of {model.cli_name}"
+        require(state in known, "state", state, rule)
+    is_once = len(set(states)) == len(states) > 0
+    require(is_once, "state", " ".join(states), "one state or more, each only once")
     return tuple(states)
 
 
 def features_of(
     model: Architecture, states: Sequence[FeatureState] | None = None
 ) -> tuple[FeatureState, ...]:
-    """Return these features, or else c+mean_h, or mean_h of a model without a c.
+    """Return these features, or else c+mean_h, or mean_h of a model without a c; see `states_of`.
 
-    On validation texts these were the best (results/reviews_1024/README.md). UserError: see
-    `states_of`.
+    On validation texts these were the best (results/reviews_1024/README.md).
     """
     if states is None:
         states = ("c+mean_h",) if "c" in model.states else ("mean_h",)
     return states_of(model, states)
 
 
-class Window(NamedTuple):
+class TextWindow(NamedTuple):
     """The next bytes of some texts, one in each row."""
 
     bytes_BT: NDArray[np.uint8]  # T + 1 of them; zero after the end of a text
@@ -116,15 +115,14 @@ class Window(NamedTuple):
     counts_B3: NDArray[np.int32]
 
 
-class Turn(NamedTuple):
-    """A window, and which texts end in it."""
+class ReadStep(NamedTuple):
+    """A window, and which texts it reads."""
 
-    window: Window
-    kept_B: NDArray[np.intp] | None  # which rows of the turn before go on, if there are fewer now
+    window: TextWindow
+    kept_B: NDArray[np.intp] | None  # the rows of the step before that go on, if fewer do
     text_B: NDArray[np.int64]  # which text each row reads; -1: none
     place_B: NDArray[np.int64]  # where in it the window begins
-    rows: NDArray[np.intp]  # whose text ends
-    texts: NDArray[np.intp]  # which texts these are
+    ended: NDArray[np.intp]  # rows whose text ends here
 
     @property
     def bytes(self) -> int:
@@ -132,7 +130,14 @@ class Turn(NamedTuple):
         return int(self.window.counts_B3[:, 0].sum())
 
 
-def turns(texts: Sequence[bytes], sizes: Sequence[int], widths: Sequence[int]) -> Iterator[Turn]:
+def _least(sizes: Sequence[int], count: int) -> int:
+    """The smallest size that has room for `count` rows, or else the largest."""
+    return next((size for size in sizes if size >= count), sizes[-1])
+
+
+def read_steps(
+    texts: Sequence[bytes], sizes: Sequence[int], widths: Sequence[int]
+) -> Iterator[ReadStep]:
     """Yield the windows that read all texts, the longest first; empty texts are left out.
 
     Args:
@@ -143,12 +148,8 @@ def turns(texts: Sequence[bytes], sizes: Sequence[int], widths: Sequence[int]) -
     length_N = np.array([len(text) for text in texts], np.int64)
     order = np.argsort(-length_N, kind="stable")
     waiting = deque(order[length_N[order] > 0].tolist())
-
-    def least(count: int) -> int:
-        return next((size for size in sizes if size >= count), sizes[-1])
-
-    text_B = np.full(least(len(waiting)), -1)
-    place_B = np.zeros(least(len(waiting)), np.int64)
+    text_B = np.full(_least(sizes, len(waiting)), -1)
+    place_B = np.zeros(len(text_B), np.int64)
     while waiting or (text_B >= 0).any():
         starts_B = np.zeros(len(text_B), bool)
         for row in np.flatnonzero(text_B < 0)[: len(waiting)]:
@@ -157,10 +158,10 @@ def turns(texts: Sequence[bytes], sizes: Sequence[int], widths: Sequence[int]) -
             starts_B[row] = True
         kept_B = None
         reading = np.flatnonzero(text_B >= 0)
-        if least(len(reading)) < len(text_B):
-            kept_B = np.pad(reading, (0, least(len(reading)) - len(reading)), mode="edge")
-            is_read_B = np.arange(len(kept_B)) < len(reading)
-            text_B = np.where(is_read_B, text_B[kept_B], -1)
+        size = _least(sizes, len(reading))
+        if size < len(text_B):
+            kept_B = np.argsort(text_B < 0, kind="stable")[:size]  # rows with a text first
+            text_B = text_B[kept_B]
             place_B = place_B[kept_B]
             starts_B = starts_B[kept_B]
             reading = np.arange(len(reading))
@@ -177,8 +178,7 @@ def turns(texts: Sequence[bytes], sizes: Sequence[int], widths: Sequence[int]) -
         scored_B = np.clip(rest_B - 1, 0, width)
         counts_B3 = np.stack([read_B, scored_B, starts_B], axis=1).astype(np.int32)
         ended = np.flatnonzero((text_B >= 0) & (rest_B <= width))
-        window = Window(bytes_BT, counts_B3)
-        yield Turn(window, kept_B, text_B.copy(), place_B, ended, text_B[ended])
+        yield ReadStep(TextWindow(bytes_BT, counts_B3), kept_B, text_B.copy(), place_B, ended)
         text_B[ended] = -1
         place_B = place_B + width
 
@@ -193,19 +193,22 @@ def cheapest_rows(
     """
 
     def cost(tried: Sequence[int]) -> float:
-        windows = (turn.window.bytes_BT.shape for turn in turns(texts, tried, widths))
-        return sum((rows + weights_cost) * (width - 1) for rows, width in windows)
+        total = 0.0
+        for step in read_steps(texts, tried, widths):
+            rows, width = step.window.bytes_BT.shape
+            total += (rows + weights_cost) * (width - 1)
+        return total
 
-    enough = next((n for n, size in enumerate(sizes, 1) if size >= len(texts)), len(sizes))
-    tried = [sizes[:n] for n in range(1, enough + 1) if sizes[n - 1] * 16 >= len(texts)]
-    return min(tried, key=cost) if len(tried) > 1 else sizes[:enough]
+    most = sizes.index(_least(sizes, len(texts))) + 1
+    tried = [sizes[:n] for n in range(1, most + 1) if sizes[n - 1] * 16 >= len(texts)]
+    return min(tried, key=cost) if len(tried) > 1 else sizes[:most]
 
 
 class RowStates(NamedTuple):
     """What a row knows of its text so far."""
 
     carry: Carry
-    sum_BLH: Any  # of h over its bytes, float32; zero without `mean`
+    sum_BLH: Any  # of h over its bytes, float32; zero unless kept
     nats_B: Any  # of its bytes but the first, float32; zero without `score`
 
 
@@ -216,46 +219,42 @@ class StepOutputs(NamedTuple):
     logits_BTV: Any  # of the byte after each
 
 
-def _make_step(
-    model: LanguageModel, *, mean: bool, score: bool, trail: bool
-) -> Callable[..., tuple[RowStates, StepOutputs | None]]:
+AfterStep = tuple[ReadStep, RowStates, StepOutputs | None]
+
+
+def _make_step(model: LanguageModel, *, keep_states: Keep, score: bool) -> Callable[..., Any]:
     """Return the step of one device: it reads a window."""
 
-    def step(
-        weights: Any, state: RowStates, window: Window
-    ) -> tuple[RowStates, StepOutputs | None]:
+    def step(weights: Any, state: RowStates, window: TextWindow) -> Any:
         params, ready = weights
         bytes_BT = window.bytes_BT[:, :-1]
-        read_B, scored_B, starts_B = (window.counts_B3[:, n] for n in range(3))
-        before = reset(state, starts_B)
+        read_B, scored_B, starts_B = window.counts_B3.T
+        carry, sum_BLH, nats_B = reset(state, starts_B)
         place_1T = jnp.arange(bytes_BT.shape[1])[None]
         padding_mask_BT = place_1T >= read_B[:, None]
-        states = True if trail else "sum" if mean else False
         read = model.apply(
-            {"params": params}, bytes_BT, before.carry, padding_mask_BT,
-            return_states=states, ready=ready,
+            {"params": params}, bytes_BT, carry, padding_mask_BT,
+            return_states=keep_states, ready=ready,
         )  # fmt: skip
-        sum_BLH = before.sum_BLH
-        nats_B = before.nats_B
-        if mean:
+        if keep_states == "sum":
             sum_BLH = sum_BLH + read.states
         if score:
             nats_BT = cross_entropy(read.logits_BTV, window.bytes_BT[:, 1:])
             nats_B = nats_B + jnp.where(place_1T < scored_B[:, None], nats_BT, 0).sum(axis=1)
-        after = RowStates(read.carry, sum_BLH, nats_B)
-        if not trail:
-            return after, None
-        return after, StepOutputs(read.states, read.logits_BTV)
+        outputs = None
+        if keep_states is True:
+            outputs = StepOutputs(read.states, read.logits_BTV)
+        return RowStates(read.carry, sum_BLH, nats_B), outputs
 
     return step
 
 
 @functools.cache
 def _program(
-    model: LanguageModel, devices: tuple[jax.Device, ...], mean: bool, score: bool, trail: bool
+    model: LanguageModel, devices: tuple[jax.Device, ...], keep_states: Keep, score: bool
 ) -> Any:
     """Return the step on all devices, the same for equal arguments: it is compiled once."""
-    return Parallel(devices).map(_make_step(model, mean=mean, score=score, trail=trail))
+    return Parallel(devices).map(_make_step(model, keep_states=keep_states, score=score))
 
 
 class TextReader:
@@ -267,35 +266,36 @@ class TextReader:
         devices: Parallel,
         rows: int | None = None,
         *,
-        mean: bool = False,
+        keep_states: Keep = False,
         score: bool = False,
-        trail: bool = False,
     ) -> None:
         """Choose what to compute.
 
         Args:
             run: a trained model.
-            devices: each reads as many rows.
+            devices: each reads the same number of rows.
             rows: the most texts at a time; unset: 256 for each device, 64 if it is a Transformer.
-            mean: sum h over the bytes of each text.
+            keep_states: "sum": of h over the bytes of each text; True: also yield `StepOutputs`,
+                and read texts of all lengths with one program.
             score: sum the loss of each text, of a model that predicts the next byte.
-            trail: also return `StepOutputs`; one program reads texts of all lengths.
         """
         self._model = run.model
         self._devices = devices
-        # 256 rows of an mLSTM were measured to be faster; those of a Transformer would take more
-        # memory.
-        usual = ROWS[-1 if isinstance(run.config.model, Recurrent) else -2]
-        most = usual if rows is None else -(-rows // devices.count)
-        self._sizes = [size * devices.count for size in (*(n for n in ROWS if n < most), most)]
-        kind = "cpu" if devices.devices[0].platform == "cpu" else "gpu"
-        self._weights_cost = _WEIGHTS_COST[kind] * devices.count
-        widths = _WINDOWS[-1:] if trail else _WINDOWS
+        most = ROWS[-1]
+        if rows is not None:
+            most = -(-rows // devices.count)
+        elif not isinstance(run.config.model, Recurrent):
+            most = ROWS[-2]  # a Transformer would take more memory
+        sizes = [size for size in ROWS if size < most] + [most]
+        self._sizes = [size * devices.count for size in sizes]
+        cost = _WEIGHTS_COST.get(devices.devices[0].platform, _GPU_WEIGHTS_COST)
+        self._weights_cost = cost * devices.count
+        widths = _WINDOWS[-1:] if keep_states is True else _WINDOWS
         self._widths = sorted({run.config.model.reading_window(width) for width in widths})
         params = devices.replicate(run.params)
 
         def prepare(model: LanguageModel, *, several_rows: bool) -> tuple[Any, Any]:
-            step = _program(model, tuple(devices.devices), mean, score, trail)
+            step = _program(model, tuple(devices.devices), keep_states, score)
             ready = model.ready(run.params, several_rows=several_rows)
             return step, (params, devices.replicate(ready))
 
@@ -303,37 +303,33 @@ class TextReader:
         if run.batch_model and most > 1:
             self._rows = prepare(run.batch_model, several_rows=True)
 
-    def read(
-        self, texts: Sequence[bytes], state: Any = None
-    ) -> Iterator[tuple[Turn, RowStates, StepOutputs | None]]:
-        """Read texts: yield each turn, and on the devices the state and the trail after it.
+    def read(self, texts: Sequence[bytes], state: Any = None) -> Iterator[AfterStep]:
+        """Read texts: yield each step, and on the devices the state and the outputs after it.
 
         With the state after an earlier text, a single text is read as its continuation.
         """
         environment.require_own_jax()
         goes_on = state is not None
-        before: tuple[Turn, RowStates, StepOutputs | None] | None = None
+        pending = deque[AfterStep]()
         sizes = cheapest_rows(texts, self._sizes, self._widths, self._weights_cost)
-        for turn in turns(texts, sizes, self._widths):
-            rows = len(turn.window.counts_B3)
+        for step in read_steps(texts, sizes, self._widths):
+            rows = len(step.text_B)
             if goes_on:
-                turn.window.counts_B3[:, 2] = False
+                step.window.counts_B3[:, 2] = False
             if state is None:
                 sums = np.zeros((rows, *self._model.model.shape), np.float32)
                 start = RowStates(self._model.reading_carry(rows), sums, np.zeros(rows, np.float32))
                 state = self._devices.split_rows(start)
-            elif turn.kept_B is not None:
-                kept = jax.tree.map(lambda x: x[turn.kept_B], self.fetch(state))  # noqa: B023
+            elif step.kept_B is not None:
+                kept = jax.tree.map(lambda x: x[step.kept_B], self.fetch(state))  # noqa: B023
                 state = self._devices.split_rows(kept)
-            step, weights = self._rows if rows > self._devices.count else self.one_row
-            state, trail = step(
-                weights, state, Window(*self._devices.split_rows(tuple(turn.window)))
-            )
-            if before:  # it is copied while the next turn is computed
-                yield before
-            before = turn, state, trail
-        if before:
-            yield before
+            program, weights = self._rows if rows > self._devices.count else self.one_row
+            window = TextWindow(*self._devices.split_rows(tuple(step.window)))
+            state, outputs = program(weights, state, window)
+            pending.append((step, state, outputs))
+            if len(pending) > 1:  # it is copied while the next step is computed
+                yield pending.popleft()
+        yield from pending
 
     def fetch(self, tree: Any) -> Any:
         """Return the rows of all devices, NumPy."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax.corpora.documents import clean, prompt_bytes
-from mlstm_jax.errors import UserError, did_you_mean, nearest
+from mlstm_jax.errors import UserError, require
 from mlstm_jax.model.architecture import VOCABULARY
 from mlstm_jax.model.language_model import Carry, LanguageModel
 from mlstm_jax.run import Run, require_known
@@ -26,15 +26,11 @@ from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.heatmap_drawing import Heatmap, word_ends
 from mlstm_jax.transfer.reader import State, TextReader, require_index, states_of
 
-_STATES: dict[State, str] = {
-    "c": "cell state c",
-    "h": "h",
-    "mean_h": "mean of h so far",
-}
+_STATES: dict[State, str] = {"c": "cell state c", "h": "h", "mean_h": "mean of h so far"}
 # Bytes at the end of a text, a character or two, that may be others in the next text.
 _LAST_EDITED = 8
 
-_EMPTY = "the text is empty; give one with a character that is not a space."
+_NOT_BLANK = "a text with a character that is not a space"
 
 
 class Trace(NamedTuple):
@@ -53,13 +49,6 @@ class Trace(NamedTuple):
         return np.asarray(jax.nn.softmax(self.logits_V), np.float32)
 
 
-class Character(NamedTuple):
-    """One character of a text and the index of its last byte."""
-
-    text: str
-    end: int
-
-
 class Stream:
     """Reads one text in pieces, as they come, from a zero state.
 
@@ -76,11 +65,14 @@ class Stream:
     def __init__(self, run: Run, reader: TextReader, state: State | None, layer: int = -1) -> None:
         """Use `TrainedModel.reader` instead."""
         model = run.config.model
-        self._run, self._reader, self._layer = run, reader, layer
+        self._run = run
+        self._reader = reader
+        self._layer = layer
         (self._state,) = states_of(model, state and (state,))
         self._reached: Any = None
         self._sum_LH = np.zeros(model.shape)
-        self._count, self._nats = 0, 0.0  # bytes read, and the nats of all but the first
+        self._count = 0  # bytes read
+        self._nats = 0.0  # of all but the first
         self.states = np.zeros((0, model.hidden), np.float32)
         self.state = np.zeros(model.hidden, np.float32)
         self.scores = np.zeros(0, np.float32)
@@ -92,28 +84,31 @@ class Stream:
             kind = type(piece).__name__
             raise UserError(f"piece has type {kind}, but it must be bytes, such as text.encode().")
         require_known(self._run.params, "reading", [("the text", piece)])
-        states, logits = [self.states[:0]], [self._logits_1V]
-        for turn, reached, trail in self._reader.read([piece], self._reached):
-            assert trail
+        states = [self.states[:0]]
+        logits = [self._logits_1V]
+        for step, reached, outputs in self._reader.read([piece], self._reached):
+            assert outputs
             self._reached = reached
-            carry, logits_BTV = self._reader.fetch((trail.states, trail.logits_BTV))
+            carry, logits_BTV = self._reader.fetch(outputs)
             named = self._run.config.model.named_states(carry)
             # In float64, one byte after another, so that cuts do not change it.
-            h_TLH = np.asarray(named["h"][0, : turn.bytes], np.float64)
+            h_TLH = np.asarray(named["h"][0, : step.bytes], np.float64)
             sums_TLH = np.concatenate([self._sum_LH[None], h_TLH]).cumsum(axis=0)[1:]
-            count_T1 = np.arange(1, turn.bytes + 1)[:, None] + self._count
+            count_T1 = np.arange(1, step.bytes + 1)[:, None] + self._count
             if self._state == "mean_h":
                 values_TH = sums_TLH[:, self._layer] / count_T1
             else:
-                values_TH = named[self._state][0, : turn.bytes, self._layer]
-            self._sum_LH, self._count = sums_TLH[-1], int(count_T1[-1, 0])
+                values_TH = named[self._state][0, : step.bytes, self._layer]
+            self._sum_LH = sums_TLH[-1]
+            self._count += step.bytes
             states.append(np.asarray(values_TH, np.float32))
-            logits.append(logits_BTV[0, : turn.bytes])
+            logits.append(logits_BTV[0, : step.bytes])
         self.states = np.concatenate(states)
         if piece:
             self.state = self.states[-1]
         logits_TV = np.concatenate(logits)
-        self._logits_1V, logits_TV = logits_TV[-1:], logits_TV[:-1].astype(np.float64)
+        self._logits_1V = logits_TV[-1:]
+        logits_TV = logits_TV[:-1].astype(np.float64)
         read_T = np.frombuffer(piece, np.uint8)[len(piece) - len(logits_TV) :]
         with np.errstate(invalid="ignore"):  # of a model that has become inf or NaN
             logits_TV -= logits_TV.max(axis=1, keepdims=True)
@@ -154,7 +149,7 @@ class Reader:
     def __init__(self, run: Run) -> None:
         self.run = run
         self._device = Parallel(jax.local_devices()[:1])
-        self._reader = TextReader(run, self._device, 1, trail=True)
+        self._reader = TextReader(run, self._device, 1, keep_states=True)
         self._kept: dict[tuple[State | None, int], _CachedTrace] = {}
 
     @functools.cached_property
@@ -175,26 +170,25 @@ class Reader:
         The mean of h after a byte is over the text up to that byte; after the last, it is the
         feature.
         """
-        # The values of a text need memory: those that are of no more use go.
-        self._kept = {key: one for key, one in self._kept.items() if one.leads_to(text)}
-        kept = self._kept.pop((state, layer), None)
-        if kept is None or kept.trace.text != text:
-            kept = self._read(text, kept, self.stream(state, layer))
-        self._kept[state, layer] = kept
-        return kept.trace
-
-    def _read(self, text: bytes, last: _CachedTrace | None, stream: Stream) -> _CachedTrace:
+        # Free traces that cannot be reused.
+        self._kept = {key: kept for key, kept in self._kept.items() if kept.leads_to(text)}
+        kept = self._kept.get((state, layer))
+        if kept and kept.trace.text == text:
+            return kept.trace
+        stream = self.stream(state, layer)
         values = []
-        if last:
-            stream = last.stream
-            values = [last.trace.values_TH[: stream._count]]
+        if kept:
+            stream = kept.stream
+            values = [kept.trace.values_TH[: stream._count]]
         # Other models read windows, which must begin where those of the whole text do.
         goes_on = self.run.config.model.longest_window is None
         if goes_on and (piece := text[stream._count : -_LAST_EDITED]):
             values.append(stream.feed(piece).states)
         before = copy.copy(stream)
         values.append(stream.feed(text[stream._count :]).states)
-        return _CachedTrace(stream.trace(text, np.concatenate(values)), before)
+        trace = stream.trace(text, np.concatenate(values))
+        self._kept[state, layer] = _CachedTrace(trace, before)
+        return trace
 
 
 def states_at(
@@ -204,32 +198,39 @@ def states_at(
 
     Args:
         run: a trained model.
-        reader: of this run, with a trail; it reads several texts at a time.
+        reader: of this run, which keeps its states; it reads several texts at a time.
         texts: to read.
         places: of each text, int [places], the indices of these bytes.
         state: a name in `Architecture.states`.
     """
     model = run.config.model
     states = [np.zeros((len(place), model.hidden), np.float32) for place in places]
-    for turn, _, trail in reader.read(texts):
-        assert trail
-        values_BTLH = reader.fetch(model.named_states(trail.states)[state])
-        for row in np.flatnonzero(turn.text_B >= 0):
-            text = turn.text_B[row]
-            here = places[text] - turn.place_B[row]
+    for step, _, outputs in reader.read(texts):
+        assert outputs
+        values_BTLH = reader.fetch(model.named_states(outputs.states)[state])
+        for row in np.flatnonzero(step.text_B >= 0):
+            text = step.text_B[row]
+            here = places[text] - step.place_B[row]
             inside = (here >= 0) & (here < values_BTLH.shape[1])
             states[text][inside] = values_BTLH[row, here[inside], -1]
     return states
 
 
-def characters(text: bytes) -> list[Character]:
-    """Return the characters of UTF-8 text; each byte that is part of none becomes a �."""
-    every, end = [], -1
+def characters(text: bytes) -> tuple[list[str], list[int]]:
+    """Split UTF-8 text into characters; each byte that is part of none becomes a �.
+
+    Returns:
+        The characters, and the index of the last byte of each.
+    """
+    texts = []
+    ends = []
+    end = -1
     for character in text.decode("utf-8", "surrogateescape"):
         is_lost = "\udc80" <= character <= "\udcff"
         end += 1 if is_lost else len(character.encode())
-        every.append(Character("�" if is_lost else character, end))
-    return every
+        texts.append("�" if is_lost else character)
+        ends.append(end)
+    return texts, ends
 
 
 def heat(
@@ -247,12 +248,11 @@ def heat(
     layer = layers - 1 if layer is None else layer
     require_index("layer", layer, layers)
     require_index("unit", unit, hidden)
-    if not text.strip():
-        raise UserError(_EMPTY)
+    require(bool(text.strip()), "text", text, _NOT_BLANK)
     trace = reader(prompt_bytes(text, reader.run.cleaning), state, layer)
-    heading = f"unit {unit} of layer {layer}"
-    name = f"{_STATES[state]} of {heading}"
-    return _heatmap(reader, trace.text, trace.values_TH[:, unit], scale, heading.capitalize(), name)
+    heading = f"Unit {unit} of layer {layer}"
+    name = f"{_STATES[state]} of unit {unit} of layer {layer}"
+    return _heatmap(reader, trace.text, trace.values_TH[:, unit], scale, heading, name)
 
 
 def score_heat(
@@ -270,9 +270,9 @@ def score_heat(
     """
     label = shown_label(classifier, label)
     cleaned, values_T = running_score(reader, classifier, about, text, label)
-    heading = f"score of {one_line(label)}"
-    name = f"log-odds of {one_line(label)}"
-    by_byte = _heatmap(reader, cleaned, values_T, scale, heading.capitalize(), name)
+    shown = one_line(label)
+    heading = f"Score of {shown}"
+    by_byte = _heatmap(reader, cleaned, values_T, scale, heading, f"log-odds of {shown}")
     largest = float(np.abs(by_byte.values[word_ends(by_byte.texts)]).max())
     return by_byte._replace(by_word=True, scale=scale or largest or 1.0)
 
@@ -280,12 +280,9 @@ def score_heat(
 def running_score(
     reader: Reader, classifier: Classifier, about: Description, text: str, label: str
 ) -> tuple[bytes, NDArray[np.float64]]:
-    """Return the cleaned text, and the score of one class or label after each of its bytes.
+    """Return the cleaned text, and the score of one class after each of its bytes, float64.
 
     The text is cleaned as a document is, so that the last score is the classifier's own.
-
-    Returns:
-        float64 [bytes]: see `Classifier.scores`.
 
     Raises:
         UserError: the text is empty after cleaning, the model is bidirectional, or the classifier
@@ -293,8 +290,7 @@ def running_score(
     """
     reader.run.config.model.require_next_byte("a score after each character")
     cleaned = clean(text, reader.run.cleaning)
-    if not cleaned:
-        raise UserError(_EMPTY)
+    require(bool(cleaned), "text", text, _NOT_BLANK)
     layers = about.layers(reader.run.config.model)
     read = [reader(cleaned, state, layer).values_TH for state, layer in layers]
     scores_TK = classifier.scores(np.concatenate(read, axis=1))
@@ -302,25 +298,22 @@ def running_score(
 
 
 def shown_label(classifier: Classifier, label: str | None) -> str:
-    """Return the class or label to show: the given one, or else the last.
+    """Return the class to show: the given one, or the last; UserError if it does not exist.
 
     Of two classes the last is the one whose probability rises with the classifier's score.
-
-    Raises:
-        UserError: the classifier does not have it.
     """
-    if label is None or label in classifier.classes:
-        return label if label is not None else classifier.classes[-1]
-    near = did_you_mean(nearest(label, classifier.classes))
-    known = ", ".join(classifier.classes)
-    raise UserError(f"the classifier has no class or label {label!r}{near} It has {known}.")
+    known = classifier.classes
+    if label is None:
+        return known[-1]
+    require(label in known, "label", label, f"one of {', '.join(known)}")
+    return label
 
 
 def _heatmap(
     reader: Reader, text: bytes, values_T: Any, scale: float | None, heading: str, name: str
 ) -> Heatmap:
-    every = characters(text)
-    values = values_T[[one.end for one in every]]
+    texts, ends = characters(text)
+    values = values_T[ends]
     if not np.isfinite(values).all():
         raise UserError(
             f"the {name} is infinite or not a number; the model may have diverged, so load an "
@@ -328,5 +321,5 @@ def _heatmap(
         )
     # In a long text a few outliers would make all other characters white.
     largest = float(np.percentile(np.abs(values), 99, method="higher"))
-    texts, title = [one.text for one in every], one_line(reader.run.name)
+    title = one_line(reader.run.name)
     return Heatmap(texts, values, scale or largest or 1.0, heading, name, title)

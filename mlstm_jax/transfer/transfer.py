@@ -23,14 +23,14 @@ from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier, Examples
 from mlstm_jax.transfer.experiment import PARTS, Result
 from mlstm_jax.transfer.features import (
+    Column,
     Features,
     Featurizer,
-    Unit,
     features_key,
     read_features,
     write_features,
 )
-from mlstm_jax.transfer.labels import Labelled, codes, require_classes, usable
+from mlstm_jax.transfer.labels import Labelled, codes, require_classes, with_held_out
 from mlstm_jax.transfer.logistic import Prior, folds
 from mlstm_jax.transfer.reader import FeatureState, features_of
 from mlstm_jax.transfer.report import REPORT, write_report
@@ -104,7 +104,7 @@ def transfer(
         # Its log-odds are one more feature with every state that has its features.
         own = classifier_file.load_classifier(place)
     is_begun = out is not None and require_out(out, states)
-    texts = usable(texts, run.cleaning, "test")
+    texts = with_held_out(texts, run.cleaning, "test")
     texts = {name: texts[name] for name in PARTS if name in texts}
     classes = require_classes(texts["train"])
     labels = {}
@@ -170,7 +170,7 @@ def transfer(
     return transferred
 
 
-def _prior(own: tuple[Classifier, Description] | None, units: Sequence[Unit]) -> Prior | None:
+def _prior(own: tuple[Classifier, Description] | None, units: Sequence[Column]) -> Prior | None:
     """A classifier's log-odds as a function of these features; None if some are missing."""
     if not own:
         return None

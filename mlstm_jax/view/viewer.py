@@ -177,9 +177,9 @@ class Viewer:
 
 
 def _characters(text: bytes, values_T: Any) -> list[dict[str, Any]]:
-    return [
-        {"text": one.text, "value": round(float(values_T[one.end]), 4)} for one in characters(text)
-    ]
+    texts, ends = characters(text)
+    values = values_T[ends].tolist()
+    return [{"text": one, "value": round(v, 4)} for one, v in zip(texts, values, strict=True)]
 
 
 def _text(request: dict[str, Any]) -> str:

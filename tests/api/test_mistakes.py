@@ -67,7 +67,7 @@ def test_texts_come_in_any_list_or_file(model, classifier, tmp_path) -> None:
     with pytest.raises(UserError, match=r"none\.csv: there is no such file"):
         model.encode(tmp_path / "none.csv")
     assert model.classify([], classifier) == []
-    with pytest.warns(Note, match="1 of 3 texts, number 2, is blank") as notes:
+    with pytest.warns(Note, match="1 of 3 texts, the first number 2, is blank") as notes:
         some = model.classify([two[0], " ", two[1]], classifier)
     assert notes[0].filename == __file__
     assert some.pop(1) == {}

@@ -18,7 +18,7 @@ from mlstm_jax.run import Run, load_run, with_compute
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer import features
 from mlstm_jax.transfer.features import Featurizer, State, TextFile
-from mlstm_jax.transfer.reader import cheapest_rows, turns
+from mlstm_jax.transfer.reader import cheapest_rows, read_steps
 from tests.tolerance import assert_close
 
 pytestmark = pytest.mark.numeric
@@ -93,20 +93,22 @@ def test_every_byte_of_a_text_is_read_once_in_its_row(lengths: list[int]) -> Non
     ended: dict[int, bytes] = {}
     rows: list[bytes] = []
     begun: list[int] = []  # the lengths
-    for turn in turns(texts, (1, 8, 64), (16, 128)):
-        (bytes_BT, counts_B3), width = turn.window, turn.window.bytes_BT.shape[1] - 1
+    for step in read_steps(texts, (1, 8, 64), (16, 128)):
+        (bytes_BT, counts_B3), width = step.window, step.window.bytes_BT.shape[1] - 1
         rows = rows or [b""] * len(bytes_BT)
-        if turn.kept_B is not None:
-            rows = [rows[n] for n in turn.kept_B]
+        if step.kept_B is not None:
+            rows = [rows[n] for n in step.kept_B]
         assert len(bytes_BT) in (1, 8, 64)
         assert width in (16, 128)
         for row, (left, scored, starts) in enumerate(counts_B3.tolist()):
             rows[row] = (b"" if starts else rows[row]) + bytes_BT[row, :left].tobytes()
             assert 0 <= left - scored <= 1
-        ended |= {int(n): rows[row] for row, n in zip(turn.rows, turn.texts, strict=True)}
-        begun += sorted((lengths[n] for n in turn.text_B[counts_B3[:, 2] > 0]), reverse=True)
-        assert (counts_B3[turn.rows, 1] == np.maximum(counts_B3[turn.rows, 0] - 1, 0)).all()
-        read, cells = read + turn.bytes, cells + bytes_BT[:, :-1].size
+        ended |= {
+            int(n): rows[row] for row, n in zip(step.ended, step.text_B[step.ended], strict=True)
+        }
+        begun += sorted((lengths[n] for n in step.text_B[counts_B3[:, 2] > 0]), reverse=True)
+        assert (counts_B3[step.ended, 1] == np.maximum(counts_B3[step.ended, 0] - 1, 0)).all()
+        read, cells = read + step.bytes, cells + bytes_BT[:, :-1].size
     assert ended == {n: text for n, text in enumerate(texts) if text}
     assert read == sum(lengths)
     assert begun == sorted(begun, reverse=True)

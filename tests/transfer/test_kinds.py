@@ -80,10 +80,10 @@ def test_a_state_that_the_model_lacks_is_refused(untrained: Run) -> None:
     kind = untrained.config.model
     wrong: Any = "x" if "c" in kind.states else "c"
     known = ", ".join((*kind.states, "mean_h"))
-    with pytest.raises(UserError, match=f"'{wrong}' is not one of {known}.* of {kind.cli_name}"):
+    with pytest.raises(UserError, match=f"state is '{wrong}', .* {known}.* of {kind.cli_name}"):
         Featurizer(untrained, states=(wrong,))
     if kind.states == ("h",) and not kind.bidirectional:
-        with pytest.raises(UserError, match=f"cell state c, and {kind.cli_name} has none"):
+        with pytest.raises(UserError, match=f"set_unit .* {kind.cli_name} has no cell state c"):
             next(generate(Reader(untrained), "a", bytes=1, seed=0, held={0: 1.0}))
 
 

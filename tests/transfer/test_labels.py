@@ -18,7 +18,7 @@ from mlstm_jax.transfer.labels import (
     of_classes,
     read_labelled,
     require_classes,
-    usable,
+    with_held_out,
 )
 
 
@@ -174,4 +174,4 @@ def test_a_fifth_is_held_out_by_content(random: np.random.Generator) -> None:
         some = Labelled([*map(str, range(90 + more)), "rare"], ["a"] * (90 + more) + ["c"])
         assert "rare" not in hold_out(some)[1].texts
     with pytest.raises(UserError, match=r"^x has 2 texts, too few to hold out a fifth; .* `test`"):
-        usable({"train": Labelled(["a", "b"], ["a", "b"], name="x")}, "none", "test")
+        with_held_out({"train": Labelled(["a", "b"], ["a", "b"], name="x")}, "none", "test")

@@ -16,7 +16,7 @@ from mlstm_jax.errors import Note
 from mlstm_jax.run import load_run, with_compute
 from mlstm_jax.transfer import features, transfer
 from mlstm_jax.transfer.classifier_file import load_classifier
-from mlstm_jax.transfer.features import Unit
+from mlstm_jax.transfer.features import Column
 from mlstm_jax.transfer.generate import generate
 from mlstm_jax.transfer.trace import Reader
 from mlstm_jax.view.viewer import Viewer
@@ -72,7 +72,7 @@ def test_four_labels_do_not_make_worse_what_it_knows_without_any(model) -> None:
     of_c = model.transfer(train, test, options=mlstm.TransferOptions(state="c"))
     assert not of_c.result.has_prior
     own = load_classifier(shipped.model(Path(NAME) / "sentiment"))
-    units = [Unit(state, 0, unit) for state in ("c", "mean_h") for unit in range(1024)]
+    units = [Column(state, 0, unit) for state in ("c", "mean_h") for unit in range(1024)]
     prior = transfer._prior(own, units)
     assert prior is not None
     assert prior.classes == ["negative", "positive"]

@@ -102,7 +102,7 @@ def test_the_saved_classifier_is_a_mean_of_both(model, made, tmp_path) -> None:
     ]
     answers = model.classify(NEW, made)
     assert answers == expected == model.classify(NEW, made.folder)
-    with pytest.warns(Note, match="the text is blank"):
+    with pytest.warns(Note, match="1 of 1 texts, .* is blank"):
         assert model.classify([" "], made) == [{}]
     assert model.classify([], made) == []
 
@@ -159,7 +159,7 @@ def test_what_needs_the_states_alone_refuses_words(model, made, tmp_path, refuse
         model.heatmap("my guitar is bad", score=made)
     with pytest.raises(UserError, match=f"format onnx is {alone}"):
         model.export(tmp_path / "m.onnx", classifier=made.folder)
-    with pytest.raises(UserError, match="texts has 0, but features has 1 rows"):
+    with pytest.raises(UserError, match="texts is '0 strings'"):
         made.classifier.probabilities(np.ones((1, 64)))
     page = "view", model.path, "--classifier", made.folder, "--port", -1  # so that none is served
     said = refused(*page, "--score")
