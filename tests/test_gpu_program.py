@@ -235,7 +235,7 @@ def reading_programs() -> dict[str, Compiled]:
         ),
         "features": compile_program(
             machine,
-            reader._make_step(model, mean=True, score=True, trail=False),
+            reader._make_step(model, mean=True, score=True, keep_states=False),
             ((params, ready), sums, window),
             donate=(1,),
         ),
