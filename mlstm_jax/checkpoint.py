@@ -278,9 +278,8 @@ class Checkpoints:
             carry: the shapes and shardings of the carry, which is returned with them; or None.
         """
         restored = self._attempt(step, lambda: self._read(step, _parts_of(state), carry))
-        maxima_U3 = restored["maxima"]["maxima_U3"] if "maxima" in restored else None
-        state = restored["state"]._replace(params=restored["params"], maxima_U3=maxima_U3)
-        return state, restored.get("carry", carry)
+        fields = restored["state"] | {"params": restored["params"]} | restored.get("maxima", {})
+        return state._replace(**fields), restored.get("carry", carry)
 
     def restore_params(self, step: int, params: Any) -> Any:
         """Return the parameters at `step` as a NumPy tree; raise Damaged unless shaped as given."""
@@ -313,7 +312,7 @@ class Checkpoints:
                 raise
         for name in parts:
             digest.require_arrays(name, of_tree(restored[name]), record.sums[name])
-        if "state" in parts and restored["state"].step != step:
+        if "state" in parts and restored["state"]["step"] != step:
             raise ValueError(f"its state is that of step {restored['state'].step}")
         if "carry" in restored:
             _require_rows(**restored["carry"], seed=record.seed)
@@ -371,10 +370,10 @@ class Checkpoints:
 
 def _parts_of(state: Any) -> dict[str, Any]:
     """The items of a state: parameters are one of their own, and the maxima of a run in fp8."""
-    parts = {"params": state.params, "state": state._replace(params=(), maxima_U3=())}
-    if state.maxima_U3 is not None:
-        parts["maxima"] = {"maxima_U3": state.maxima_U3}
-    return parts
+    fields = state._asdict()
+    maxima = {"maxima_U3": fields.pop("maxima_U3", None)}
+    parts = {"params": state.params, "state": fields | {"params": ()}}
+    return parts if maxima["maxima_U3"] is None else parts | {"maxima": maxima}
 
 
 def _require_rows(carry: Any, sums: jax.Array, seed: int) -> None:
