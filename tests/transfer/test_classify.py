@@ -1,15 +1,24 @@
 """Classifiers of features: what scikit-learn fits, the choice of C, and the prior."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_limits
 
 from mlstm_jax.transfer import experiment, logistic
 from mlstm_jax.transfer.classify import Examples, subset
 from mlstm_jax.transfer.logistic import CS, Prior, best_fit, fit
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """As `transfer` fits: with two threads of OpenBLAS small fits take several times as long."""
+    with threadpool_limits(1, user_api="blas"):
+        yield
+
 
 OTHER = ["No", "yes"]
 NAMES = {2: ["0", "1"], 3: ["bad", "good", "so so"]}
@@ -161,17 +170,15 @@ def test_a_prior_changes_as_little_as_the_standard_errors_allow(
         return 1 + above + bool(above) * noise_N
 
     prior = prior_of(80)
-    given = {"count": count, "names": names, "is_validated": is_validated}
-    choice = choice_by(monkeypatch, losses_of, prior=prior, **given)
+    choice = choice_by(
+        monkeypatch, losses_of, count=count, names=names, prior=prior, is_validated=is_validated
+    )
     found = choice.classifier
     assert (choice.prior is prior, found.C) == chosen
     assert choice.accuracy == np.mean(losses_of(found.C, choice.prior) < np.log(2))
     if not found.C:
         np.testing.assert_array_equal(found.weights_KD[0], prior.weights_D)
         assert found.intercepts_K == [2]
-    # As many examples as features have no prior.
-    narrow = choice_by(monkeypatch, losses_of, features=count, prior=prior_of(count), **given)
-    assert narrow.prior is None
 
 
 @pytest.mark.parametrize(("features", "best"), [(60, 2), (61, 3)])
@@ -183,7 +190,10 @@ def test_many_labels_choose_by_errors_and_few_by_the_loss(features, best, monkey
         losses_N = np.where(np.arange(60) < (50 if number == 2 else 40), 0.6, 2.0)
         return losses_N - 0.5 * (number == 3)
 
-    choice = choice_by(monkeypatch, losses_of, features=features)
+    # As many examples as features use no prior.
+    prior = prior_of(60) if features == 60 else None
+    choice = choice_by(monkeypatch, losses_of, features=features, prior=prior)
+    assert choice.prior is None
     assert CS[::2].index(choice.classifier.C) == best
     assert choice.accuracy == (50 if best == 2 else 40) / 60
 
@@ -233,12 +243,12 @@ def test_a_subset_has_every_class() -> None:
 
 
 def test_the_learning_curve_chooses_C_for_each_draw(random: np.random.Generator) -> None:
-    train, test = make(random, 3000), make(random, 500)
+    train, test = make(random, 300), make(random, 500)
     strong = fit(train, NAMES[2], CS[0])
     curve = experiment._learning_curve(train, make(random, 200), test, strong, None)
     means = {point["examples"]: point["mean"] for point in curve}
     assert 0.6 < means[20] < means[200]
-    assert means[3000] == strong.score(test)
+    assert means[300] == strong.score(test)
     prior = Prior(4.0 * (np.arange(40) == 18), 0.0, NAMES[2])
     told = experiment._learning_curve(train, None, test, strong, prior)
     assert {point["examples"]: point["mean"] for point in told}[10] > 0.95
