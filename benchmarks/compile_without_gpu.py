@@ -21,9 +21,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from mlstm_jax.config import Config
 from mlstm_jax.data.stream import Batch
 from mlstm_jax.errors import UserError, first_line
+from mlstm_jax.model.kernels import PALLAS
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.mlstm import STACKED
-from mlstm_jax.model.pallas import PALLAS, require_gpu
+from mlstm_jax.model.pallas import require_gpu
 from mlstm_jax.planning.machine import Gpu, Machine
 from mlstm_jax.training import optimizer, schedule
 from mlstm_jax.training.parallel import AXIS

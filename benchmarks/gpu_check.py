@@ -54,9 +54,10 @@ from reference import bound, error  # noqa: E402
 from mlstm_jax.corpora.prepare import prepare  # noqa: E402
 from mlstm_jax.model import fp8  # noqa: E402
 from mlstm_jax.model.architecture import Carry  # noqa: E402
+from mlstm_jax.model.kernels import INTERPRETED, PALLAS  # noqa: E402
 from mlstm_jax.model.language_model import LanguageModel  # noqa: E402
 from mlstm_jax.model.mlstm import MLSTM, STACKED, LayerWeights  # noqa: E402
-from mlstm_jax.model.pallas import INTERPRETED, PALLAS, require_gpu  # noqa: E402
+from mlstm_jax.model.pallas import require_gpu  # noqa: E402
 from mlstm_jax.model.stack import Loops, run_layer  # noqa: E402
 from mlstm_jax.training import metrics, optimizer, parallel, schedule  # noqa: E402
 from mlstm_jax.training.parallel import Parallel  # noqa: E402

@@ -25,8 +25,8 @@ from measure import Case, Point
 from mlstm_jax.config import Config, Data, Model, Optimizer, Precision
 from mlstm_jax.data.stream import Batch
 from mlstm_jax.model import stack
+from mlstm_jax.model.kernels import PALLAS
 from mlstm_jax.model.language_model import LanguageModel
-from mlstm_jax.model.pallas import PALLAS
 from mlstm_jax.training import optimizer, parallel, schedule
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.state import fresh_state

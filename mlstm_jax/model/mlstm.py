@@ -181,7 +181,7 @@ class Saved(NamedTuple):
 
     h after each step [T, B, H], c before each step [T, B, H], and mh, i, f, o and u of each step:
     stacked as one [T, 5, B, H], which XLA writes in one kernel on a GPU, or separate: mh
-    [T, B, H], and the gates, stacked [T, 4, B, H] (pallas.py), or side by side [T, B, 4H], which
+    [T, B, H], and the gates, stacked [T, 4, B, H] (kernels.py), or side by side [T, B, 4H], which
     the backward loop overwrites with dz.
     """
 
@@ -349,7 +349,7 @@ def gradient(
     return dcarry._replace(c=dcarry.c.astype(first.c.dtype)), dx, dweights
 
 
-# XLA's loops, with equal numbers; pallas.py has the loops of our own kernels. The parts of a step
+# XLA's loops, with equal numbers; kernels.py has the loops of our own kernels. The parts of a step
 # in separate arrays, where dz overwrites the gates: best on a CPU.
 SEPARATE = Loops(partial(_forward_loop, False), partial(gradient, partial(_backward_loop, False)))
 # Stacked in one array: best on a GPU.

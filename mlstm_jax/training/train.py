@@ -23,7 +23,7 @@ from mlstm_jax.data.stream import START, prefetch
 from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import UserError
 from mlstm_jax.guard import Watchdog
-from mlstm_jax.model import pallas
+from mlstm_jax.model import kernels, pallas
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.record import resume_advice
 from mlstm_jax.terminal import ProgressLine
@@ -254,7 +254,7 @@ def _make_model(config: Config, devices: Parallel) -> LanguageModel:
     if config.devices.kernels == "pallas":
         is_fp8 = config.precision.recurrent == "fp8"
         pallas.require_gpu(config.model.hidden, devices.compute_capability(), fp8=is_fp8)
-        loops = pallas.PALLAS
+        loops = kernels.PALLAS
     return LanguageModel(config.model, config.precision, config.train.recompute_every, loops)
 
 

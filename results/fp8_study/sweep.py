@@ -3,7 +3,7 @@ r"""bf16, and fp8 in the recurrent products: the same text, batches and seeds.
 Corpus:    that of ../precision_128
 Command:   mlstm-jax sweep results/fp8_study/sweep.py --out runs/fp8_128
 Hardware:  two CPU cores, one to three minutes a run; fp8 is emulated
-Found:     README.md beside this file; runs_128.csv
+Found:     README.md beside this file; runs.csv
 """
 
 from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train, vary

@@ -10,8 +10,8 @@ import pytest
 from mlstm_jax.config import Model, Precision
 from mlstm_jax.model import fp8
 from mlstm_jax.model.architecture import Carry
+from mlstm_jax.model.kernels import INTERPRETED
 from mlstm_jax.model.language_model import LanguageModel
-from mlstm_jax.model.pallas import INTERPRETED
 from tests.tolerance import error
 
 pytestmark = pytest.mark.numeric

@@ -14,9 +14,9 @@ from benchmarks import reference
 from mlstm_jax import config
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture, Carry
+from mlstm_jax.model.kernels import INTERPRETED
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.ops import column_norms, weight_norm
-from mlstm_jax.model.pallas import INTERPRETED
 from tests.marks import FP16
 from tests.tolerance import assert_close
 

@@ -14,8 +14,9 @@ from jax.extend.core import subjaxprs
 from mlstm_jax.errors import UserError
 from mlstm_jax.model import pallas, stack
 from mlstm_jax.model.architecture import Carry
+from mlstm_jax.model.kernels import INTERPRETED
 from mlstm_jax.model.mlstm import MLSTM, SEPARATE, STACKED, LayerWeights, layer_step
-from mlstm_jax.model.pallas import INTERPRETED, require_gpu
+from mlstm_jax.model.pallas import require_gpu
 from tests.tolerance import assert_close, error
 
 pytestmark = pytest.mark.numeric

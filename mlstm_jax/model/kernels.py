@@ -1,0 +1,271 @@
+"""The mLSTM's loops over time with the elementwise parts of a step as Pallas kernels, for GPUs.
+
+XLA compiles a step to eight kernels forward and nine backward; this file needs four and four, and
+one more for every four steps. Two of each four are Pallas kernels, one after each matrix product.
+Each looks up its rows of the tables, writes its step of the time buffers, and adds the parts of the
+preceding product, whose sums over H (over 4H backward) are split in two: otherwise a product of B
+rows with only H columns is too small to use all processors of a GPU. results/speed has the
+measurements.
+
+With fp8 operands (fp8.py) the kernels write E4M3, and multiply the products by their unit; the
+scales are 1 without fp8. Arrays and the equations of a step are those of mlstm.py.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mlstm_jax.model.architecture import Carry
+from mlstm_jax.model.fp8 import Quantised, operand
+from mlstm_jax.model.mlstm import (
+    Gates,
+    LayerWeights,
+    Saved,
+    StepGradients,
+    advance,
+    gradient,
+    step_gradient,
+)
+from mlstm_jax.model.ops import is_bytes, project, sum_rows
+from mlstm_jax.model.pallas import StepNumber, launch, pl, run_steps
+from mlstm_jax.model.stack import Loops, step_of
+
+Array = jax.Array
+float32 = jnp.float32
+Shape = jax.ShapeDtypeStruct
+
+
+def _parts(width: int) -> int:
+    return 2 if width % 2 == 0 else 1
+
+
+def _product(
+    w: Array | Quantised, parts: int, *, transposed: bool = False
+) -> Callable[[Array], Array]:
+    """Return the product x → x W, or x Wᵀ, as parts to be added: float32 [P, B, O].
+
+    That of fp8 operands is in units of `_scales`. Call it outside of the loop.
+    """
+    if isinstance(w, Quantised):
+        # cuBLAS wants the summed axis last in both operands.
+        w_OI = w.w_IO if transposed else w.w_IO.T
+        w_OPI = w_OI.reshape(w_OI.shape[0], parts, -1)
+        w_POI = jax.lax.optimization_barrier(w_OPI.swapaxes(0, 1))
+        form = "bpi,poi->pbo"
+    else:
+        w_IO = w.T if transposed else w
+        w_POI = w_IO.reshape(parts, -1, w_IO.shape[1])
+        form = "bpi,pio->pbo"
+
+    def product(x: Array) -> Array:
+        x_BPI = x.reshape(x.shape[0], parts, -1)
+        return jnp.einsum(form, x_BPI, w_POI, preferred_element_type=float32)
+
+    return product
+
+
+def _scales(*matrices: Array | Quantised, transposed: bool) -> Array:
+    """Return for each matrix the scale of its operand and the unit of its product, float32 [2·n].
+
+    They are 1 without fp8.
+    """
+    values = []
+    for w in matrices:
+        scale = jnp.float32(1)
+        unit = scale
+        if isinstance(w, Quantised):
+            scale = w.scale_of(transposed=transposed)
+            unit = 1 / (scale * w.scale)
+        values += [scale, unit]
+    return jax.lax.optimization_barrier(jnp.stack(values))
+
+
+def _operand_type(w: Array | Quantised) -> Any:
+    return w.w_IO.dtype if isinstance(w, Quantised) else w.dtype
+
+
+def _add(parts: Any, row: Array, units: Any) -> Array:
+    whole = parts[0, row, units]
+    for k in range(1, parts.shape[0]):
+        whole = whole + parts[k, row, units]
+    return whole
+
+
+def _input_arrays(x_TB: Array, t: StepNumber, w_IO: Array) -> tuple[Array, ...]:
+    """Return the arrays from which a kernel reads x_t W: the bytes and the table, or x_t W."""
+    if is_bytes(x_TB):
+        return x_TB, w_IO
+    return (project(step_of(x_TB, t(t.turn)), w_IO),)
+
+
+def _look_up(references: list[Any], t: Array, row: Array, units: Any) -> Array:
+    """Return x_t W for some units of a row, of bytes and a table, of x_t W, or of x W [T, B, O]."""
+    if len(references) == 2:
+        bytes_TB, table = references
+        return table[bytes_TB[t, row], units]
+    (xw,) = references
+    return xw[row, units] if len(xw.shape) == 2 else xw[t, row, units]
+
+
+def _forward_loop(
+    interpret: bool, carry: Carry, x_TB: Array, weights: LayerWeights, compute: Any
+) -> tuple[Carry, Saved]:
+    """Run the window; see `Loops`. `before_c` also has c after the last step, [T + 1, B, H]."""
+    window = x_TB.shape[0]
+    rows, hidden = carry.h.shape
+    run: Any = partial(launch, rows=rows, hidden=hidden, interpret=interpret)
+    kind = _operand_type(weights.wmh_HH)
+    made = (Shape((rows, hidden), kind),)
+    scales_4 = _scales(weights.wmh_HH, weights.wh_HG, transposed=False)
+    times_wmh = _product(weights.wmh_HH, _parts(hidden))
+    times_wh = _product(weights.wh_HG, 1)
+
+    def multiply(t: Array, row: Array, start: Array, size: int, *references: Any) -> None:
+        scales_4, *read_mx, mh_PBH, mh_buffer, m_BH = references
+        units = pl.ds(start, size)
+        mh = _add(mh_PBH, row, units) * scales_4[1]
+        m_BH[row, units] = operand(_look_up(read_mx, t, row, units) * mh, scales_4[2], kind)
+        mh_buffer[t, row, units] = mh.astype(compute)
+
+    def advance_units(t: Array, row: Array, start: Array, size: int, *references: Any) -> None:
+        scales_4, z_PBG, b_G, *read_zx, h_BH, c_buffer, h_buffer, gates_buffer, h_operand = (
+            references
+        )
+        units = pl.ds(start, size)
+        z = []
+        for k in range(4):
+            gate = pl.ds(start + k * hidden, size)
+            mwh = _add(z_PBG, row, gate) * scales_4[3]
+            z.append(_look_up(read_zx, t, row, gate) + mwh + b_G[gate])
+        gates, h, c = advance(tuple(z), c_buffer[t, row, units].astype(float32))
+
+        @pl.when(t == window - 1)
+        def _() -> None:
+            h_BH[row, units] = h
+
+        # A step writes other elements than it reads, see `launch`.
+        c_buffer[t + 1, row, units] = c.astype(carry.c.dtype)
+        h_buffer[t, row, units] = h.astype(compute)
+        h_operand[row, units] = operand(h.astype(compute), scales_4[0], kind)
+        for k, value in enumerate(gates):
+            gates_buffer[t, k, row, units] = value.astype(compute)
+
+    def step(t: StepNumber, before: tuple[Array, ...]) -> tuple[Array, ...]:
+        h_operand, mh_buffer, *in_place = before
+        mx = _input_arrays(x_TB, t, weights.wmx_IH)
+        zx = _input_arrays(x_TB, t, weights.wx_IG)
+        inputs = (scales_4, *mx, times_wmh(h_operand))
+        (mh_buffer,), (m_BH,) = run("multiply", multiply, t, inputs, (mh_buffer,), made)
+        inputs = (scales_4, times_wh(m_BH), weights.b_G, *zx)
+        in_place, (h_operand,) = run("advance", advance_units, t, inputs, tuple(in_place), made)
+        return h_operand, mh_buffer, *in_place
+
+    c_buffer = jax.lax.empty((window + 1, rows, hidden), carry.c.dtype).at[0].set(carry.c)
+    h_buffer = jax.lax.empty((window, rows, hidden), compute)
+    mh_buffer = jax.lax.empty((window, rows, hidden), compute)
+    gates_buffer = jax.lax.empty((window, 4, rows, hidden), compute)
+    first_h = operand(carry.h.astype(compute), scales_4[0], kind)
+    before = (first_h, mh_buffer, carry.h, c_buffer, h_buffer, gates_buffer)
+    after = run_steps(window, step, before)
+    _, mh_buffer, h_BH, c_buffer, h_buffer, gates_buffer = after
+    return Carry(h_BH, c_buffer[window]), Saved(h_buffer, c_buffer, (mh_buffer, gates_buffer))
+
+
+def _backward_loop(
+    interpret: bool,
+    first: Carry,
+    x_TB: Array,
+    weights: LayerWeights,
+    saved: Saved,
+    compute: Any,
+    dlast: Carry,
+    dh_TBH: Array,
+) -> StepGradients:
+    """Run back through the window; see `Loops`.
+
+    dmh of a step is stored at the place of the step before, and so beside the h that it belongs to.
+    """
+    window = x_TB.shape[0]
+    rows, hidden = first.h.shape
+    run: Any = partial(launch, rows=rows, hidden=hidden, interpret=interpret)
+    mh_TBH, gates_T4BH = saved.mh_gates
+    kind = _operand_type(weights.wh_HG)
+    scales_4 = _scales(weights.wh_HG, weights.wmh_HH, transposed=True)
+    times_wh = _product(weights.wh_HG, _parts(4 * hidden), transposed=True)
+    times_wmh = _product(weights.wmh_HH, _parts(hidden), transposed=True)
+    mx: tuple[Array, ...] = (x_TB, weights.wmx_IH)
+    if not is_bytes(x_TB):
+        mx = (project(*mx),)
+
+    def gate_gradients(k: Array, row: Array, start: Array, size: int, *references: Any) -> None:
+        scales_4, dh_PBH, dh_TBH, before_c, gates_T4BH, dc_2BH, dz_buffer, dz_BG = references
+        t = window - 1 - k
+        units = pl.ds(start, size)
+        dh = _add(dh_PBH, row, units) * scales_4[3] + dh_TBH[t, row, units].astype(float32)
+        gates = Gates(*(gates_T4BH[t, n, row, units].astype(float32) for n in range(4)))
+        c = before_c[t, row, units].astype(float32)
+        dz_gates, dc = step_gradient(gates, c, dh, dc_2BH[k % 2, row, units])
+        dc_2BH[(k + 1) % 2, row, units] = dc
+        for n, dz in enumerate(dz_gates):
+            gate = pl.ds(start + n * hidden, size)
+            dz_buffer[t, row, gate] = dz.astype(compute)
+            dz_BG[row, gate] = operand(dz.astype(compute), scales_4[0], kind)
+
+    def multiply_gradients(k: Array, row: Array, start: Array, size: int, *references: Any) -> None:
+        scales_4, dm_PBH, mh_TBH, *read_mx, dmh_buffer, dmx_buffer, first_dmh, dmh_operand = (
+            references
+        )
+        t = window - 1 - k
+        units = pl.ds(start, size)
+        dm = _add(dm_PBH, row, units) * scales_4[1]
+        dmh = (dm * _look_up(read_mx, t, row, units)).astype(compute)
+        dmx_buffer[t, row, units] = (dm * mh_TBH[t, row, units].astype(float32)).astype(compute)
+        dmh_operand[row, units] = operand(dmh, scales_4[2], kind)
+
+        @pl.when(t > 0)
+        def _() -> None:
+            dmh_buffer[t - 1, row, units] = dmh
+
+        @pl.when(t == 0)
+        def _() -> None:
+            first_dmh[row, units] = dmh
+
+    def step(k: StepNumber, later: tuple[Array, ...]) -> tuple[Array, ...]:
+        dh_PBH, dc_2BH, dz_buffer, *in_place = later
+        inputs: tuple[Array, ...] = (scales_4, dh_PBH, dh_TBH, saved.before_c, gates_T4BH)
+        made = (Shape((rows, 4 * hidden), kind),)
+        (dc_2BH, dz_buffer), (dz_BG,) = run(
+            "gate_gradients", gate_gradients, k, inputs, (dc_2BH, dz_buffer), made
+        )
+        inputs = (scales_4, times_wh(dz_BG), mh_TBH, *mx)
+        made = (Shape((rows, hidden), kind),)
+        in_place, (dmh_BH,) = run(
+            "multiply_gradients", multiply_gradients, k, inputs, tuple(in_place), made
+        )
+        return times_wmh(dmh_BH), dc_2BH, dz_buffer, *in_place
+
+    # The cotangent of c, before and after a step.
+    dc_2BH = jax.lax.empty((2, rows, hidden), float32).at[0].set(dlast.c.astype(float32))
+    # The kernel multiplies by the unit of the product.
+    dh_PBH = jnp.zeros((_parts(hidden), rows, hidden), float32).at[0].set(dlast.h / scales_4[3])
+    dz_buffer = jax.lax.empty((window, rows, 4 * hidden), compute)
+    dmh_buffer = jax.lax.empty((window, rows, hidden), compute).at[window - 1].set(0)
+    dmx_buffer = jax.lax.empty((window, rows, hidden), compute)
+    first_dmh = jax.lax.empty((rows, hidden), compute)
+    later = (dh_PBH, dc_2BH, dz_buffer, dmh_buffer, dmx_buffer, first_dmh)
+    later = run_steps(window, step, later)
+    dh_PBH, dc_2BH, dz_TBG, dmh_TBH, dmx_TBH, first_dmh = later
+    # XLA would merge this product with that of the decoder's gradient, which also reads h, and for
+    # that copy both.
+    h_TBH = jax.lax.optimization_barrier(saved.h)
+    dwmh_HH = sum_rows(h_TBH, dmh_TBH) + sum_rows(first.h.astype(compute), first_dmh)
+    carry = Carry(jnp.sum(dh_PBH, axis=0) * scales_4[3], dc_2BH[window % 2])
+    return StepGradients(carry, dz_TBG, dmh_TBH, dmx_TBH, dwmh_HH)
+
+
+# Our kernels, on a GPU; and in Pallas's interpreter, for tests.
+PALLAS = Loops(partial(_forward_loop, False), partial(gradient, partial(_backward_loop, False)))
+INTERPRETED = Loops(partial(_forward_loop, True), partial(gradient, partial(_backward_loop, True)))
