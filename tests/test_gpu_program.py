@@ -213,7 +213,7 @@ def reading_programs() -> dict[str, Compiled]:
     mask_BT, reset_B = np.zeros((64, 32), np.bool_), np.zeros(64, np.bool_)
     batch = EvaluationBatch(bytes_BT, bytes_BT, mask_BT, reset_B, np.zeros(64, np.uint32))
     sums = reader.RowStates(carry, np.zeros((64, 1, 512), np.float32), np.zeros(64, np.float32))
-    window = reader.Window(np.zeros((64, 33), np.uint8), np.zeros((64, 3), np.int32))
+    window = reader.TextWindow(np.zeros((64, 33), np.uint8), np.zeros((64, 3), np.int32))
     ready = jax.eval_shape(
         lambda params: model.model.ready(params, model.compute, several_rows=True), params
     )
@@ -235,7 +235,7 @@ def reading_programs() -> dict[str, Compiled]:
         ),
         "features": compile_program(
             machine,
-            reader._make_step(model, mean=True, score=True, keep_states=False),
+            reader._make_step(model, keep_states="sum", score=True),
             ((params, ready), sums, window),
             donate=(1,),
         ),
