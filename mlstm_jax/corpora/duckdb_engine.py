@@ -40,7 +40,7 @@ def read_and_sort(
     options: PrepareOptions,
     report: Report,
 ) -> Iterator[SortedDocuments]:
-    """Read all sources into a database in the folder `scratch`, and yield what to write.
+    """Read all sources into a database in memory, which spills to `scratch`; yield what to write.
 
     Raises:
         UserError: a source cannot be used, or there is too little memory or disk; it states what to
@@ -59,7 +59,8 @@ def read_and_sort(
         config["threads"] = options.threads
     scratch.mkdir(parents=True, exist_ok=True)
     try:
-        with duckdb.connect(scratch / "documents.duckdb", config=config) as con:
+        # In memory, what exceeds the limit is spilled; in a file, all would be written and read.
+        with duckdb.connect(":memory:", config=config) as con:
             table = DocumentTable(con, recipe)
             counts = [SourceCounts() for _ in sources]
             on_read = bytes_read(sources, report)
