@@ -419,7 +419,7 @@ def _is_constant(computation: Computation, one: Instruction) -> bool:
 _USABLE_CACHE = 0.5
 # Bandwidth of the cache relative to memory, about that of NVIDIA GPUs since Volta.
 _CACHE_SPEED = 1.6
-_TYPES = {"bf16": "bf16", "f16": "fp16", "tf32": "tf32", "f32": "fp32"}
+_TYPES = {"f8e4m3fn": "fp8", "bf16": "bf16", "f16": "fp16", "tf32": "tf32", "f32": "fp32"}
 
 
 class Estimate(NamedTuple):
@@ -452,7 +452,8 @@ def estimate(kernels: list[Kernel], machine: Machine, gpu: Gpu) -> Estimate:
 
 
 def _seconds(kernel: Kernel, machine: Machine, gpu: Gpu) -> float:
-    rate = machine.step_flops_per_s.get(_TYPES.get(kernel.operand_type or "", ""), 0.0)
+    rates = machine.step_flops_per_s | machine.product_flops_per_s
+    rate = rates.get(_TYPES.get(kernel.operand_type or "", ""), 0.0)
     flops = kernel.flops / rate if rate else 0.0
 
     def is_cached(access: Access) -> bool:

@@ -49,10 +49,15 @@ def steps(small: bool, torch: bool) -> list[Step]:
     large = ["--point", "4096", "256", "256", "bf16", "--point", "4096", "512", "256", "bf16"]
     if small:
         large = ["--point", "64", "8", "16", "bf16"]
+    mixed = []  # for the gain of mixed precision, beside bf16 above
+    for dtype in ("fp32",) if small else ("fp32", "tf32", "fp16"):
+        mixed += ["--point", *(("64", "8", "16") if small else ("4096", "256", "256")), dtype]
     return [
         Step("check", 1.5, [script("gpu_check"), *trial]),
         Step("fp8", 2.5, [script("train_step"), *large, *quick,
                           "--implementations", "fp8", "pallas", "ours"]),
+        Step("mixed", 2, [script("train_step"), *mixed, *quick,
+                          "--implementations", "ours", "pallas"]),
         Step("train_step", 7 if torch else 4, [script("train_step"), *grid, *quick, *recompute,
                                "--implementations", "ours", "pallas", *others]),
         Step("products", 3, [script("products"), *grid, *quick]),

@@ -77,8 +77,13 @@ def page(found: dict[str, Json]) -> str:
             error = f", largest error {result['largest_error']:.1e}" if "limit" in result else ""
             lines.append(f"- {'passed' if result['passed'] else '**failed**'}: {name}{more}{error}")
         lines.append("")
-    steps = (("fp8", "Train step with fp8"), ("train_step", "Train step"))
-    for key, title in (*steps, ("recurrence", "Recurrence")):
+    titles = {
+        "fp8": "Train step with fp8",
+        "mixed": "Train step in other types",
+        "train_step": "Train step",
+        "recurrence": "Recurrence",
+    }
+    for key, title in titles.items():
         if key in found:
             rows = [
                 [size(row), row["what"].replace("_", " "), name_of(row), spread(row),

@@ -2,7 +2,7 @@ r"""BERT-Large on bytes, with the recipe that trained it in 47 minutes; compiled
 
 Corpus:    mlstm-jax prepare amazon/*.json.gz --out corpora/amazon_exact --dedupe exact
 Command:   mlstm-jax train bert_large
-Hardware:  8 H100 of 80 GB: 14 hours by `mlstm-jax plan` at the rate that an mLSTM's step reached,
+Hardware:  8 H100 of 80 GB: 13 hours by `mlstm-jax plan` at the rate that an mLSTM's step reached,
            18 by XLA's own model of the compiled steps; both are computed, nothing is measured
 Expected:  not known; it was not run
 

@@ -15,7 +15,7 @@ from mlstm_jax.fields import Between, Count, Positive, require_kind
 from mlstm_jax.interop import published, weights
 from mlstm_jax.planning import Plan
 from mlstm_jax.planning import plan as make_plan
-from mlstm_jax.planning.machine import load_machine, with_compute, with_measured_rate
+from mlstm_jax.planning.machine import load_machine, rate_type, with_compute, with_measured_rate
 from mlstm_jax.run import write_imported
 from mlstm_jax.training import phases
 from mlstm_jax.training import schedule as schedules
@@ -158,8 +158,8 @@ def plan(
     described = load_machine(Path(machine))
     config = with_compute(config, described)
     if rates is not None:
-        compute = str(config.precision.compute)
-        described = with_measured_rate(described, Path(rates), compute, config.model.hidden)
+        kind = rate_type(config)
+        described = with_measured_rate(described, Path(rates), kind, config.model.hidden)
     if price is not None:
         described = dataclasses.replace(described, price_per_device_hour=price)
     corpus = Path(config.data.corpus)

@@ -19,7 +19,7 @@ from mlstm_jax.config import Config, by_phase, resolve_batch, vary
 from mlstm_jax.environment import MEMORY_FRACTION
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import VOCABULARY
-from mlstm_jax.planning.machine import Machine
+from mlstm_jax.planning.machine import Machine, rate_type
 from mlstm_jax.training.optimizer import product_flops
 from mlstm_jax.training.state import compute_bytes, memory_bytes, parameter_count
 
@@ -67,8 +67,10 @@ def step_seconds(config: Config, machine: Machine, rows: int) -> float:
     micro_batches = config.train.micro_batches
     rows = rows // micro_batches
 
+    weight_bytes = 1 if rate_type(config) == "fp8" else compute_bytes(config)
+
     def scan(weights: int) -> float:
-        reading = weights * compute_bytes(config) / machine.memory_bytes_per_s
+        reading = weights * weight_bytes / machine.memory_bytes_per_s
         return window * max(2 * weights * rows / rate, reading)
 
     scans = 0.0
@@ -168,15 +170,15 @@ def phases(config: Config) -> Iterator[tuple[int, Config]]:
 
 
 def _rate(config: Config, machine: Machine) -> float:
-    compute = config.precision.compute
-    if compute not in machine.step_flops_per_s:
-        known = ", ".join(machine.step_flops_per_s)
+    kind = rate_type(config)
+    if kind not in machine.step_flops_per_s:
+        known = ", ".join(name for name in machine.step_flops_per_s if name != "fp8")
         raise UserError(
-            f"{machine.name} has no step_flops_per_s of {compute}, only of {known}; choose one of "
+            f"{machine.name} has no step_flops_per_s of {kind}, only of {known}; choose one of "
             "these with `precision.compute`, or measure it with benchmarks/train_step.py and give "
             "the results with `rates`."
         )
-    return machine.step_flops_per_s[compute]
+    return machine.step_flops_per_s[kind]
 
 
 def format_plan(
@@ -187,9 +189,12 @@ def format_plan(
     model = config.model
     phase_count = len(config.phases)
     windows = ", ".join(str(phase.data.window) for phase in by_phase(config))
+    types = str(config.precision.compute)
+    if rate_type(config) == "fp8":
+        types += " with fp8 in the recurrent products"
     lines = [
         f"{model.layers} x {model.hidden}-d, {parameter_count(config):,} parameters, windows of "
-        f"{windows}, {config.precision.compute}, on {machine.name}",
+        f"{windows}, {types}, on {machine.name}",
         f"({machine.source})",
         "",
         f"{'devices':>7}{' phase' if phase_count else ''} {'batch':>7} {'s/iteration':>11} "

@@ -7,7 +7,7 @@ from a measurement with benchmarks/train_step.py on such a device.
 import dataclasses
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlstm_jax import fields, shipped
@@ -48,11 +48,14 @@ class Machine:
     source: str  # where the figures come from
     devices_per_node: Count
     memory_bytes: Positive  # of a device
-    step_flops_per_s: dict[str, Positive]  # by type of the products
+    # Of a training step, by type: that of the products, or fp8 in the recurrent ones.
+    step_flops_per_s: dict[str, Positive]
     memory_bytes_per_s: Positive  # of a device, when it reads its weights
     inside_node: Link
     across_nodes: Link
     price_per_device_hour: float | None = None
+    # Of one large product alone, for benchmarks/gpu_program.py; a type that is missing: the step's.
+    product_flops_per_s: dict[str, Positive] = field(default_factory=dict)
     gpu: Gpu | None = None  # what benchmarks/gpu_program.py compiles for
 
 
@@ -87,24 +90,36 @@ def with_compute(config: Config, machine: Machine) -> Config:
     return vary(config, precision__compute=fastest)
 
 
-def with_measured_rate(machine: Machine, results: Path, compute: str, hidden: int) -> Machine:
-    """Take the rate that train_step.py measured at the nearest hidden size."""
+def rate_type(config: Config) -> str:
+    """The type whose rate a step has: fp8 with fp8 in the recurrent products, or the products'."""
+    if config.precision.recurrent == "fp8":
+        return "fp8"
+    return str(config.precision.compute)
+
+
+def with_measured_rate(machine: Machine, results: Path, kind: str, hidden: int) -> Machine:
+    """Take the rate of a type that train_step.py measured at the nearest hidden size.
+
+    Of XLA's and Pallas kernels the faster ones count.
+    """
+    names = ("fp8",) if kind == "fp8" else ("ours", "pallas")
+    dtype = "bf16" if kind == "fp8" else kind
     measured: list[tuple[float, float]] = []  # −distance of the hidden size, rate
     try:
         for row in json.loads(results.read_text())["rows"]:
-            kind = (row["implementation"], row["what"], row["dtype"])
-            if kind == ("ours", "train_step", compute) and not row["recompute_every"]:
+            is_ours = row["what"] == "train_step" and row["implementation"] in names
+            if is_ours and row["dtype"] == dtype and not row["recompute_every"]:
                 distance = abs(math.log(row["hidden"] / hidden))
                 measured.append((-distance, row["flops"] / row["median_s"]))
         _, rate = max(measured)
     except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
         raise UserError(
-            f'{results} has no train step of "ours" in {compute} ({type(error).__name__}: {error});'
-            " measure it with `python benchmarks/train_step.py --json FILE` in a clone of the "
-            "project."
+            f'{results} has no train step of "{names[0]}" in {dtype} ({type(error).__name__}: '
+            f"{error}); measure it with `python benchmarks/train_step.py --json FILE` in a clone "
+            "of the project."
         ) from error
     return dataclasses.replace(
         machine,
-        source=f"{machine.source}; rate of {compute} from {results.name}",
-        step_flops_per_s=machine.step_flops_per_s | {compute: rate},
+        source=f"{machine.source}; rate of {kind} from {results.name}",
+        step_flops_per_s=machine.step_flops_per_s | {kind: rate},
     )
