@@ -23,7 +23,7 @@ from typing import Any, cast
 
 from mlstm_jax import __version__, environment, shipped, terminal
 from mlstm_jax.corpora.sources import Source, check_source
-from mlstm_jax.errors import KnownError, Note, did_you_mean, explained, nearest
+from mlstm_jax.errors import KnownError, Note, UserError, did_you_mean, explained, nearest
 from mlstm_jax.guard import WEIGHTS, Interrupted, interruptible
 
 # The commands in each module of commands/, which is imported when one runs: most import JAX.
@@ -103,7 +103,7 @@ def run(words: Sequence[str]) -> None:
         print(f"mlstm-jax {__version__}")
         return
     if name not in COMMANDS:
-        near = did_you_mean(nearest(name, COMMANDS))
+        near = did_you_mean(["configs"] if name == "models" else nearest(name, COMMANDS))
         more = "`mlstm-jax --help` lists the commands."
         terminal.tell(f"mlstm-jax: unknown command {name!r}{near} {more}")
         sys.exit(2)
@@ -131,6 +131,8 @@ def _require_paths(name: str, words: Sequence[str]) -> None:
     paths = list(takewhile(lambda word: not word.startswith("-"), words))
     if paths:
         shipped.require_model(Path(paths[0]))
+    if name == "generate" and len(paths) > 1:
+        raise UserError("give the text to continue with `prompt`.")
     place = _TEXTS.get(name)
     if place and len(paths) > place:
         check_source(Source(paths[place]))

@@ -155,9 +155,9 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
     shipped.require_model(folder)
     environment.local_devices()  # fails before the weights are read if JAX cannot start
     folder = shipped.model(folder)
-    if folder.is_file() and folder.suffix == ".safetensors":
+    if folder.is_file():
         return _of_weights(folder, folder, None, checkpoint)
-    config = None if folder.is_file() else read_config(folder)
+    config = read_config(folder)
     if config is None:
         raise UserError(_why_no_run(folder))
     if (folder / WEIGHTS).is_file():
@@ -184,11 +184,6 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
 
 def _why_no_run(folder: Path) -> str:
     """What a path without config.json is, and what to give instead."""
-    if folder.is_file():
-        return (
-            f"{folder} is a file, and a model is read from a run folder, or from a .safetensors "
-            "file that `mlstm-jax export` wrote; give one of these."
-        )
     if (folder / "manifest.json").is_file():
         return (
             f"{folder} is a corpus, not a run; train on it with `mlstm-jax train CONFIG.py "

@@ -82,9 +82,14 @@ def model(path: Path) -> Path:
 
 
 def require_model(path: Path) -> None:
-    """Raise UserError unless a path exists, or is a pretrained model."""
+    """Raise UserError unless a path is a folder, a .safetensors file or a pretrained model."""
     if not model(path).exists():
         raise UserError(f"{path} does not exist. {which_model(path)}")
+    if path.is_file() and path.suffix != ".safetensors":
+        raise UserError(
+            f"{path} is a file, and a model is read from a run folder, or from a .safetensors file "
+            "that `mlstm-jax export` wrote; give one of these."
+        )
 
 
 def which_model(path: Path) -> str:

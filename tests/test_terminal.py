@@ -105,7 +105,7 @@ def test_a_terminal_gets_escapes_and_a_pipe_the_text(hostile_run, tmp_path, in_t
     (tmp_path / "dir").mkdir()
     about = classifier_file.Description("c", False, fingerprint, None)
     classifier_file.save(tmp_path / "dir", made, about)
-    (tmp_path / "a.txt").write_text("one\n")
+    (tmp_path / "a.txt").write_text("one\n" * 11 + HOSTILE)
     write = ["generate", str(hostile_run), "--prompt", "a\x1bb\nc\t", "--bytes", "3"]
     label = ["classify", str(hostile_run), str(tmp_path / "dir"), str(tmp_path / "a.txt")]
     wrong = ["inspect", f"{HOSTILE}\nmlstm-jax: all is well"]
@@ -114,8 +114,10 @@ def test_a_terminal_gets_escapes_and_a_pipe_the_text(hostile_run, tmp_path, in_t
     assert written == ("a\\x1bb\nc\t" + r"\x1b" * 3 + "\n", 0)
     said = labelled[0]
     table = said[said.index("record") :].splitlines()
-    assert table[0] == rf"record,text,label,p({SHOWN}),p(a\nb)"
-    assert table[1].startswith("1,one,")
+    assert table[0].split() == ["record", "label", "p", "text"]
+    assert table[1].split() == ["1", SHOWN, "0.5000", "one"]
+    assert len(table) == 1 + 10 + 1
+    assert table[-1].startswith("10 of 12 texts; for all,")
     for said, code in messages:
         assert code == 2
         assert is_one_message(said)
@@ -126,6 +128,11 @@ def test_a_terminal_gets_escapes_and_a_pipe_the_text(hostile_run, tmp_path, in_t
     out = tmp_path / "new/folder/out.csv"
     cli.main([*label, "--out", str(out)])
     assert HOSTILE.encode() in out.read_bytes()
+    out = tmp_path / "out.jsonl"
+    cli.main([*label, "--out", str(out)])
+    assert not steers(out.read_text())
+    last = json.loads(out.read_text().splitlines()[-1])
+    assert (last["record"], last["text"], last["label"]) == (12, HOSTILE, HOSTILE)
 
 
 def test_the_name_of_a_file_is_one_line(tmp_path, capsys) -> None:

@@ -44,7 +44,11 @@ def public(function: Callable[Parameters, Returned]) -> Callable[Parameters, Ret
 
     @functools.wraps(function)
     def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
-        for name, value in signature.bind(*args, **kwargs).arguments.items():
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError:
+            return function(*args, **kwargs)  # raises Python's own error, which names the function
+        for name, value in given.items():
             fields.require_kind(name, value, function.__annotations__.get(name, Any))
         return function(*args, **kwargs)
 

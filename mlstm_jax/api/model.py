@@ -68,6 +68,8 @@ class TrainedModel:
     - text_column, label_column: field or column in a file; unset: text, reviewText, sentence, ...,
       and label.
     - show_progress: on standard error.
+
+    A wrong argument is a ValueError that names it; one of another name is a TypeError.
     """
 
     def __init__(

@@ -12,7 +12,8 @@ import io
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg
@@ -20,6 +21,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from mlstm_jax.corpora.options import SplitWeights
 from mlstm_jax.corpora.sources import Source, check_source
+from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import uncoloured, write_error
 
 Call = functools.partial[None]
@@ -63,7 +65,16 @@ def parse(
         words: the command line.
         program: how the command is called, for the help.
         defaults: of arguments, instead of the command's own.
+
+    Raises:
+        UserError: an option of other programs is given.
     """
+
+    if any(word.partition("=")[0] == "--device" for word in words):
+        raise UserError(
+            "there is no --device: JAX uses the GPUs for which it has been installed (extra cuda12 "
+            "or cuda13); in front of the command, JAX_PLATFORMS=cpu takes the CPU instead."
+        )
 
     @functools.wraps(command)
     def later(**given: Any) -> Call:
@@ -93,7 +104,7 @@ def require_files(*paths: Path | None) -> None:
 
 
 def _registry() -> ConstructorRegistry:
-    """Return tyro's types, and the weights of splits as one word."""
+    """Return tyro's types, numbers with messages of ours, and the weights of splits as one word."""
     registry = ConstructorRegistry()
 
     @registry.primitive_rule
@@ -108,7 +119,41 @@ def _registry() -> ConstructorRegistry:
             str_from_instance=lambda value: [",".join(map(str, value))],
         )
 
+    # tyro's message about a wrong word would show our annotations.
+    @registry.primitive_rule
+    def numbers(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[float | None] | None:
+        is_union = info.type_origin in (Union, UnionType)
+        parts = get_args(info.type) if is_union else (info.type,)
+        kinds = [part for part in parts if part is not NoneType]
+        if len(kinds) != 1:
+            return None
+        kind = get_args(kinds[0])[0] if get_origin(kinds[0]) is Annotated else kinds[0]
+        if kind not in _NUMBERS:
+            return None
+        optional = NoneType in parts
+        return PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="{None}|" * optional + kind.__name__.upper(),
+            instance_from_str=functools.partial(_as_number, kind, optional),
+            is_instance=lambda value: (
+                isinstance(value, (int, kind)) or (optional and value is None)
+            ),
+            str_from_instance=lambda value: [str(value)],
+        )
+
     return registry
+
+
+_NUMBERS = {int: "a whole number, such as 1000", float: "a number, such as 0.5 or 40e9"}
+
+
+def _as_number(kind: type[float], optional: bool, words: list[str]) -> float | None:
+    if optional and words[0] == "None":
+        return None
+    try:
+        return kind(words[0])
+    except ValueError:
+        raise ValueError(f"{words[0]!r} is not {_NUMBERS[kind]}") from None
 
 
 def _as_weights(words: list[str]) -> SplitWeights:

@@ -102,7 +102,8 @@ def configs(
 ) -> None:
     """List what comes with the package, configs to models; or print one of them.
 
-    Commands accept these names wherever they expect such a file.
+    Commands accept these names wherever they expect such a file. To change a config, copy it:
+    `mlstm-jax configs small_512 > mine.py`, `mlstm-jax train mine.py`.
 
     Args:
         name: the file to print; unset: list all.
@@ -115,7 +116,7 @@ def configs(
             for one, path in shipped.files(kind).items():
                 show(f"  {one:<{width}}  {shipped.summary(path)}")
             show("")
-        show("`mlstm-jax configs NAME` prints a file.")
+        show("`mlstm-jax configs NAME` prints a file; `> mine.py` copies it, to be changed.")
         return
     if name not in known:
         near = did_you_mean(nearest(name, known))

@@ -2,9 +2,11 @@
 
 import contextlib
 import csv
+import json
+import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Annotated, Literal
 
@@ -176,21 +178,22 @@ def classify(
 
     The column `record` is the number of the record in INPUT, from 1. A record without text gets
     neither a label nor probabilities. The classifier of a pretrained model notes how many texts
-    are unlike those that it knows, such as other languages.
+    are unlike those that it knows, such as in another language. Without OUT a terminal gets a
+    table of the first ten texts, and a pipe the CSV.
 
-    Texts and labels are written unchanged to a file or pipe, and with escapes, such as \\x1b, to a
-    terminal. Where strangers wrote them, a spreadsheet runs those that begin as a formula.
+    CSV has texts and labels unchanged. Where strangers wrote them, a spreadsheet runs those that
+    begin as a formula; JSON lines (OUT.jsonl) are safe.
 
     Args:
         texts: DIR: folder of `mlstm-jax transfer`, or classifier/ of `finetune`; a model of the
             package has its own. INPUT: any file that `prepare` reads; -: standard input, as JSON
             lines or lines of text.
-        out: .csv to write; unset: standard output.
+        out: .csv or .jsonl to write; unset: standard output.
     """
     folder, source = _classifier_and_input(run, texts)
     require_files(source)
-    if out and out.suffix != ".csv":
-        raise UserError(f"out {out} does not end in .csv; give such a name.")
+    if out and out.suffix not in (".csv", ".jsonl"):
+        raise UserError(f"out {out} does not end in .csv or .jsonl; give such a name.")
     output.require_file(out, source, overwrite=overwrite)
     chosen, about = load_classifier(folder)
     loaded = reading.load(run)._run
@@ -199,26 +202,69 @@ def classify(
     featurizer = Featurizer(
         loaded, states=(about.state,), all_layers=about.all_layers, score=bool(about.familiar)
     )
-    write: Callable[[str], str] = str
-    progress: str | None = "classify"
     if out is None and is_terminal(sys.stdout):
-        write = one_line
-        progress = None  # The lines themselves show it.
-    number = 0
+        first = next(iter(file))[:_SHOWN]
+        ((_, answers),) = label_texts(loaded, first, chosen, about, featurizer)
+        _show_table(first, answers)
+        more = "with the probability of each class"
+        show(f"{len(first)} of {file.count:,} texts; for all, {more}: --out labels.csv")
+        return
     with _written(out) as written:
-        # Python quotes a carriage return within a field only if lines end with one.
-        writer = csv.writer(_Lines(written), lineterminator="\r\n")
-        writer.writerow(["record", "text", "label", *(f"p({write(x)})" for x in chosen.classes)])
-        for part, answers in label_texts(loaded, file, chosen, about, featurizer, progress):
-            for text, shares in zip(part, answers, strict=True):
+        is_json = out is not None and out.suffix == ".jsonl"
+        write_row = _json_rows(written) if is_json else _csv_rows(written, chosen.classes)
+        number = 0
+        for part, part_shares in label_texts(loaded, file, chosen, about, featurizer, "classify"):
+            for text, shares in zip(part, part_shares, strict=True):
                 number += 1
-                best = max(shares, key=lambda name: shares[name], default="")
-                values = [f"{share:.4f}" for share in shares.values()]
-                values = values or [""] * len(chosen.classes)  # of a text without a label
-                writer.writerow([number, write(text), write(best), *values])
+                write_row(number, text, shares)
             written.flush()
     if out:
         show(f"{out}: {number:,} texts")
+
+
+_SHOWN = 10  # texts in a table
+
+
+def _show_table(texts: Sequence[str], answers: Sequence[dict[str, float]]) -> None:
+    """Show texts with their classes, each in a line of the terminal; no class is an empty one."""
+    labels = [one_line(_best(shares)) for shares in answers]
+    width = max(len("label"), *map(len, labels))
+    lines = [f"{'record':>6}  {'label':<{width}}  {'p':<6}  text"]
+    for number, (text, label, shares) in enumerate(zip(texts, labels, answers, strict=True), 1):
+        best = f"{max(shares.values()):.4f}" if shares else ""
+        lines.append(f"{number:>6}  {label:<{width}}  {best:<6}  {one_line(text)}")
+    columns = shutil.get_terminal_size().columns
+    show("\n".join(line[:columns] for line in lines))
+
+
+def _best(shares: dict[str, float]) -> str:
+    """The class with the largest probability; "" of a text without any."""
+    return max(shares, key=lambda name: shares[name], default="")
+
+
+# Writes a text with its number and the probability of each class, none of a blank text.
+_WriteRow = Callable[[int, str, dict[str, float]], None]
+
+
+def _csv_rows(file: IO[str], classes: Sequence[str]) -> _WriteRow:
+    # Python quotes a carriage return within a field only if lines end with one.
+    writer = csv.writer(_Lines(file), lineterminator="\r\n")
+    writer.writerow(["record", "text", "label", *(f"p({name})" for name in classes)])
+
+    def write_row(number: int, text: str, shares: dict[str, float]) -> None:
+        values = [f"{share:.4f}" for share in shares.values()] or [""] * len(classes)
+        writer.writerow([number, text, _best(shares), *values])
+
+    return write_row
+
+
+def _json_rows(file: IO[str]) -> _WriteRow:
+    def write_row(number: int, text: str, shares: dict[str, float]) -> None:
+        rounded = {name: round(share, 4) for name, share in shares.items()}
+        row = {"record": number, "text": text, "label": _best(shares) or None, "p": rounded}
+        file.write(json.dumps(row) + "\n")
+
+    return write_row
 
 
 def _classifier_and_input(run: Path, given: tuple[Path, ...]) -> tuple[Path, Path]:

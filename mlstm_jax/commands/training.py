@@ -16,7 +16,7 @@ from mlstm_jax import commands, environment, output, shipped
 from mlstm_jax.api import functions
 from mlstm_jax.api.model import load
 from mlstm_jax.commands import Call, Flag
-from mlstm_jax.config import Config, load_file, vary
+from mlstm_jax.config import Config, field_names, load_file, nearest_fields, vary
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.distributed import process_info
 from mlstm_jax.errors import UserError, did_you_mean, nearest
@@ -49,6 +49,8 @@ def parse(command: Callable[..., None], words: Sequence[str], program: str) -> C
     if kinds:
         config = _with_kind(config, kinds)
     options = {word.partition("=")[0].replace("_", "-") for word in words}
+    for option in options:
+        _require_field(config, option)
     if "--data.batch" in options:
         if "--data.batch-per-device" in options:
             raise UserError("data.batch and data.batch_per_device: give only one of them.")
@@ -58,6 +60,22 @@ def parse(command: Callable[..., None], words: Sequence[str], program: str) -> C
     given = dataclasses.replace(call.keywords["config"], phases=config.phases)
     call.keywords["config"] = given
     return call
+
+
+def _require_field(config: Config, option: str) -> None:
+    """Raise UserError if an option such as --model.units is of a field that there is not."""
+    section, _, field = option.removeprefix("--").partition(".")
+    if option == "--lr":
+        section, field = "optimizer", "lr"
+    if not option.startswith("--") or not field or section not in field_names(config):
+        return
+    fields = getattr(config, section)
+    field = field.replace("-", "_")
+    if field.removeprefix("no_") in field_names(fields):
+        return
+    near = [f"--{section}.{name.replace('_', '-')}" for name in nearest_fields(fields, field)]
+    more = ". `mlstm-jax train --help-all` lists all."
+    raise UserError(f"there is no option {option}{did_you_mean(near, more)}")
 
 
 def _split_config(words: Sequence[str]) -> tuple[str | None, list[str]]:

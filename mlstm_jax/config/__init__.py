@@ -259,7 +259,23 @@ def vary(config: Config, **fields: Any) -> Config:
 
 
 def _require_field(section: Any, name: str) -> None:
-    names = [field.name for field in dataclasses.fields(section)]
-    if name not in names:
-        near = did_you_mean(nearest(name, names), f"; its fields are {', '.join(names)}.")
+    if name not in field_names(section):
+        meant = [name.replace(".", "__")] if "." in name else nearest_fields(section, name)
+        near = did_you_mean(meant, f"; its fields are {', '.join(field_names(section))}.")
         raise UserError(f"{type(section).__name__} has no field {name!r}{near}")
+
+
+def field_names(section: Any) -> list[str]:
+    """The names of the fields of a config or of a section."""
+    return [field.name for field in dataclasses.fields(section)]
+
+
+# What other libraries call a field.
+_ELSEWHERE = {"units": "hidden", "lr": "learning_rate", "iterations": "steps"}
+
+
+def nearest_fields(section: Any, name: str) -> list[str]:
+    """The fields of a section that a name which it does not have may mean."""
+    names = field_names(section)
+    usual = _ELSEWHERE.get(name)
+    return [usual] if usual in names else nearest(name, names)

@@ -175,7 +175,8 @@ def refused(method: str, given: dict[str, Any], **mistakes: Any) -> Any:
         ("config", lambda m: mlstm.vary(3, a=1)),
         ("piece", lambda m: m.reader().feed("text")),
         ("no field 'dat'; did you mean", lambda m: mlstm.vary(m.config, dat__batch=1)),
-        ("no field 'data.batch'", lambda m: mlstm.vary(m.config, **{"data.batch": 1})),
+        (r"mean data__batch\?", lambda m: mlstm.vary(m.config, **{"data.batch": 1})),
+        (r"did you mean hidden\?", lambda m: mlstm.vary(m.config, model__units=1)),
         ("no field 'bacth'; did you mean", lambda m: mlstm.vary(m.config, data__bacth=1)),
     ],
 )  # fmt: skip
