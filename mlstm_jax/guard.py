@@ -131,6 +131,11 @@ def interruptible(*signals: signal.Signals, note: Callable[[], str] = str) -> It
             restore()
 
 
+def weight(received: list[signal.Signals]) -> float:
+    """The weight of the first signal that a process has received; 0: there was none."""
+    return WEIGHTS[received[0]] if received else 0.0
+
+
 def strongest(total: float) -> signal.Signals:
     """The strongest signal in a sum of weights."""
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -191,26 +196,20 @@ class Watchdog:
     Args:
         seconds: without a beat.
         stop: ends the process with an error.
-        index: of this process.
-        advice: says how to resume the run in a folder.
-
-    Attributes:
-        folder: the run folder, once it is known.
-        signals: those that `collect` has received.
+        stacks: file of the stacks, in a folder that may be missing.
+        advice: says how to resume the run.
     """
 
     def __init__(
         self,
         seconds: float,
         stop: Callable[[BaseException], None],
-        index: int = 0,
-        advice: Callable[[Path], str] = lambda folder: "The same command resumes the run",
+        stacks: Path,
+        advice: Callable[[], str],
     ) -> None:
-        self.folder: Path | None = None
-        self.signals: list[signal.Signals] = []
         self._seconds = seconds
         self._stop = stop
-        self._index = index
+        self._stacks = stacks
         self._advice = advice
         self._done = threading.Event()
         self.beat("starting")
@@ -219,10 +218,6 @@ class Watchdog:
         """Record progress, and what the run does next."""
         self._doing = doing
         self._last = time.monotonic()
-
-    def weight(self) -> float:
-        """The weight of the first signal received; 0: there was none."""
-        return WEIGHTS[self.signals[0]] if self.signals else 0.0
 
     def __enter__(self) -> "Watchdog":
         threading.Thread(target=self._watch, daemon=True).start()
@@ -254,19 +249,17 @@ class Watchdog:
                 faulthandler.cancel_dump_traceback_later()
 
     def _report(self) -> None:
-        where = ""
-        advice = "There is no checkpoint yet: the same command starts over"
         # What has replaced sys.stderr may have no file.
         if sys.__stderr__:
             with contextlib.suppress(Exception):
                 faulthandler.dump_traceback(sys.__stderr__)
-        if self.folder:
-            stacks = self.folder / f"stacks-{self._index}.txt"
-            with contextlib.suppress(Exception):
-                advice = self._advice(self.folder)
-                with stacks.open("w") as file:
-                    faulthandler.dump_traceback(file)
-                where = f" (also in {stacks})"
+        where = ""
+        with contextlib.suppress(Exception), self._stacks.open("w") as file:
+            faulthandler.dump_traceback(file)
+            where = f" (also in {self._stacks})"
+        advice = "The same command resumes the run"
+        with contextlib.suppress(OSError):  # as when no more files can be opened
+            advice = self._advice()
         self._stop(
             KnownError(
                 f"no progress for {self._seconds:g} s while {self._doing}; the stack of each "

@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mlstm_jax.config import MOST_STEPS, Config, Optimizer, Phase, Train
+from mlstm_jax.config import MOST_STEPS, Config, Optimizer, Train, by_phase
 from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.data.shards import TRAINING_SLACK
 from mlstm_jax.data.stream import START, Origin, TrainStream
@@ -32,11 +32,16 @@ class ResolvedPhase:
         """The bytes of text of an update, on all devices."""
         return self.config.data.batch * self.config.data.window
 
-    @property
-    def padding_fraction(self) -> float:
-        """The fraction of the positions without a target: padding and idle rows."""
-        targets = self.stream.bytes_seen(self.last) - self.stream.bytes_seen(self.first)
-        return 1 - targets / ((self.last - self.first) * self.update_bytes)
+    def describe(self) -> str:
+        """Describe what a step reads."""
+        data = self.config.data
+        shards = self.stream.shards
+        size = self.corpus.manifest.splits["train"].bytes
+        text = f"{data.batch} rows x {data.window} bytes per step, from {size:,} bytes in "
+        text += f"{shards:,} shards"
+        if shards < self.stream.wanted_shards:
+            text += f" (not {self.stream.wanted_shards:,}: the corpus is small)"
+        return text
 
     def describe_rows(self) -> str:
         """Describe where the rows of a phase that follows another begin."""
@@ -73,73 +78,61 @@ def resolve_phases(config: Config, corpus: Corpus, origin: Origin = START) -> li
     Args:
         origin: where the rows of a run without phases began; its length may depend on it.
     """
-    if not config.phases:
-        stream = train_stream(config, corpus, origin)
-        last = total_steps(config.train, stream.steps_per_epoch, stream.position(0))
-        return [ResolvedPhase(config, corpus, stream, 0, last, last)]
     phases: list[ResolvedPhase] = []
-    total = sum(phase.steps for phase in config.phases)
     first = 0
-    origin = START
-    for phase in config.phases:
-        data = dataclasses.replace(config.data, batch=phase.batch, window=phase.window)
-        phase_config = dataclasses.replace(config, data=data)
-        continues = bool(phases) and phases[-1].config == phase_config
-        stream = phases[-1].stream if continues else train_stream(phase_config, corpus, origin)
-        last = first + phase.steps
-        begins = _begins(phase, config.optimizer)
-        phases.append(
-            ResolvedPhase(phase_config, corpus, stream, first, last, total, continues, begins)
-        )
+    if config.phases:
+        origin = START
+    for part, begins in zip(by_phase(config), _schedules(config), strict=True):
+        continues = bool(phases) and phases[-1].config.data == part.data
+        stream = phases[-1].stream if continues else train_stream(part, corpus, origin)
+        last = first + total_steps(part.train, stream.steps_per_epoch, stream.position(0))
+        phases.append(ResolvedPhase(part, corpus, stream, first, last, last, continues, begins))
         origin = Origin(last, stream.epoch(last), stream.bytes_seen(last))
         first = last
-    return phases
+    return [dataclasses.replace(phase, total=first) for phase in phases]
 
 
-def _begins(phase: Phase, optimizer: Optimizer) -> Optimizer | None:
-    """Return the settings of the schedule that begins with a phase, if it has its own."""
-    if phase.learning_rate is None:
-        return None
-    return dataclasses.replace(
-        optimizer,
-        learning_rate=phase.learning_rate,
-        warmup_steps=phase.warmup_steps,
-        warmup_epochs=None,
-        decay_steps=None,
-        # The same peak; the rest of legw is its warm-up.
-        scaling="sqrt" if optimizer.scaling == "legw" else optimizer.scaling,
-    )
+def _schedules(config: Config) -> list[Optimizer | None]:
+    """The settings of the learning-rate schedule that begins with each phase, if one does."""
+    schedules: list[Optimizer | None] = []
+    for phase in config.phases:
+        if phase.learning_rate is None:
+            schedules.append(None)
+            continue
+        scaling = config.optimizer.scaling
+        begins = dataclasses.replace(
+            config.optimizer,
+            learning_rate=phase.learning_rate,
+            warmup_steps=phase.warmup_steps,
+            warmup_epochs=None,
+            decay_steps=None,
+            # The same peak; the rest of legw is its warm-up.
+            scaling="sqrt" if scaling == "legw" else scaling,
+        )
+        schedules.append(begins)
+    return schedules or [None]
 
 
 def segments(phases: list[ResolvedPhase]) -> list[Segment]:
     """Return what the learning rate must know of the phases of a run."""
-    return [
-        Segment(
-            first=phase.first,
-            last=phase.last,
-            batch=phase.config.data.batch,
-            steps_per_epoch=phase.stream.steps_per_epoch,
-            begins=phase.begins,
-        )
-        for phase in phases
-    ]
+    found = []
+    for phase in phases:
+        batch = phase.config.data.batch
+        per_epoch = phase.stream.steps_per_epoch
+        found.append(Segment(phase.first, phase.last, batch, per_epoch, phase.begins))
+    return found
 
 
 def expected_segments(config: Config, corpus_bytes: float) -> list[Segment]:
     """Estimate the segments of a run from the size of the corpus in bytes."""
-    if not config.phases:
-        data = config.data
-        per_epoch = max(1.0, corpus_bytes // (data.batch * data.window))
-        return [Segment(0, total_steps(config.train, int(per_epoch)), data.batch, per_epoch)]
-    segments: list[Segment] = []
+    found = []
     first = 0
-    for phase in config.phases:
-        last = first + phase.steps
-        per_epoch = corpus_bytes / (phase.batch * phase.window)
-        begins = _begins(phase, config.optimizer)
-        segments.append(Segment(first, last, phase.batch, per_epoch, begins))
+    for part, begins in zip(by_phase(config), _schedules(config), strict=True):
+        per_epoch = max(1.0, corpus_bytes / (part.data.batch * part.data.window))
+        last = first + total_steps(part.train, int(per_epoch))
+        found.append(Segment(first, last, part.data.batch, per_epoch, begins))
         first = last
-    return segments
+    return found
 
 
 def train_stream(config: Config, corpus: Corpus, origin: Origin = START) -> TrainStream:

@@ -42,9 +42,9 @@ class Diverged(KnownError):
                 f"The checkpoints after step {self.last_good_step} are deleted; the same command "
                 f"resumes from that of step {checkpoint}"
             )
-        rate = config.optimizer.learning_rate
+        lower = config.optimizer.learning_rate / 2
         text = (
-            f"{self} {begin}. Lower `optimizer.learning_rate`, such as to {rate / 2:g}, or "
+            f"{self} {begin}. Lower `optimizer.learning_rate`, such as to {lower:g}, or "
             "`optimizer.clip_norm`, or start a new run with `precision.compute` bf16."
         )
         return Diverged(self.step, text, self.last_good_step)
@@ -74,11 +74,7 @@ def _means(metrics: StepMetrics, *, labels: bool) -> dict[str, float]:
 
 
 class Reporter:
-    """Writes the results of a phase's steps as lines, and stops a run that has diverged.
-
-    Attributes:
-        high_steps: number of latest steps in a row whose loss was above train.divergence_bpc.
-    """
+    """Writes the results of a phase's steps as lines, and stops a run that has diverged."""
 
     def __init__(
         self, phase: ResolvedPhase, log: MetricsLog, progress: ProgressLine, begin: Beginning
@@ -88,7 +84,7 @@ class Reporter:
         self._log = log
         self._progress = progress
         self._begin = begin
-        self.high_steps = begin.high_steps
+        self._high_steps = begin.meta.high_steps
         self.restart_clock(begin.step)
 
     def restart_clock(self, step: int) -> None:
@@ -110,9 +106,9 @@ class Reporter:
         if step == self._begin.step + 1:
             self.restart_clock(step)  # The first step includes compilation.
         bpc = float(metrics.loss) * BITS_PER_NAT
-        self.high_steps += 1
+        self._high_steps += 1
         if bpc <= train.divergence_bpc:  # NaN is not.
-            self.high_steps = 0
+            self._high_steps = 0
         skips = int(metrics.consecutive_skips)
         reason = None
         bad = 0
@@ -122,8 +118,8 @@ class Reporter:
                 f"the last {skips} updates were skipped, because the loss or the gradient "
                 f"contained inf or NaN (loss scale now {metrics.loss_scale:g})"
             )
-        elif self.high_steps >= train.divergence_steps:
-            bad = self.high_steps
+        elif self._high_steps >= train.divergence_steps:
+            bad = self._high_steps
             reason = (
                 f"the training loss was above {train.divergence_bpc:g} bits per character "
                 f"(train.divergence_bpc) for {bad} steps in a row, {bpc:.3g} at the last"
@@ -200,7 +196,7 @@ class Reporter:
                 f"at the end the validation loss is {score.bpc:.3g} bits per character, above "
                 f"{limit:g} (train.divergence_bpc)"
             )
-            raise self._diverged(step, reason, self.high_steps)
+            raise self._diverged(step, reason, self._high_steps)
 
     def interrupted(self, step: int, stop: float) -> Interrupted:
         """Report that a signal stops the run at a checkpoint; return the error that ends it.
@@ -220,7 +216,7 @@ class Reporter:
     def meta(self, step: int, score: Score | None) -> Meta:
         """What a checkpoint at `step` was trained on, and its score if it was measured."""
         meta = self._phase.meta(step)._replace(
-            start=self._begin.start, high_steps=self.high_steps, metrics=self._log.extent()
+            start=self._begin.meta.start, high_steps=self._high_steps, metrics=self._log.extent()
         )
         if score is not None:
             meta = meta._replace(bpc=score.bpc, label_loss=score.label_loss)
@@ -234,10 +230,11 @@ def announcement(
     cluster: Cluster,
     begin: Beginning,
     changed: list[str],
+    notes: list[str],
 ) -> str:
     """Describe what the run will train, on which devices, and what changed since it began."""
     total = phases[-1].last
-    ending = list(begin.notes)
+    ending = list(notes)
     if changed:
         ending.insert(0, f"changed since the run began: {', '.join(changed)}")
     if begin.step >= total:
@@ -253,30 +250,11 @@ def announcement(
         f"{start} {total:,} steps, {phases[-1].stream.epoch(total):.2f} epochs: {count:,} "
         f"parameters in {config.precision.compute} on {where}; run folder {config.out}"
     ]
-    lines.extend(_describe_phase(phase, is_only=not config.phases) for phase in phases)
+    for phase in phases:
+        line = phase.describe()
+        if config.phases:
+            line = f"steps {phase.first:,} to {phase.last:,}: {line}"
+        if phase.first > 0:
+            line += f"; {phase.describe_rows()}"
+        lines.append(line)
     return "\n".join(lines + ending)
-
-
-def _describe_phase(phase: ResolvedPhase, *, is_only: bool) -> str:
-    """Describe the rows of a phase, or of the whole run."""
-    data = phase.config.data
-    stream = phase.stream
-    size = phase.corpus.manifest.splits["train"].bytes
-    line = (
-        f"{data.batch} rows x {data.window} bytes per step, from {size:,} bytes in "
-        f"{stream.shards:,} shards"
-    )
-    if stream.shards < stream.wanted_shards:
-        line += f" (not {stream.wanted_shards:,}: the corpus is small)"
-    if not is_only:
-        line = f"steps {phase.first:,} to {phase.last:,}: {line}"
-    if phase.first > 0:
-        line += f"; {phase.describe_rows()}"
-    whole = "an epoch" if is_only else "the phase"
-    padding = stream.padding_fraction if is_only else phase.padding_fraction
-    if padding > 0.1:
-        line += (
-            f"\n{padding:.0%} of {whole} is padding and idle rows; a smaller data.batch or "
-            "data.window would waste less"
-        )
-    return line

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 from mlstm_jax import run
 from mlstm_jax.checkpoint import Checkpoints, Damaged
 from mlstm_jax.config import Config
-from mlstm_jax.data.corpus import Corpus
-from mlstm_jax.data.stream import START, Origin
+from mlstm_jax.data.stream import Origin
 from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import Arrays, fingerprint, flatten
@@ -20,16 +19,46 @@ from mlstm_jax.training.state import TrainState, fresh_state, state_shapes
 
 
 class Beginning(NamedTuple):
-    """Where a session or a phase begins."""
+    """Where a session or a phase begins; what a checkpoint contains."""
 
     step: int
     state: TrainState  # NumPy
-    notes: list[str]  # for the user
-    start: str | None  # see Meta
-    carry: Any = None  # NumPy, this process's rows; None: the rows begin at zero
-    origin: Origin = START  # of the rows of a run without phases
-    high_steps: int = 0  # see Meta
-    update_bytes: int | None = None  # bytes of text of each update before it, if any
+    carry: Any  # NumPy, this process's rows; None: the rows begin at zero
+    meta: Meta  # of what it was trained on until here
+
+    @property
+    def update_bytes(self) -> int:
+        """The bytes of text of each update before it."""
+        return self.meta.rows["batch"] * self.meta.rows["window"]
+
+
+def begin_new(
+    cluster: Cluster,
+    devices: Parallel,
+    model: LanguageModel,
+    config: Config,
+    phases: list[ResolvedPhase],
+    *,
+    resume: bool,
+) -> Beginning:
+    """Begin at step 0, with new parameters or those that `train.start_from` names.
+
+    Raises:
+        UserError: the run must not start over; or the path is not a run, it does not fit the config
+            or the corpus, or the processes read different parameters.
+        Damaged: its checkpoint cannot be read.
+    """
+    require_new(Path(config.out), resume=resume)
+    arrays, start = load_start(config)
+    cluster.require_equal(
+        {"the fingerprint of train.start_from's parameters": start},
+        "Give every process the same parameters to start from.",
+    )
+    if arrays is not None:
+        run.require_known_corpus(arrays, phases[0].corpus, ("train", "valid"))
+    tx = optimizer.build(config.optimizer, config.model, lambda count: 0.0)
+    state = devices.copy_first_process(fresh_state(config, model, tx, arrays))
+    return Beginning(0, state, None, phases[0].meta(0)._replace(start=start))
 
 
 def require_new(folder: Path, *, resume: bool) -> None:
@@ -55,35 +84,6 @@ def require_new(folder: Path, *, resume: bool) -> None:
         )
 
 
-def begin_new(
-    cluster: Cluster,
-    devices: Parallel,
-    model: LanguageModel,
-    config: Config,
-    corpus: Corpus,
-    *,
-    resume: bool,
-) -> Beginning:
-    """Begin at step 0, with new parameters or those that `train.start_from` names.
-
-    Raises:
-        UserError: the run must not start over; or the path is not a run, it does not fit the config
-            or the corpus, or the processes read different parameters.
-        Damaged: its checkpoint cannot be read.
-    """
-    require_new(Path(config.out), resume=resume)
-    arrays, start = load_start(config)
-    cluster.require_equal(
-        {"the fingerprint of train.start_from's parameters": start},
-        "Give every process the same parameters to start from.",
-    )
-    if arrays is not None:
-        run.require_known_corpus(arrays, corpus, ("train", "valid"))
-    tx = optimizer.build(config.optimizer, config.model, lambda count: 0.0)
-    state = fresh_state(config, model, tx, arrays)
-    return Beginning(0, devices.copy_first_process(state), notes=[], start=start)
-
-
 def load_start(config: Config) -> tuple[Arrays | None, str | None]:
     """The parameters of `train.start_from`, NumPy float32 by name, and their fingerprint."""
     path = config.train.start_from
@@ -102,11 +102,14 @@ def resume_newest(
     phases: list[ResolvedPhase],
     *,
     reset_carry: bool,
-) -> Beginning:
+) -> tuple[Beginning, list[str]]:
     """Begin at the newest checkpoint that every process can read; set aside those after it.
 
     Args:
         reset_carry: accept a checkpoint with other rows.
+
+    Returns:
+        Where the run resumes, and notes for the user.
 
     Raises:
         UserError: no checkpoint can be read; or the run was trained on another corpus, from other
@@ -116,14 +119,15 @@ def resume_newest(
     shapes = state_shapes(config, model, tx)
     damaged: dict[int, str] = {}  # what is wrong with a checkpoint, by step
     for step in reversed(checkpoints.steps()):
-        phase = _phase_at(phases, step)
+        phase = next((phase for phase in phases if step <= phase.last), phases[-1])
         expected = phase.meta(step)
         problem = None
         try:
             saved = checkpoints.meta(step)
             difference = _difference(saved, expected, has_phases=bool(config.phases))
-            zero = model.init_carry(phase.config.data.batch)
-            rows = None if difference else devices.abstract_rows(zero)
+            rows = None
+            if difference is None:
+                rows = devices.abstract_rows(model.init_carry(phase.config.data.batch))
             state, carry = checkpoints.restore(step, shapes, rows)
         except Damaged as error:
             problem = str(error)
@@ -136,62 +140,28 @@ def resume_newest(
             f"{'; '.join(damaged.values())}. There is no other checkpoint to resume from; restore "
             "one from a copy, or start a new run with `out`."
         )
-    _require_corpus(saved, expected)
-    _require_start(config, saved.start)
+    _require_same_run(config, saved, expected)
     if difference and not reset_carry:
         raise UserError(difference)
     notes = list(damaged.values())
     if damaged:
-        _set_aside(cluster, checkpoints, list(damaged))
+        checkpoints.close()
+        if cluster.is_first:
+            checkpoints.set_aside(list(damaged))
+        cluster.gather(None)  # The others wait for it.
+        checkpoints.open()
         notes.append(
             f"resuming from step {step}, the newest complete checkpoint; unreadable ones are "
             f"kept in {checkpoints.folder / SET_ASIDE}"
         )
-    origin = saved.origin
     if difference:
-        origin = Origin(step, saved.epoch, saved.bytes_seen)
         epoch = expected.epoch if config.phases else saved.epoch
         notes.append(
             f"the carry is reset at step {step}: the rows were {_describe(saved.rows)} and "
             f"are now {_describe(expected.rows)}; they begin {epoch:.2f} epochs into the text"
         )
-    return Beginning(
-        step=step,
-        state=state,
-        notes=notes,
-        start=saved.start,
-        carry=devices.own_rows(carry),
-        origin=origin,
-        high_steps=saved.high_steps,
-        update_bytes=saved.rows["batch"] * saved.rows["window"],
-    )
-
-
-def _phase_at(phases: list[ResolvedPhase], step: int) -> ResolvedPhase:
-    """The phase that a checkpoint ended or was saved in."""
-    for phase in phases:
-        if step <= phase.last:
-            return phase
-    return phases[-1]
-
-
-def _set_aside(cluster: Cluster, checkpoints: Checkpoints, steps: list[int]) -> None:
-    """Move damaged checkpoints away; all processes then read the folder again."""
-    checkpoints.close()
-    if cluster.is_first:
-        checkpoints.set_aside(steps)
-    cluster.gather(None)
-    checkpoints.open()
-
-
-def _require_corpus(saved: Meta, expected: Meta) -> None:
-    """Raise UserError if a checkpoint is of another corpus."""
-    if (saved.corpus, saved.cleaning) != (expected.corpus, expected.cleaning):
-        raise UserError(
-            f"the run was trained on another corpus: identity {saved.corpus[:12]}…, cleaning "
-            f"{saved.cleaning}; this one has {expected.corpus[:12]}…, {expected.cleaning}. Name "
-            "the original corpus with `data.corpus`, or start a new run with `out`."
-        )
+        saved = saved._replace(origin=Origin(step, saved.epoch, saved.bytes_seen))
+    return Beginning(step, state, devices.own_rows(carry), saved), notes
 
 
 def _difference(saved: Meta, expected: Meta, *, has_phases: bool) -> str | None:
@@ -217,24 +187,29 @@ def _describe(rows: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in rows.items())
 
 
-def _require_start(config: Config, saved: str | None) -> None:
-    """Raise UserError if `train.start_from` does not name what the run started from.
+def _require_same_run(config: Config, saved: Meta, expected: Meta) -> None:
+    """Raise UserError if a checkpoint is of another corpus, or began from other parameters.
 
-    The run at that path may have trained further since, so the same path is enough. `saved` is the
-    fingerprint of the parameters that the run started from, if any.
+    The run that `train.start_from` names may have trained further since: the same path is enough.
     """
+    if (saved.corpus, saved.cleaning) != (expected.corpus, expected.cleaning):
+        raise UserError(
+            f"the run was trained on another corpus: identity {saved.corpus[:12]}…, cleaning "
+            f"{saved.cleaning}; this one has {expected.corpus[:12]}…, {expected.cleaning}. Name "
+            "the original corpus with `data.corpus`, or start a new run with `out`."
+        )
     path = config.train.start_from
     before = run.read_config(Path(config.out))
     if path is None or (before and before.train.start_from == path):
         return
     advice = "Leave `train.start_from` out to resume the run, or start a new one with `out`."
-    if saved is None:
+    if saved.start is None:
         raise UserError(
             f"train.start_from is {path}, but the run did not start from other parameters. {advice}"
         )
     _, now = load_start(config)
-    if now != saved:
+    if now != saved.start:
         raise UserError(
-            f"the run started from other parameters (fingerprint {saved[:12]}…) than those that "
-            f"train.start_from names now ({str(now)[:12]}…). {advice}"
+            f"the run started from other parameters (fingerprint {saved.start[:12]}…) than those "
+            f"that train.start_from names now ({str(now)[:12]}…). {advice}"
         )

@@ -7,16 +7,16 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Literal
 
 from mlstm_jax import digest, host, output, run
+from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import MLSTM, Config, longest_window, vary
 from mlstm_jax.config.text import PLACES, differences, flatten, to_json
 from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.distributed import Cluster
-from mlstm_jax.errors import FileError, InUse, KnownError, UserError, remedy
+from mlstm_jax.errors import FileError, InUse, KnownError, UserError, remedy, with_remedy
 from mlstm_jax.model import pallas
-from mlstm_jax.record import steps_in
+from mlstm_jax.record import resume_advice, steps_in
 from mlstm_jax.terminal import tell
 
 _LOCK = ".lock"
@@ -109,19 +109,26 @@ def lock_together(
     stack: ExitStack, cluster: Cluster, config: Config, *, resume: bool, reset_carry: bool
 ) -> list[str]:
     """Lock the run folder in process 0, and check that all processes see the same; see `lock`."""
-    changed: list[str] | None = None
+    changed: list[str] = []
     if cluster.is_first:
         changed = stack.enter_context(lock(config, resume=resume, reset_carry=reset_carry))
     changed = cluster.gather(changed)[0]
-    kept = run.read_config(Path(config.out))
-    # A checksum, because the configs of all processes would make a long message.
-    seen = "none" if kept is None else digest.of_json(dataclasses.asdict(kept))
-    if any(other != seen for other in cluster.gather(seen)):
-        raise UserError(
-            f"the run folder {config.out} is not the same for all processes; it must be on a file "
-            "system that they share."
-        )
-    return changed or []
+    folder = Path(config.out)
+    path = folder / "config.json"
+    seen = digest.crc32(path.read_bytes()) if path.is_file() else None
+    cluster.require_equal(
+        {f"the checksum of {path}": seen, "checkpoints": steps_in(folder)},
+        "The run folder must be on a file system that all processes share.",
+    )
+    return changed
+
+
+def open_checkpoints(config: Config) -> Checkpoints:
+    """Open the checkpoints of a run to train it; close them after it."""
+    folder = Path(config.out)
+    # A divergence is detected this many steps after it began.
+    reach = 1 + max(config.train.divergence_steps, config.precision.max_consecutive_skips)
+    return Checkpoints(folder, run.id_of(folder), config.train.keep_checkpoints, reach=reach)
 
 
 def _lock(file: int, folder: Path) -> None:
@@ -157,35 +164,30 @@ def with_run_values(config: Config, cluster: Cluster, capability: tuple[int, int
     model stay unset where they are too few for the windows, so that a resume is refused.
     """
     folder = Path(config.out)
-    before = None
-    if _has_begun(folder):
-        before = run.read_config(folder)
-    if config.precision.compute is None:
-        compute = before.precision.compute if before else None
-        if config.precision.recurrent != "compute":
-            compute = "bf16"
-        compute = compute or host.fastest_compute(config.model.hidden)
-        config = vary(config, precision__compute=cluster.gather(compute)[0])
-    if config.devices.kernels == "auto":
-        kernels = before.devices.kernels if before else "auto"
-        if kernels == "auto":
-            kernels = _fastest_kernels(config, capability)
-        config = vary(config, devices__kernels=cluster.gather(kernels)[0])
+    before = run.read_config(folder) if _has_begun(folder) else None
+    compute = config.precision.compute
+    if compute is None and config.precision.recurrent != "compute":
+        compute = "bf16"
+    if compute is None and before:
+        compute = before.precision.compute
+    if compute is None:
+        compute = host.fastest_compute(config.model.hidden)
+    kernels = config.devices.kernels
+    if kernels == "auto" and before:
+        kernels = before.devices.kernels
+    if kernels == "auto":
+        is_mlstm = isinstance(config.model, MLSTM)
+        is_proven = is_mlstm and pallas.is_proven(config.model.hidden, capability)
+        is_fp8 = config.precision.recurrent == "fp8"
+        kernels = "pallas" if is_proven or is_fp8 else "xla"
+    compute, kernels = cluster.gather([compute, kernels])[0]
+    config = vary(config, precision__compute=compute, devices__kernels=kernels)
     if before is None or type(before.model) is not type(config.model):
         return config
     places = before.model.longest_window
     if places is None or places < longest_window(config):
         return config
     return dataclasses.replace(config, model=config.model.for_windows(places))
-
-
-def _fastest_kernels(
-    config: Config, capability: tuple[int, int] | None
-) -> Literal["xla", "pallas"]:
-    if config.precision.recurrent == "fp8":
-        return "pallas"
-    is_mlstm = isinstance(config.model, MLSTM)
-    return "pallas" if is_mlstm and pallas.is_proven(config.model.hidden, capability) else "xla"
 
 
 def _has_begun(folder: Path) -> bool:
@@ -244,12 +246,9 @@ def disk_errors(folder: Path) -> Iterator[None]:
     except KnownError:
         raise
     except OSError as error:
-        advice = remedy(error)
-        if advice is None:  # For example, the error of a connection.
+        if remedy(error) is None:  # For example, the error of a connection.
             raise
-        ending = "or name another folder with `out`"
-        if steps := steps_in(folder):
-            ending = f"the same command resumes from the checkpoint of step {steps[-1]}"
+        text = with_remedy(str(error.filename or folder), error)
         raise FileError(
-            f"{error.filename or folder}: {error.strerror or error}. {advice}; {ending}."
+            f"{text} {resume_advice(folder)}; or name another folder with `out`."
         ) from error

@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 import jax
 import numpy as np
 import optax
 
-from mlstm_jax import environment, guard, run
+from mlstm_jax import environment, guard
 from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import Config, resolve_batch
 from mlstm_jax.data.corpus import open_corpus
@@ -65,7 +66,7 @@ def train(
     folder = Path(config.out)
     with ExitStack() as stack:
         # Set up: processes, text, devices, the folder that no other run may use, the model.
-        cluster, watchdog = _start_process(stack, config, owns_process=owns_process)
+        cluster, watchdog, signals = _start_process(stack, config, owns_process=owns_process)
         corpus = open_corpus(Path(config.data.corpus))
         run_folder.require_one_run(cluster, config, corpus)
         devices = parallel.started(cluster, config.devices)
@@ -75,62 +76,60 @@ def train(
         changed = run_folder.lock_together(
             stack, cluster, config, resume=resume, reset_carry=reset_carry
         )
-        watchdog.folder = folder
         model = _make_model(config, devices)
         phases = resolve_phases(config, corpus)
 
-        # Find where to begin.
-        checkpoints = stack.enter_context(closing(_open_checkpoints(config, cluster)))
+        # Find where to begin: at the newest checkpoint, or at step 0.
+        checkpoints = stack.enter_context(closing(run_folder.open_checkpoints(config)))
+        notes: list[str] = []
         if checkpoints.steps():
-            begin = resume_newest(
+            begin, notes = resume_newest(
                 cluster, devices, model, checkpoints, config, phases, reset_carry=reset_carry
             )
         else:
-            begin = begin_new(cluster, devices, model, config, corpus, resume=resume)
-        if begin.origin != START:
-            phases = resolve_phases(config, corpus, begin.origin)
+            begin = begin_new(cluster, devices, model, config, phases, resume=resume)
+        if begin.meta.origin != START:
+            phases = resolve_phases(config, corpus, begin.meta.origin)
         total = phases[-1].last
-        advice = "Give every process the same corpus and config."
-        cluster.require_equal({"step": begin.step, "steps": total}, advice)
         if cluster.is_first:
-            begin.notes.extend(metrics.set_aside_damaged(folder))
-            run_folder.write_folder(config, run_folder.inputs(corpus, begin.start))
+            notes += metrics.set_aside_damaged(folder)
+            run_folder.write_folder(config, run_folder.inputs(corpus, begin.meta.start))
 
         # Train the phases that are left. Only process 0 writes metrics and progress.
         log = MetricsLog(folder if cluster.is_first else None, begin.step, callbacks)
         stack.enter_context(closing(log))
         progress = ProgressLine("train", total, begin.step, quiet=quiet or not cluster.is_first)
         stack.enter_context(progress)
-        progress.say(announcement(config, phases, devices, cluster, begin, changed))
+        progress.say(announcement(config, phases, devices, cluster, begin, changed, notes))
         if 0 < begin.step < total:
-            log.write("event", begin.step, event="resumed", changed=changed, notes=begin.notes)
+            log.write("event", begin.step, event="resumed", changed=changed, notes=notes)
         valid = corpus.split("valid")
         evaluator = Evaluator(model, valid, config.data.window, devices, corpus.stop)
         evaluate = partial(_evaluate, evaluator, score_labels, devices, watchdog)
         compare = parallel.make_comparison(cluster, devices)
         rates = schedule.rates(config.optimizer, segments(phases))
-        for phase, rate in zip(phases, rates, strict=True):
+        for phase, rate, following in zip(phases, rates, [*phases[1:], None], strict=True):
             if phase.last <= begin.step:
                 continue
-            begin = _enter(phase, begin, model, devices)
             progress.say("compiling the training step")
             try:
                 begin = _train_phase(
                     phase,
                     begin,
                     devices,
+                    model,
                     _make_step(phase, rate, model, devices),
                     evaluate=evaluate,
                     compare=compare,
                     checkpoints=checkpoints,
                     reporter=Reporter(phase, log, progress, begin),
                     watchdog=watchdog,
+                    signals=signals,
                 )
             except Diverged as diverged:
                 checkpoints.drop_after(diverged.last_good_step)
                 raise diverged.with_resume_advice(checkpoints.latest(), config) from None
-            if phase.last < total:
-                following = phases[phases.index(phase) + 1]
+            if following:
                 note = f"step {phase.last}: the next phase, {following.describe_rows()}"
                 progress.say(note)
                 log.write("event", phase.last, event="phase", notes=[note])
@@ -144,6 +143,7 @@ def _train_phase(
     phase: ResolvedPhase,
     begin: Beginning,
     devices: Parallel,
+    model: LanguageModel,
     train_step: Callable[..., Any],
     *,
     evaluate: Callable[[TrainState], Score],
@@ -151,6 +151,7 @@ def _train_phase(
     checkpoints: Checkpoints,
     reporter: Reporter,
     watchdog: Watchdog,
+    signals: list[Signals],
 ) -> Beginning:
     """Train to the end of a phase; return where the next one begins.
 
@@ -161,18 +162,25 @@ def _train_phase(
     """
     train = phase.config.train
     rows = devices.rows(phase.config.data.batch)
-    state = devices.replicate(begin.state)
-    carry = devices.split_rows(begin.carry)
+    carry = begin.carry
+    if carry is None or (begin.step == phase.first and not phase.continues):
+        carry = jax.tree.map(lambda x: x[rows], model.init_carry(phase.config.data.batch))
+    carry = devices.split_rows(carry)
+    state = optimizer.rescale_second_moment(
+        phase.config.optimizer, begin.state, begin.update_bytes, phase.update_bytes
+    )
+    state = devices.replicate(state)
     compare(begin.step, state)
     stop_weights = {
         weight: devices.replicate(np.float32(weight)) for weight in (0.0, *guard.WEIGHTS.values())
     }
-    pending = None
+    saved = begin
+    unread = None  # metrics of the last step
     stop = 0.0  # the weights of the signals that all processes have received
 
-    def report(step: int, pending: Any) -> float:
+    def report(step: int) -> float:
         watchdog.beat(f"the devices compute step {step}")
-        metrics = devices.unreplicate(pending)
+        metrics = devices.unreplicate(unread)
         reporter.step(step, metrics)
         return float(metrics.stop)
 
@@ -182,21 +190,23 @@ def _train_phase(
             is_last = step == phase.last
             evaluates = is_last or step % train.eval_every == 0
             saves = evaluates or step % train.checkpoint_every == 0 or stop > 0
-            if saves and pending is not None:
-                stop = report(step, pending) or stop
-                pending = None
             if saves and step > begin.step:
+                stop = report(step)
+                unread = None
                 score = None
                 if evaluates:
                     score = evaluate(state)
                     reporter.evaluation(step, score)
                 watchdog.beat(f"the checkpoint of step {step} is written")
                 compare(step, state)
-                saved_state = devices.unreplicate(state)
-                saved_carry = devices.fetch_rows(carry)
-                about = reporter.meta(step, score)
+                saved = Beginning(
+                    step,
+                    devices.unreplicate(state),
+                    devices.fetch_rows(carry),
+                    reporter.meta(step, score),
+                )
                 with jax.transfer_guard("allow"):  # Orbax makes implicit ones to the host.
-                    checkpoints.save(step, saved_state, saved_carry, devices.join_rows, about)
+                    checkpoints.save(step, saved.state, saved.carry, devices.join_rows, saved.meta)
                 reporter.restart_clock(step)
             if stop and step < phase.total:
                 raise reporter.interrupted(step, stop)
@@ -207,25 +217,18 @@ def _train_phase(
             batch = next(batches)
             reporter.waited(time.monotonic() - fetch_started)
             batch = devices.split_rows(batch)
-            weight = stop_weights[watchdog.weight()]
+            weight = stop_weights[guard.weight(signals)]
             state, carry, metrics = train_step(state, carry, batch, weight)
-            if pending is not None:
-                stop = report(step, pending)
+            if unread is not None:
+                stop = report(step)
                 checkpoints.check()
-            pending = metrics
-    watchdog.beat(f"the checkpoint of step {phase.last} is written")
-    return begin._replace(
-        step=phase.last,
-        state=devices.unreplicate(state),
-        carry=devices.fetch_rows(carry),
-        high_steps=reporter.high_steps,
-        update_bytes=phase.update_bytes,
-    )
+            unread = metrics
+    return saved
 
 
 def _start_process(
     stack: ExitStack, config: Config, *, owns_process: bool
-) -> tuple[Cluster, Watchdog]:
+) -> tuple[Cluster, Watchdog, list[Signals]]:
     """Join the other processes; a process of its own is watched, and stops at signals."""
     folder = Path(config.out)
     cluster = Cluster(config.distributed, folder)
@@ -237,15 +240,18 @@ def _start_process(
         )
     stack.enter_context(environment.silence())
     stack.enter_context(cluster)
-    seconds = config.train.watchdog_seconds
-    watchdog = Watchdog(seconds, cluster.stop, cluster.index, resume_advice)
+    stacks = folder / f"stacks-{cluster.index}.txt"
+    watchdog = Watchdog(
+        config.train.watchdog_seconds, cluster.stop, stacks, lambda: resume_advice(folder)
+    )
+    signals: list[Signals] = []
     if owns_process:
         stack.enter_context(watchdog)
-        watchdog.signals = stack.enter_context(guard.collect())
+        signals = stack.enter_context(guard.collect())
     stack.enter_context(run_folder.disk_errors(folder))
     if config.train.deterministic:
         environment.require_deterministic()
-    return cluster, watchdog
+    return cluster, watchdog, signals
 
 
 def _make_model(config: Config, devices: Parallel) -> LanguageModel:
@@ -256,35 +262,6 @@ def _make_model(config: Config, devices: Parallel) -> LanguageModel:
         pallas.require_gpu(config.model.hidden, devices.compute_capability(), fp8=is_fp8)
         loops = kernels.PALLAS
     return LanguageModel(config.model, config.precision, config.train.recompute_every, loops)
-
-
-def _open_checkpoints(config: Config, cluster: Cluster) -> Checkpoints:
-    """Open the checkpoints of the run; UserError unless all processes see the same ones."""
-    folder = Path(config.out)
-    # A divergence is detected this many steps after it began.
-    reach = 1 + max(config.train.divergence_steps, config.precision.max_consecutive_skips)
-    checkpoints = Checkpoints(folder, run.id_of(folder), config.train.keep_checkpoints, reach=reach)
-    cluster.require_equal(
-        {"checkpoints": checkpoints.steps()},
-        "The run folder must be on a file system that all processes share.",
-    )
-    return checkpoints
-
-
-def _enter(
-    phase: ResolvedPhase, begin: Beginning, model: LanguageModel, devices: Parallel
-) -> Beginning:
-    """Where a phase begins or resumes, with its own rows and its own count of bytes a step."""
-    carry = begin.carry
-    is_new = begin.step == phase.first and not phase.continues
-    if carry is None or is_new:
-        batch = phase.config.data.batch
-        rows = devices.rows(batch)
-        carry = jax.tree.map(lambda x: x[rows], model.init_carry(batch))
-    state = optimizer.rescale_second_moment(
-        phase.config.optimizer, begin.state, begin.update_bytes, phase.update_bytes
-    )
-    return begin._replace(state=state, carry=carry)
 
 
 def _make_step(

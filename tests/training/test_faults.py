@@ -401,7 +401,7 @@ def test_a_file_that_cannot_be_written_is_named_with_the_checkpoint(tmp_path: Pa
     (tmp_path / "run/checkpoints/40").mkdir(parents=True)
     # Nothing is said of checkpoints where there are none.
     for name, expected in (
-        ("run", re.escape(f"{path}: {said}. ") + ".*the same command .*checkpoint of step 40"),
+        ("run", re.escape(f"{path}: {said}. ") + ".*The same command .*checkpoint of step 40"),
         ("none", "or name another folder with `out`"),
     ):
         with pytest.raises(KnownError, match=expected), run_folder.disk_errors(tmp_path / name):
@@ -424,23 +424,22 @@ def test_the_watchdog_says_what_a_restart_will_do(steps, expected, tmp_path, cap
     def stuck() -> None:
         said.append(str(ended.get(timeout=60)))
 
-    with Watchdog(0.1, ended.put, 3, resume_advice) as watchdog:
-        watchdog.folder = tmp_path
+    stacks = tmp_path / "stacks-3.txt"
+    with Watchdog(0.1, ended.put, stacks, lambda: resume_advice(tmp_path)) as watchdog:
         watchdog.beat("nothing happens")
         # The newest of the threads: of more than 100, faulthandler leaves out the oldest.
         thread = threading.Thread(target=stuck)
         thread.start()
         thread.join()
     assert re.search(f"while nothing happens.*{expected}", said[0])
-    assert "in stuck" in (tmp_path / "stacks-3.txt").read_text()
+    assert "in stuck" in stacks.read_text()
     assert "most recent call first" in capfd.readouterr().err
 
 
 def test_the_watchdog_ends_a_run_though_nothing_can_be_written(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("sys.stderr", io.StringIO())  # has no file
     bitten = threading.Event()
-    with Watchdog(0.1, lambda error: bitten.set()) as watchdog:
-        watchdog.folder = tmp_path / "is gone"
+    with Watchdog(0.1, lambda error: bitten.set(), tmp_path / "gone" / "stacks", str):
         assert bitten.wait(60)
 
 
@@ -449,7 +448,7 @@ def test_the_watchdog_does_not_count_the_time_in_which_a_process_is_suspended(mo
     now = 100.0
     monkeypatch.setattr("mlstm_jax.guard.time.monotonic", lambda: now)
     ended: list[float] = []
-    watchdog = Watchdog(4.0, lambda error: ended.append(now))
+    watchdog = Watchdog(4.0, lambda error: ended.append(now), Path("none/stacks"), str)
     # It looks every second, the second time late; then the process is suspended for an hour.
     waits = iter([1.0, 2.0, 3600.0, 1.0, 1.0])
 
