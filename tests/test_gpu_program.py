@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -218,15 +217,14 @@ def reading_programs() -> dict[str, Compiled]:
         lambda params: model.model.ready(params, model.compute, several_rows=True), params
     )
     held_H = np.full(512, np.nan, np.float32)
-    how = generate.Sampling(*(np.float32(1), np.int32(256), np.float32(2)))  # type: ignore[arg-type]
-    logits_BV, keys = np.zeros((64, 256), np.float32), np.zeros((64, 2), np.uint32)
+    how = generate.Sampling(np.float32(1), np.int32(256), np.float32(2))
+    logits_BV, seed = np.zeros((64, 256), np.float32), np.uint32(0)
 
-    def block(weights: Any, carry: Any, logits_BV: Any, keys: Any) -> Any:
-        keys_B = jax.random.wrap_key_data(keys, impl="threefry2x32")
+    def block(weights: Any, carry: Any, logits_BV: Any, seed: Any) -> Any:
         of_device = jax.tree.map(lambda x: x[None], weights)
-        first = jnp.int32(0)
+        first = np.int32(0)
         return generate._generate_block(
-            model, of_device, carry, logits_BV, keys_B, first, how, held_H
+            model, of_device, carry, logits_BV, seed, first, how, held_H
         )
 
     return {
@@ -239,7 +237,7 @@ def reading_programs() -> dict[str, Compiled]:
             ((params, ready), sums, window),
             donate=(1,),
         ),
-        "generation": compile_program(machine, block, ((params, ready), carry, logits_BV, keys)),
+        "generation": compile_program(machine, block, ((params, ready), carry, logits_BV, seed)),
     }
 
 

@@ -89,6 +89,10 @@ class Parallel:
         environment.require_own_jax()
         return jax.device_put(jax.tree.map(copies, jax.device_get(tree)), self._sharding)
 
+    def copy_to_all(self, tree: Any) -> Any:
+        """Copy every array to each device, without an axis of devices: jit's results are so."""
+        return jax.device_put(tree, NamedSharding(self.mesh, PartitionSpec()))
+
     def unreplicate(self, tree: Any) -> Any:
         """Copy every array from one device to the host: [N, ...] → NumPy [...]."""
         first = jax.tree.map(lambda x: x.addressable_shards[0].data, tree)

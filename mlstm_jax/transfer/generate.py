@@ -33,11 +33,11 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class Sampling(NamedTuple):
-    """How a byte is drawn; scalars on the device."""
+    """How a byte is drawn; scalars, float32 unless said."""
 
-    temperature: jax.Array
-    top_k: jax.Array  # int32: only from this many most likely bytes
-    top_p: jax.Array  # only from the fewest bytes whose total probability is at least this
+    temperature: Any
+    top_k: Any  # int32: only from this many most likely bytes
+    top_p: Any  # only from the fewest bytes whose total probability is at least this
 
 
 def _hold(carry: Carry, values_H: jax.Array) -> Carry:
@@ -70,12 +70,14 @@ def _generate_block(
     weights: Any,
     carry: Carry,
     logits_BV: jax.Array,
-    keys_B: jax.Array,
-    first: jax.Array,
+    seed: Any,
+    first: Any,
     how: Sampling,
-    held_H: jax.Array,
+    held_H: Any,
 ) -> tuple[Carry, jax.Array, jax.Array]:
     params, ready = jax.tree.map(lambda x: x[0], weights)
+    key = jax.random.key(seed, impl="threefry2x32")
+    keys_B = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(logits_BV.shape[0]))
 
     def step(
         state: tuple[Carry, jax.Array], at: jax.Array
@@ -141,10 +143,11 @@ def generate(
             raise UserError(f"{name} is {reprlib.repr(given)}, but it must be {rule}.")
     read = prompt_bytes(prompt, run.cleaning)
     require_known(run.params, "generate", (("the prompt", read), ("stop", stop)))
+    # All outside the program is NumPy's: an operation of jnp would compile a program of its own.
     how = Sampling(
-        jnp.float32(temperature),
-        jnp.int32(min(top_k or VOCABULARY, VOCABULARY)),
-        jnp.float32(2 if top_p is None else top_p),
+        np.float32(temperature),
+        np.int32(min(top_k or VOCABULARY, VOCABULARY)),
+        np.float32(2 if top_p is None else top_p),
     )
     held_H = np.full(hidden, np.nan, np.float32)
     held_H[list(held)] = list(held.values())
@@ -154,14 +157,12 @@ def generate(
     # bits of some states after rounding, and so in the end the text.
     rows = samples if model is run.model else max(samples, 2)
     reached = reader(read)  # one row: all samples share the prompt
-    once = jax.tree.map(jnp.asarray, (reached.carry, reached.logits_V[None]))
-    carry, logits_BV = jax.tree.map(lambda x: jnp.repeat(x, rows, axis=0), once)
-    key = jax.random.key(seed, impl="threefry2x32")
-    keys_B = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(rows))
+    once = (reached.carry, reached.logits_V[None])
+    carry, logits_BV = reader.put(jax.tree.map(lambda x: np.repeat(x, rows, axis=0), once))
     ended = [False] * samples
     for first in range(0, bytes, _BLOCK):
         carry, logits_BV, drawn_TB = _generate_block(
-            model, weights, carry, logits_BV, keys_B, jnp.int32(first), how, held_H
+            model, weights, carry, logits_BV, np.uint32(seed), np.int32(first), how, held_H
         )
         pieces = []
         for sample, row in enumerate(np.asarray(drawn_TB)[: bytes - first, :samples].T):

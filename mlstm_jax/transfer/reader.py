@@ -3,8 +3,8 @@
 Each row of a window reads one text from a zero state. A row whose text ends is given the next text
 at once, the longest first; when fewer texts are left than rows, the rest is read in fewer rows.
 Rows and windows have a few sizes only, and one compiled program serves each; a call begins with the
-number of rows that costs least. Cost is proportional to bytes. What a window computes of the
-parameters alone is computed once for a model.
+number of rows that costs least, and on a GPU leaves out sizes that gain little. Cost is
+proportional to bytes. What a window computes of the parameters alone is computed once for a model.
 
 A text's state depends on that text alone, up to rounding: rows do not mix, and two windows give bit
 for bit what one long window gives; but a product of another number of rows adds in another order.
@@ -12,8 +12,9 @@ for bit what one long window gives; but a product of another number of rows adds
 
 import functools
 import reprlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import jax
@@ -53,6 +54,8 @@ _WINDOWS = (16, 128)
 # and 2, 10 and 37 times in bf16 (768 units).
 _WEIGHTS_COST = {"cpu": 4}
 _GPU_WEIGHTS_COST = 176
+# Of the cost, on a GPU, where a program takes seconds to compile: each size is autotuned.
+_FEWER_PROGRAMS = 0.05
 _MOST_PADDING = 1 / 8  # of a window's bytes; else the window is a short one
 
 
@@ -135,17 +138,21 @@ def _least(sizes: Sequence[int], count: int) -> int:
     return next((size for size in sizes if size >= count), sizes[-1])
 
 
-def read_steps(
-    texts: Sequence[bytes], sizes: Sequence[int], widths: Sequence[int]
-) -> Iterator[ReadStep]:
-    """Yield the windows that read all texts, the longest first; empty texts are left out.
+class _Turn(NamedTuple):
+    """Which bytes of which texts a window reads; [B] where not said."""
 
-    Args:
-        texts: to read.
-        sizes: numbers of rows to choose from, rising.
-        widths: numbers of bytes T to choose from, rising.
-    """
-    length_N = np.array([len(text) for text in texts], np.int64)
+    width: int  # T
+    kept_B: NDArray[np.intp] | None  # see `ReadStep`
+    text_B: NDArray[np.int64]
+    place_B: NDArray[np.int64]
+    starts_B: NDArray[np.bool_]  # whether the text begins here
+    rest_B: NDArray[np.int64]  # how many bytes of the text are not read yet; 0 without a text
+
+
+def _schedule(
+    length_N: NDArray[np.int64], sizes: Sequence[int], widths: Sequence[int]
+) -> Iterator[_Turn]:
+    """Yield what each window of `read_steps` reads, of texts of these lengths."""
     order = np.argsort(-length_N, kind="stable")
     waiting = deque(order[length_N[order] > 0].tolist())
     text_B = np.full(_least(sizes, len(waiting)), -1)
@@ -157,51 +164,95 @@ def read_steps(
             place_B[row] = 0
             starts_B[row] = True
         kept_B = None
-        reading = np.flatnonzero(text_B >= 0)
-        size = _least(sizes, len(reading))
+        count = int(np.count_nonzero(text_B >= 0))
+        size = _least(sizes, count)
         if size < len(text_B):
             kept_B = np.argsort(text_B < 0, kind="stable")[:size]  # rows with a text first
             text_B = text_B[kept_B]
             place_B = place_B[kept_B]
             starts_B = starts_B[kept_B]
-            reading = np.arange(len(reading))
         rest_B = np.where(text_B >= 0, length_N[text_B] - place_B, 0)
         width = widths[0]
         for wider in widths[1:]:
-            if np.maximum(wider - rest_B[reading], 0).mean() <= _MOST_PADDING * wider:
+            padding_B = np.maximum(wider - rest_B[text_B >= 0], 0)
+            if padding_B.mean() <= _MOST_PADDING * wider:
                 width = wider
+        yield _Turn(width, kept_B, text_B.copy(), place_B, starts_B, rest_B)
+        text_B[rest_B <= width] = -1
+        place_B = place_B + width
+
+
+def _lengths(texts: Sequence[bytes]) -> NDArray[np.int64]:
+    return np.array([len(text) for text in texts], np.int64)
+
+
+def read_steps(
+    texts: Sequence[bytes], sizes: Sequence[int], widths: Sequence[int]
+) -> Iterator[ReadStep]:
+    """Yield the windows that read all texts, the longest first; empty texts are left out.
+
+    Args:
+        texts: to read.
+        sizes: numbers of rows to choose from, rising.
+        widths: numbers of bytes T to choose from, rising.
+    """
+    for width, kept_B, text_B, place_B, starts_B, rest_B in _schedule(
+        _lengths(texts), sizes, widths
+    ):
         bytes_BT = np.zeros((len(text_B), width + 1), np.uint8)
-        for row in reading:
+        for row in np.flatnonzero(text_B >= 0):
             piece = texts[text_B[row]][place_B[row] : place_B[row] + width + 1]
             bytes_BT[row, : len(piece)] = np.frombuffer(piece, np.uint8)
         read_B = np.clip(rest_B, 0, width)
         scored_B = np.clip(rest_B - 1, 0, width)
         counts_B3 = np.stack([read_B, scored_B, starts_B], axis=1).astype(np.int32)
         ended = np.flatnonzero((text_B >= 0) & (rest_B <= width))
-        yield ReadStep(TextWindow(bytes_BT, counts_B3), kept_B, text_B.copy(), place_B, ended)
-        text_B[ended] = -1
-        place_B = place_B + width
+        yield ReadStep(TextWindow(bytes_BT, counts_B3), kept_B, text_B, place_B, ended)
 
 
 def cheapest_rows(
-    texts: Sequence[bytes], sizes: Sequence[int], widths: Sequence[int], weights_cost: float
+    texts: Sequence[bytes],
+    sizes: Sequence[int],
+    widths: Sequence[int],
+    weights_cost: float,
+    *,
+    margin: float = 0.0,
 ) -> Sequence[int]:
     """Return the sizes up to the number of rows with which reading the texts costs least.
 
     Many rows multiply faster, but wait for the longest texts. Only sizes of at least a sixteenth of
-    the texts are tried: of more texts the schedule itself would take time.
+    the texts are tried: of more texts the schedule itself would take time. Sizes are left out, so
+    that fewer programs are compiled, as long as all of that adds at most `margin` of the cost.
     """
+    length_N = _lengths(texts)
 
-    def cost(tried: Sequence[int]) -> float:
-        total = 0.0
-        for step in read_steps(texts, tried, widths):
-            rows, width = step.window.bytes_BT.shape
-            total += (rows + weights_cost) * (width - 1)
-        return total
+    def places(tried: Sequence[int]) -> Counter[int]:
+        """How many bytes of each row are read with each number of rows."""
+        read = Counter[int]()
+        for turn in _schedule(length_N, tried, widths):
+            read[len(turn.text_B)] += turn.width
+        return read
+
+    def cost(read: Counter[int]) -> float:
+        return sum((rows + weights_cost) * width for rows, width in read.items())
 
     most = sizes.index(_least(sizes, len(texts))) + 1
     tried = [sizes[:n] for n in range(1, most + 1) if sizes[n - 1] * 16 >= len(texts)]
-    return min(tried, key=cost) if len(tried) > 1 else sizes[:most]
+    best = sizes[:most]
+    if len(tried) > 1:
+        best = min(tried, key=lambda one: cost(places(one)))
+    if not margin:
+        return best
+    read = places(best)
+    left = margin * cost(read)
+    while len(read) > 1:
+        # Rows that wait in a larger size; the windows stay the same.
+        added, size, larger = min((read[a] * (b - a), a, b) for a, b in pairwise(sorted(read)))
+        if added > left:
+            break
+        left -= added
+        read[larger] += read.pop(size)
+    return sorted(read) or best
 
 
 class RowStates(NamedTuple):
@@ -288,20 +339,35 @@ class TextReader:
             most = ROWS[-2]  # a Transformer would take more memory
         sizes = [size for size in ROWS if size < most] + [most]
         self._sizes = [size * devices.count for size in sizes]
-        cost = _WEIGHTS_COST.get(devices.devices[0].platform, _GPU_WEIGHTS_COST)
+        platform = devices.devices[0].platform
+        cost = _WEIGHTS_COST.get(platform, _GPU_WEIGHTS_COST)
         self._weights_cost = cost * devices.count
+        self._margin = 0.0 if platform == "cpu" else _FEWER_PROGRAMS
         widths = _WINDOWS[-1:] if keep_states is True else _WINDOWS
         self._widths = sorted({run.config.model.reading_window(width) for width in widths})
-        params = devices.replicate(run.params)
+        self._run = run
+        self._outputs = (keep_states, score)
 
-        def prepare(model: LanguageModel, *, several_rows: bool) -> tuple[Any, Any]:
-            step = _program(model, tuple(devices.devices), keep_states, score)
-            ready = model.ready(run.params, several_rows=several_rows)
-            return step, (params, devices.replicate(ready))
+    # Each is prepared when it is first needed: many calls need only one of them.
+    @functools.cached_property
+    def one_row(self) -> tuple[Any, Any]:
+        """The program that reads one row on each device, and its weights [N, ...]."""
+        return self._prepare(self._run.model, several_rows=self._run.batch_model is None)
 
-        self.one_row = self._rows = prepare(run.model, several_rows=run.batch_model is None)
-        if run.batch_model and most > 1:
-            self._rows = prepare(run.batch_model, several_rows=True)
+    @functools.cached_property
+    def _several_rows(self) -> tuple[Any, Any]:
+        if self._run.batch_model is None:
+            return self.one_row
+        return self._prepare(self._run.batch_model, several_rows=True)
+
+    @functools.cached_property
+    def _params(self) -> Any:
+        return self._devices.replicate(self._run.params)
+
+    def _prepare(self, model: LanguageModel, *, several_rows: bool) -> tuple[Any, Any]:
+        step = _program(model, tuple(self._devices.devices), *self._outputs)
+        ready = model.ready(self._run.params, several_rows=several_rows)
+        return step, (self._params, self._devices.replicate(ready))
 
     def read(self, texts: Sequence[bytes], state: Any = None) -> Iterator[AfterStep]:
         """Read texts: yield each step, and on the devices the state and the outputs after it.
@@ -311,7 +377,9 @@ class TextReader:
         environment.require_own_jax()
         goes_on = state is not None
         pending = deque[AfterStep]()
-        sizes = cheapest_rows(texts, self._sizes, self._widths, self._weights_cost)
+        sizes = cheapest_rows(
+            texts, self._sizes, self._widths, self._weights_cost, margin=self._margin
+        )
         for step in read_steps(texts, sizes, self._widths):
             rows = len(step.text_B)
             if goes_on:
@@ -323,7 +391,8 @@ class TextReader:
             elif step.kept_B is not None:
                 kept = jax.tree.map(lambda x: x[step.kept_B], self.fetch(state))  # noqa: B023
                 state = self._devices.split_rows(kept)
-            program, weights = self._rows if rows > self._devices.count else self.one_row
+            is_one_row = rows <= self._devices.count
+            program, weights = self.one_row if is_one_row else self._several_rows
             window = TextWindow(*self._devices.split_rows(tuple(step.window)))
             state, outputs = program(weights, state, window)
             pending.append((step, state, outputs))

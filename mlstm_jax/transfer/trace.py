@@ -160,6 +160,13 @@ class Reader:
         params = self.run.params
         return model, self._device.replicate((params, model.ready(params)))
 
+    def put(self, tree: Any) -> Any:
+        """Copy arrays to the device, where a program that reads `writer`'s weights leaves its own.
+
+        So one compiled program serves its first call and those that take its results.
+        """
+        return self._device.copy_to_all(tree)
+
     def stream(self, state: State | None = None, layer: int = -1) -> Stream:
         """Return a new stream, with the state of a layer (-1: the top)."""
         return Stream(self.run, self._reader, state, layer)

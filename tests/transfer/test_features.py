@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from mlstm_jax.run import Run, load_run, with_compute
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer import features
 from mlstm_jax.transfer.features import Featurizer, State, TextFile
-from mlstm_jax.transfer.reader import cheapest_rows, read_steps
+from mlstm_jax.transfer.reader import ROWS, cheapest_rows, read_steps
 from tests.tolerance import assert_close
 
 pytestmark = pytest.mark.numeric
@@ -130,6 +131,23 @@ def test_every_byte_of_a_text_is_read_once_in_its_row(lengths: list[int]) -> Non
 def test_reading_begins_with_the_rows_that_cost_least(lengths: list[int], most: int) -> None:
     texts, sizes = [bytes(n) for n in lengths], (1, 8, 32, 64, 256)
     assert cheapest_rows(texts, sizes, (16, 128), 4)[-1] == most
+
+
+@pytest.mark.parametrize("count", [2, 50, 300, 2000])
+def test_sizes_that_gain_little_are_left_out(count: int) -> None:
+    """On a GPU, where each size and window is a program to compile."""
+    lengths = np.random.default_rng(0).lognormal(5.5, 1, count).astype(int)
+    texts = [bytes(int(n)) for n in lengths]
+
+    def of(sizes: Sequence[int]) -> tuple[int, float]:
+        """The number of programs, and what reading costs."""
+        shapes = [step.window.bytes_BT.shape for step in read_steps(texts, sizes, (16, 128))]
+        return len(set(shapes)), sum((rows + 176) * (width - 1) for rows, width in shapes)
+
+    programs, cost = of(cheapest_rows(texts, ROWS, (16, 128), 176))
+    fewer, larger_cost = of(cheapest_rows(texts, ROWS, (16, 128), 176, margin=0.05))
+    assert fewer <= max(2, programs - 2)
+    assert cost <= larger_cost <= 1.05 * cost
 
 
 def test_several_rows_can_be_read_in_bf16_while_one_stays_fp32(run: Run) -> None:

@@ -4,7 +4,8 @@ import dataclasses
 import json
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ from mlstm_jax.corpora.documents import prompt_bytes
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.interop.weights import fingerprint
-from mlstm_jax.run import Run, load_run
-from mlstm_jax.transfer import classifier_file
+from mlstm_jax.run import Run, load_run, with_compute
+from mlstm_jax.transfer import classifier_file, reader
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.generate import Sampling, _sample, as_text, generate
@@ -235,7 +236,9 @@ def test_characters_of_damaged_text() -> None:
     assert ends == [1, 4, 5, 6, 7, 8]
 
 
-def test_texts_of_all_lengths_share_their_programs(run: Run) -> None:
+@contextmanager
+def compiled_programs() -> Iterator[list[str]]:
+    """The names of the programs that JAX compiles meanwhile."""
     compiled: list[str] = []
 
     def note(event: str, seconds: float, **about: Any) -> None:
@@ -244,16 +247,36 @@ def test_texts_of_all_lengths_share_their_programs(run: Run) -> None:
 
     jax.monitoring.register_event_duration_secs_listener(note)
     try:
-        reader = Reader(run)
+        yield compiled
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
+
+
+@pytest.mark.parametrize("several_in_bf16", [False, True])
+def test_a_first_answer_compiles_no_more_than_it_needs(run: Run, several_in_bf16: bool) -> None:
+    if several_in_bf16:
+        run = dataclasses.replace(run, batch_model=with_compute(run, "bf16").model)
+    jax.clear_caches()  # of other tests
+    reader._program.cache_clear()
+    with compiled_programs() as compiled:
+        whole(generate(Reader(run), "the guitar", bytes=130, seed=0))  # three blocks
+    # Weights, for bf16 again; the window of the prompt; the block.
+    assert len(compiled) == 3 + several_in_bf16
+    with compiled_programs() as compiled:
+        Featurizer(run)(["the guitar"])
+    assert len(compiled) == 1  # a window of one row; the weights are known
+
+
+def test_texts_of_all_lengths_share_their_programs(run: Run) -> None:
+    with compiled_programs() as compiled:
+        read = Reader(run)
         longest = "my cable sounds great " * 9
         for prompt in (longest, "", "the guitar"):
             seen = len(compiled)
             whole(generate(Reader(run), prompt, bytes=70, seed=0))
-            reader(prompt_bytes(prompt, run.cleaning))
+            read(prompt_bytes(prompt, run.cleaning))
             Featurizer(run)([prompt] * 8)
             assert prompt == longest or compiled[seen:] == []
-    finally:
-        jax.monitoring.unregister_event_duration_listener(note)
 
 
 def test_a_corpus_prepared_anew_is_refused(run, text_file, corpus, tmp_path, capsys, refused):
