@@ -37,7 +37,7 @@ _STOP = "mlstm_jax/stop"
 _LAUNCHERS = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
-    ("", "JOB_COMPLETION_INDEX"),
+    (None, "JOB_COMPLETION_INDEX"),
 )
 
 
@@ -51,20 +51,12 @@ def process_info(options: Distributed, environment: Mapping[str, str]) -> tuple[
     if count == 1:
         return 0, 1
     for size_name, rank_name in _LAUNCHERS:
-        size = environment.get(size_name) if size_name else "2 or more"
-        rank = environment.get(rank_name)
-        if rank is None or size in (None, "1"):
+        size = environment.get(size_name) if size_name else count
+        if rank_name not in environment or size is None or size == "1":
             continue
-        try:
-            if count is None and size_name:
-                count = int(str(size))
-            if index is None:
-                index = int(rank)
-        except ValueError as error:
-            raise UserError(
-                f"{size_name} is {size!r} and {rank_name} {rank!r}, but they must be whole "
-                "numbers; the launcher sets them."
-            ) from error
+        count = count or int(size)
+        if index is None:
+            index = int(environment[rank_name])
         break
     if count is None and options.coordinator is None:
         return 0, 1
@@ -84,25 +76,21 @@ def choose_gpu(index: int, hosts: Sequence[str], visible: Sequence[str | None]) 
     """
     here = [other for other, host in enumerate(hosts) if host == hosts[index]]
     gpus = visible[index]
-    if len(here) == 1 or any(visible[other] != gpus for other in here):
+    has_own = gpus is not None and "," not in gpus  # from the launcher; "" is none
+    if len(here) == 1 or has_own or any(visible[other] != gpus for other in here):
         return None
-    if gpus is None:
-        return here.index(index)
-    count = len(gpus.split(","))
-    if count == 1:  # The launcher has given each process its own, or none.
-        return None
-    rule = (
-        f"a list of {len(here)} or more, one for each process on {hosts[index]}; start fewer there"
-    )
-    require(count >= len(here), "CUDA_VISIBLE_DEVICES", gpus, rule)
+    if gpus is not None:
+        rule = f"a list of {len(here)} or more, one for each process on {hosts[index]}"
+        fits = len(gpus.split(",")) >= len(here)
+        require(fits, "CUDA_VISIBLE_DEVICES", gpus, f"{rule}; start fewer there")
     return here.index(index)
 
 
 class Cluster:
     """The processes of a run; the outermost context manager of a run.
 
-    An error that leaves the context is told to the other processes and ends all of them. One
-    process has no connections. `index` is that of this process, from 0.
+    An error that leaves the context is told to the other processes and ends all of them. `index` is
+    that of this process, from 0.
     """
 
     def __init__(self, options: Distributed, folder: Path) -> None:
@@ -161,10 +149,10 @@ class Cluster:
     def require_equal(self, values: dict[str, Any], advice: str) -> None:
         """Raise UserError with `advice`, on all, unless all processes have the same values."""
         digests = self.gather(digest.of_json(values))
+        # The first process with each digest speaks for all that have it.
         speakers = sorted({digests.index(value) for value in digests})
         if len(speakers) == 1:
             return
-        # The first process with each digest speaks for all that have it.
         shown = speakers[: _MOST + 1]
         everyone = self.gather(values if self.index in shown else None)
         differences = []
@@ -195,12 +183,12 @@ class Cluster:
     def _end(self, text: str, code: int, *, tell: bool = True) -> None:
         self._leaving.set()
         self._say(text)
-        if tell and self._store is not None:
-            reason = json.dumps([self.index, text, code])
-            self._store.key_value_set(f"{_STOP}/{self.index}", reason)
-        if self.is_first and self._store is not None:
-            # The store ends with process 0: the others must have read why.
-            time.sleep(_GRACE_SECONDS + 2 * _SECONDS)
+        if self._store is not None:
+            if tell:
+                reason = json.dumps([self.index, text, code])
+                self._store.key_value_set(f"{_STOP}/{self.index}", reason)
+            if self.is_first:  # The store ends with process 0: the others must have read why.
+                time.sleep(_GRACE_SECONDS + 2 * _SECONDS)
         terminal.leave()
         os._exit(code)
 
@@ -218,11 +206,11 @@ class Cluster:
     def _connect(self) -> None:
         """Start JAX's coordination, and choose the GPU of this process."""
         options = self._options
-        mine = self._file
-        mine.parent.mkdir(parents=True, exist_ok=True)
-        mine.write_text(json.dumps([self.index, self.host, self.processes]))
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._file.write_text(json.dumps([self.index, self.host, self.processes]))
         self._say(f"waiting for all {self.processes} processes")
-        limit = threading.Timer(min(options.timeout_seconds, _LONGEST), self._give_up)
+        seconds = min(options.timeout_seconds, _LONGEST)
+        limit = threading.Timer(seconds, self._give_up)
         limit.daemon = True
         limit.start()
         jax.config.update("jax_enable_recoverability", True)  # A lost process must not abort this.
@@ -230,7 +218,7 @@ class Cluster:
         if {"grpc_proxy", "https_proxy", "http_proxy"} & set(os.environ):
             os.environ.update(grpc_proxy="")  # A site's proxy does not know these machines.
         coordinator = options.coordinator
-        is_local = (coordinator or "").startswith(("localhost:", "127."))
+        is_local = coordinator is not None and coordinator.startswith(("localhost:", "127."))
         try:
             jax.distributed.initialize(
                 coordinator,
@@ -238,7 +226,7 @@ class Cluster:
                 self.index,
                 # It finds the coordinator where srun, mpirun or Kubernetes tells it.
                 cluster_detection_method="deactivate" if coordinator else None,
-                initialization_timeout=int(min(options.timeout_seconds, _LONGEST)) + 60,
+                initialization_timeout=int(seconds) + 60,
                 heartbeat_timeout_seconds=int(min(options.heartbeat_timeout_seconds, _LONGEST)),
                 coordinator_bind_address=coordinator if is_local else None,
             )
@@ -249,26 +237,23 @@ class Cluster:
             ) from error
         limit.cancel()
         self._store = global_state.client
-        everyone = self.gather([self.host, os.environ.get("CUDA_VISIBLE_DEVICES")])
-        mine.unlink(missing_ok=True)
-        hosts = [host for host, _ in everyone]
+        hosts = self.gather(self.host)
+        visible = self.gather(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        self._file.unlink(missing_ok=True)
         self._names = [f"process {index} ({host})" for index, host in enumerate(hosts)]
         if "JAX_LOCAL_DEVICE_IDS" not in os.environ:
-            gpu = choose_gpu(self.index, hosts, [gpus for _, gpus in everyone])
+            gpu = choose_gpu(self.index, hosts, visible)
             jax.config.update("jax_cuda_visible_devices", "all" if gpu is None else str(gpu))
 
     def _give_up(self) -> None:
         """Say which processes are missing, and end this one."""
         started = {}
         seconds = self._options.timeout_seconds
-        oldest = self._file.stat().st_mtime - seconds
+        oldest = self._file.stat().st_mtime - seconds  # Older ones are of an earlier start.
         for path in self._folder.glob("process-*.partial"):
-            if path.stat().st_mtime < oldest:
-                continue  # A process of an earlier start was killed.
-            index, host, processes = json.loads(path.read_text())
-            started[index] = f"process {index} ({host})"
-            if processes != self.processes:
-                started[index] += f", with {processes} processes instead of {self.processes}"
+            if path.stat().st_mtime >= oldest:
+                index, host, processes = json.loads(path.read_text())
+                started[index] = f"process {index} ({host}) of {processes}"
         missing = [str(index) for index in range(self.processes) if index not in started]
         self._end(
             f"not all processes met within {seconds:g} s. Missing: {', '.join(missing) or 'none'}; "
