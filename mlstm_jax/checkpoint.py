@@ -83,8 +83,9 @@ class Policy(NamedTuple):
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """Return whether each is kept; see Orbax's PreservationPolicy."""
-        chosen = kept_steps((one.step for one in checkpoints), *self)
-        return [one.step in chosen for one in checkpoints]
+        steps = [checkpoint.step for checkpoint in checkpoints]
+        kept = kept_steps(steps, self.scores, self.newest, self.reach)
+        return [step in kept for step in steps]
 
 
 class Damaged(FileError):
@@ -134,6 +135,9 @@ class Checkpoints:
         for step in steps_in(self.folder):
             self._scores[step] = score_of(self.folder, step)
         self._is_proven = bool(self._scores)
+        items = ("params", "state", "maxima", "carry")
+        handlers: dict[str, Any] = {name: ocp.StandardCheckpointHandler() for name in items}
+        handlers[ITEM] = ocp.JsonCheckpointHandler(filename=FILE)
         self._manager = ocp.CheckpointManager(
             self._opened.enter_context(output.plain_path(self.folder)) / FOLDER,
             options=ocp.CheckpointManagerOptions(
@@ -144,13 +148,7 @@ class Checkpoints:
                 # Otherwise one damaged file would prevent all checkpoints from being opened.
                 lightweight_initialize=True,
             ),
-            item_handlers={
-                "params": ocp.StandardCheckpointHandler(),
-                "state": ocp.StandardCheckpointHandler(),
-                "maxima": ocp.StandardCheckpointHandler(),
-                "carry": ocp.StandardCheckpointHandler(),
-                ITEM: ocp.JsonCheckpointHandler(filename=FILE),
-            },
+            item_handlers=handlers,
         )
 
     def save(
@@ -181,17 +179,12 @@ class Checkpoints:
         rows = {}
         if jax.tree.leaves(carry):
             rows["carry"] = join_rows({"carry": carry, "sums": of_rows(carry, record.seed)})
-        items = parts | rows
+        items: dict[str, Any] = {ITEM: ocp.args.JsonSave(record.sealed())}
+        for name, item in (parts | rows).items():
+            items[name] = ocp.args.StandardSave(item)
         self._scores[step] = about.score
         with self._failure(step):
-            begun = self._manager.save(
-                step,
-                args=ocp.args.Composite(
-                    **{name: ocp.args.StandardSave(item) for name, item in items.items()},
-                    meta=ocp.args.JsonSave(record.sealed()),
-                ),
-            )
-            if not begun:
+            if not self._manager.save(step, args=ocp.args.Composite(**items)):
                 raise FileExistsError(f"a checkpoint of step {self.latest()} already exists")
         self._begun = step
         if not self._is_proven:
@@ -205,8 +198,11 @@ class Checkpoints:
         def shape(x: jax.Array) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
 
+        carry = None
+        if rows:
+            carry = jax.tree.map(shape, rows["carry"]["carry"])
         try:
-            self._read(step, parts, jax.tree.map(shape, rows.get("carry", {}).get("carry")))
+            self._read(step, parts, carry)
         except Exception as error:  # Orbax, TensorStore and the system raise different types.
             self._failed = True
             raise CheckpointFailed(
@@ -248,7 +244,9 @@ class Checkpoints:
     def best(self) -> int | None:
         """Return the step with the lowest `Meta.score`, or the newest if none was measured."""
         best = best_step({step: self._scores.get(step) for step in self.steps()})
-        return self.latest() if best is None else best
+        if best is None:
+            return self.latest()
+        return best
 
     def steps(self) -> list[int]:
         """Return the steps of all complete checkpoints, in order."""
@@ -298,10 +296,11 @@ class Checkpoints:
         record = self._record(step)
         # Orbax restores to the type of these, and to the sharding of the carry.
         targets = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), parts)
-        if leaves := jax.tree.leaves(carry):
-            rows, sharding = leaves[0].shape[:1], leaves[0].sharding
-            sums_of_rows = jax.ShapeDtypeStruct(rows, np.uint32, sharding=sharding)
-            targets["carry"] = {"carry": carry, "sums": sums_of_rows}
+        leaves = jax.tree.leaves(carry)
+        if leaves:
+            rows = leaves[0].shape[:1]
+            sums = jax.ShapeDtypeStruct(rows, np.uint32, sharding=leaves[0].sharding)
+            targets["carry"] = {"carry": carry, "sums": sums}
         restored: dict[str, Any] = {}
         for name, target in targets.items():
             item = ocp.args.Composite(**{name: ocp.args.StandardRestore(target)})
@@ -313,10 +312,11 @@ class Checkpoints:
         for name in parts:
             digest.require_arrays(name, of_tree(restored[name]), record.sums[name])
         if "state" in parts and restored["state"]["step"] != step:
-            raise ValueError(f"its state is that of step {restored['state'].step}")
-        if "carry" in restored:
-            _require_rows(**restored["carry"], seed=record.seed)
-            restored["carry"] = restored["carry"]["carry"]
+            raise ValueError(f"its state is that of step {restored['state']['step']}")
+        if leaves:
+            read = restored["carry"]
+            _require_rows(read["carry"], read["sums"], record.seed)
+            restored["carry"] = read["carry"]
         return restored
 
     def drop_after(self, step: int) -> None:
@@ -371,9 +371,11 @@ class Checkpoints:
 def _parts_of(state: Any) -> dict[str, Any]:
     """The items of a state: parameters are one of their own, and the maxima of a run in fp8."""
     fields = state._asdict()
-    maxima = {"maxima_U3": fields.pop("maxima_U3", None)}
+    maxima_U3 = fields.pop("maxima_U3", None)
     parts = {"params": state.params, "state": fields | {"params": ()}}
-    return parts if maxima["maxima_U3"] is None else parts | {"maxima": maxima}
+    if maxima_U3 is not None:
+        parts["maxima"] = {"maxima_U3": maxima_U3}
+    return parts
 
 
 def _require_rows(carry: Any, sums: jax.Array, seed: int) -> None:

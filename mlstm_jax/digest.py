@@ -108,17 +108,20 @@ class BlockSums:
 
     def __init__(self) -> None:
         self._whole: list[str] = []
-        self._sum = self._size = 0
+        self._sum = 0
+        self._size = 0
 
     def update(self, data: bytes | memoryview) -> None:
         """Take the next bytes."""
         rest = memoryview(data)
         while rest:
             piece = rest[: BLOCK - self._size]
-            self._sum, self._size = crc32(piece, self._sum), self._size + len(piece)
+            self._sum = crc32(piece, self._sum)
+            self._size += len(piece)
             if self._size == BLOCK:
                 self._whole.append(f"{self._sum:08x}")
-                self._sum = self._size = 0
+                self._sum = 0
+                self._size = 0
             rest = rest[len(piece) :]
 
     def text(self) -> str:
@@ -223,4 +226,5 @@ class CheckedBytes:
                     f"{start:,}, not {self._size:,}; copy the corpus again, or run prepare "
                     "again."
                 )
-            buffer, start = buffer[count:], start + count
+            buffer = buffer[count:]
+            start += count

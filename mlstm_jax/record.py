@@ -91,11 +91,11 @@ def read_record(folder: Path, step: int) -> Record:
 
     Raises OSError, ValueError, KeyError or TypeError if the file is damaged, or of another step.
     """
-    content = digest.opened(fields.parse((folder / FOLDER / str(step) / ITEM / FILE).read_bytes()))
-    values = content["meta"]
-    values["origin"] = Origin(*values["origin"])
-    values["metrics"] = Extent(*values["metrics"])
-    record = Record(**content | {"meta": Meta(**values)})
+    path = folder / FOLDER / str(step) / ITEM / FILE
+    content = digest.opened(fields.parse(path.read_bytes()))
+    meta = Meta(**content.pop("meta"))
+    meta = meta._replace(origin=Origin(*meta.origin), metrics=Extent(*meta.metrics))
+    record = Record(meta=meta, **content)
     if record.step != step:
         raise ValueError(f"it is the checkpoint of step {record.step}, renamed")
     return record
@@ -115,20 +115,19 @@ def damage() -> AbstractContextManager[None]:
 
 def best_step(scores: Mapping[int, float | None]) -> int | None:
     """Return the step with the lowest score, the earliest of several; None if none is finite."""
-    finite = [
-        (score, step)
-        for step, score in scores.items()
-        if score is not None and math.isfinite(score)
-    ]
+    finite = []
+    for step, score in scores.items():
+        if score is not None and math.isfinite(score):
+            finite.append((score, step))
     return min(finite)[1] if finite else None
 
 
 def of_tree(tree: Any) -> dict[str, int]:
     """Return the checksum of every array of a tree, by its path, such as `layer_0/wh_v`."""
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): digest.of_array(leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
+    sums = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        sums[jax.tree_util.keystr(path, simple=True, separator="/")] = digest.of_array(leaf)
+    return sums
 
 
 def of_rows(tree: Any, seed: int) -> NDArray[np.uint32]:
@@ -151,5 +150,9 @@ def of_rows(tree: Any, seed: int) -> NDArray[np.uint32]:
 def move_aside(path: Path, folder: Path) -> None:
     """Move a file or a folder to another folder, under a name that is free there."""
     folder.mkdir(exist_ok=True)
-    names = (path.name if n == 1 else f"{path.name}-{n}" for n in range(1, 1000))
-    shutil.move(path, next(folder / name for name in names if not (folder / name).exists()))
+    target = folder / path.name
+    number = 1
+    while target.exists():
+        number += 1
+        target = folder / f"{path.name}-{number}"
+    shutil.move(path, target)

@@ -122,8 +122,9 @@ def open_streams() -> None:
     written to standard output then is an error, as in other programs. A character that the
     encoding of a stream does not have becomes a question mark.
     """
-    for name, flag in (("stdin", os.O_RDONLY), ("stdout", os.O_RDONLY), ("stderr", os.O_WRONLY)):
+    for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
+            flag = os.O_WRONLY if name == "stderr" else os.O_RDONLY
             file = os.open(os.devnull, flag)  # takes the lowest free number, which is that stream's
             stream = open(file, "r" if name == "stdin" else "w", encoding="utf-8")  # noqa: SIM115
             setattr(sys, name, stream)
@@ -166,10 +167,14 @@ class ProgressLine:
         of_bytes: bool = False,
         quiet: bool = False,
     ) -> None:
-        self._name, self._total, self._done, self._quiet = name, total, done, quiet
+        self._name = name
+        self._total = total
+        self._done = done
+        self._quiet = quiet
         self._of_bytes = of_bytes
         # The first step includes compilation, so the estimate starts at the first update.
-        self._since: tuple[int, float] | None = None
+        self._first: int | None = None
+        self._started = 0.0
         self._printed = time.monotonic()
         self._live: Progress | None = None
         if quiet:
@@ -216,20 +221,22 @@ class ProgressLine:
             return
         with self._terminal():
             now = time.monotonic()
-            first, started = self._since = self._since or (step, now)
-            speed = (step - first) / (now - started) if step > first and now > started else 0.0
+            if self._first is None:
+                self._first = step
+                self._started = now
+            speed = 0.0
+            if step > self._first and now > self._started:
+                speed = (step - self._first) / (now - self._started)
             if self._of_bytes and speed:
                 status = rate(speed)
             if self._live:
                 self._live.update(self._task, completed=step, count=self._count(), status=status)
             elif now - self._printed >= _SECONDS_BETWEEN_PLAIN_LINES:
                 self._printed = now
-                left = (
-                    f"  {timedelta(seconds=round((self._total - step) / speed))} left"
-                    if speed
-                    else ""
-                )
-                tell(f"{self._name} {self._count()}  {status}{left}")
+                line = f"{self._name} {self._count()}  {status}"
+                if speed:
+                    line += f"  {timedelta(seconds=round((self._total - step) / speed))} left"
+                tell(line)
 
     def _count(self) -> str:
         """Return the number of steps done, of all: 300/600, or 1.2/45.6 MB."""
@@ -252,7 +259,8 @@ class ProgressLine:
         try:
             yield
         except Exception:  # of a closed terminal, or of what has replaced the stream
-            self._live, self._quiet = None, True
+            self._live = None
+            self._quiet = True
 
 
 def rate(bytes_per_second: float) -> str:
@@ -263,10 +271,13 @@ def rate(bytes_per_second: float) -> str:
 def file_size(count: float) -> str:
     """Format a number of bytes in decimal units."""
     size, unit = _unit(count)
-    return f"{count / size:.{0 if unit == 'B' else 1}f} {unit}"
+    digits = 0 if unit == "B" else 1
+    return f"{count / size:.{digits}f} {unit}"
 
 
 def _unit(count: float) -> tuple[float, str]:
     """Return the largest decimal unit of bytes that is not above `count`."""
-    units = (1e9, "GB"), (1e6, "MB"), (1e3, "kB")
-    return next(((size, unit) for size, unit in units if count >= size), (1.0, "B"))
+    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= size:
+            return size, unit
+    return 1.0, "B"

@@ -32,7 +32,7 @@ class Table(Protocol):
 
 
 # A file or table of texts with labels, or the texts and the labels.
-Examples: TypeAlias = str | Path | Table | tuple[Sequence[str], Sequence[object]]
+LabelledTexts: TypeAlias = str | Path | Table | tuple[Sequence[str], Sequence[object]]
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
@@ -91,7 +91,7 @@ def _has_columns(values: object) -> bool:
 
 
 def as_labelled(
-    given: Mapping[str, Examples | None], text_column: str | None, label_column: str | None
+    given: Mapping[str, LabelledTexts | None], text_column: str | None, label_column: str | None
 ) -> dict[str, Labelled]:
     """Return the texts and labels of each set.
 

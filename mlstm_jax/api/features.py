@@ -14,7 +14,7 @@ from sklearn.utils import Tags
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
-from mlstm_jax.api.arguments import Examples, as_texts, public
+from mlstm_jax.api.arguments import LabelledTexts, as_texts, public
 from mlstm_jax.api.model import TrainedModel, load
 from mlstm_jax.corpora.documents import SEVERAL_LABELS, label_of
 from mlstm_jax.errors import UserError
@@ -161,7 +161,7 @@ class FineTuned(ClassifierMixin, _OfModel):
 
     @public
     def fit(
-        self, texts: Iterable[str], y: Sequence[object], valid: Examples | None = None
+        self, texts: Iterable[str], y: Sequence[object], valid: LabelledTexts | None = None
     ) -> "FineTuned":
         """Fine-tune the model; with `valid`, see `TrainedModel.finetune`."""
         strings = as_texts(texts)

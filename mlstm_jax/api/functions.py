@@ -20,7 +20,7 @@ from mlstm_jax.run import write_imported
 from mlstm_jax.training import phases
 from mlstm_jax.training import schedule as schedules
 from mlstm_jax.training import sweep as sweeps
-from mlstm_jax.training.sweep import Result
+from mlstm_jax.training.sweep import RunSummary
 from mlstm_jax.training.train import train as run_train
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def sweep(
     table_only: bool = False,
     on_begin: Callable[[int, int, tuple[str, str]], None] = lambda number, total, key: None,
     owns_process: bool = False,
-) -> list[Result]:
+) -> list[RunSummary]:
     """Train all runs of a grid, one after the other, and return the result of each.
 
     Finished and diverged runs are not repeated. Runs that another process is training are skipped,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mlstm_jax import environment, output, shipped
 from mlstm_jax import run as runs
-from mlstm_jax.api.arguments import Examples, Texts, as_labelled, as_texts, public, span_ends
+from mlstm_jax.api.arguments import LabelledTexts, Texts, as_labelled, as_texts, public, span_ends
 from mlstm_jax.api.report import report_of
 from mlstm_jax.config import Config, Devices
 from mlstm_jax.corpora.documents import clean
@@ -426,9 +426,9 @@ class TrainedModel:
     @public
     def transfer(
         self,
-        train: Examples,
-        test: Examples | None = None,
-        valid: Examples | None = None,
+        train: LabelledTexts,
+        test: LabelledTexts | None = None,
+        valid: LabelledTexts | None = None,
         *,
         out: str | Path | None = None,
         options: TransferOptions | None = None,
@@ -478,9 +478,9 @@ class TrainedModel:
     @public
     def finetune(
         self,
-        train: Examples,
-        valid: Examples | None = None,
-        test: Examples | None = None,
+        train: LabelledTexts,
+        valid: LabelledTexts | None = None,
+        test: LabelledTexts | None = None,
         *,
         out: str | Path,
         options: FinetuneOptions | None = None,

@@ -81,8 +81,8 @@ def prepare(runs: Runs) -> None:
     environment.prepare(first.devices, deterministic=deterministic)
 
 
-class Result(NamedTuple):
-    """The result of one run."""
+class RunSummary(NamedTuple):
+    """The figures of one run: a line of table.csv."""
 
     row: str
     column: str
@@ -186,7 +186,7 @@ def sweep(
         tell(f"\nleft to other processes: {', '.join(elsewhere)}")
 
 
-def write_tables(runs: Runs, out: Path) -> list[Result]:
+def write_tables(runs: Runs, out: Path) -> list[RunSummary]:
     """Write table.csv and table.md of the existing results; return the results."""
     results = [result(key, folder(out, key)) for key in runs]
     out.mkdir(parents=True, exist_ok=True)
@@ -195,7 +195,7 @@ def write_tables(runs: Runs, out: Path) -> list[Result]:
     return results
 
 
-def result(key: tuple[str, str], run_folder: Path) -> Result:
+def result(key: tuple[str, str], run_folder: Path) -> RunSummary:
     """The result of a run, from the files of its folder."""
     lines = metrics.read_metrics(run_folder / "metrics.jsonl")
     kinds = metrics.by_kind(lines)
@@ -212,7 +212,7 @@ def result(key: tuple[str, str], run_folder: Path) -> Result:
         status = ends.get(events[-1], "unfinished")
     noise = _values(train[len(train) // 2 :], "noise_scale")
     speeds = _values(train, "bytes_per_second")
-    return Result(
+    return RunSummary(
         row=key[0],
         column=key[1],
         status=status,
@@ -234,16 +234,16 @@ def _values(lines: list[dict[str, Any]], name: str) -> list[Any]:
     return [line[name] for line in lines if line.get(name) is not None]
 
 
-def as_csv(results: list[Result]) -> str:
+def as_csv(results: list[RunSummary]) -> str:
     """All figures of all runs, one line per run."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Result._fields)
+    writer.writerow(RunSummary._fields)
     writer.writerows(results)
     return text.getvalue()
 
 
-def as_markdown(results: list[Result]) -> str:
+def as_markdown(results: list[RunSummary]) -> str:
     """Validation BPC by row and column, as in Puri et al. 2018, fig. 5; Div: diverged."""
     cells: dict[str, dict[str, str]] = {}
     columns: list[str] = []
