@@ -165,9 +165,10 @@ def require_valid(section: Any, name: str = "") -> None:
         name: its name in messages, such as "data"; empty for a whole config.
     """
     section_type: Any = type(section)
+    prefix = f"{name}." if name else ""
     for key, kind in _types(section_type).items():
         value = _plain(getattr(section, key))
-        require_kind(f"{name}.{key}" if name else key, value, kind)
+        require_kind(prefix + key, value, kind)
         object.__setattr__(section, key, value)
 
 
@@ -209,10 +210,13 @@ def broken_rule(kind: Any, value: Any) -> str | None:
         return rule
     if origin in (Union, UnionType):
         rules = [broken_rule(part, value) for part in inner]
-        return None if None in rules else " or ".join(map(str, rules))
+        if None in rules:
+            return None
+        return " or ".join(map(str, rules))
     if origin is Literal:
-        fits = isinstance(value, str) and value in inner
-        return None if fits else f"one of {', '.join(inner)}"
+        if isinstance(value, str) and value in inner:
+            return None
+        return f"one of {', '.join(inner)}"
     if origin in (Any, Iterable) or not isinstance(origin, type):
         return None
     rule = _WORDS.get(origin, f"a {origin.__name__}")

@@ -23,7 +23,9 @@ def require_folder(folder: Path, name: str = "out") -> None:
 
     Tries it in the nearest existing folder: permissions alone do not show it, as in /proc.
     """
-    nearest = next((place for place in (folder, *folder.parents) if os.path.lexists(place)), Path())
+    nearest = folder
+    while not os.path.lexists(nearest) and nearest != nearest.parent:
+        nearest = nearest.parent
     if not nearest.is_dir():
         what = "a file" if nearest.exists() else "a link that leads nowhere"
         raise UserError(

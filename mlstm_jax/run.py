@@ -60,7 +60,9 @@ class Run:
     def name(self) -> str:
         """The name in reports and pictures."""
         name = self.folder.resolve().name
-        return name if shipped.is_shipped(self.folder) else f"{name}, {self.origin}"
+        if shipped.is_shipped(self.folder):
+            return name
+        return f"{name}, {self.origin}"
 
     @property
     def origin(self) -> str:
@@ -97,14 +99,18 @@ def require_known(params: Parameters, name: str, pieces: Iterable[tuple[str, Any
     for place, piece in pieces:
         read_V = np.bincount(np.frombuffer(piece, np.uint8), minlength=len(unknown_V))
         count_V += read_V * unknown_V
-        first = first or (place if count_V.any() else "")
-    if first:
-        worst = np.argsort(-count_V, kind="stable")[: min(8, np.count_nonzero(count_V))]
-        listed = ", ".join(f"{bytes([one])!r}"[1:] + f" ({count_V[one]:,} times)" for one in worst)
-        raise UserError(
-            f"{name}: {count_V.sum():,} bytes, the first in {first}, are none that the model can "
-            f"read or predict: {listed}. Leave these texts out, or replace the characters."
-        )
+        if not first and count_V.any():
+            first = place
+    if not first:
+        return
+    listed = []
+    for byte in np.argsort(-count_V, kind="stable")[: min(8, np.count_nonzero(count_V))]:
+        shown = repr(bytes([byte])).removeprefix("b")
+        listed.append(f"{shown} ({count_V[byte]:,} times)")
+    raise UserError(
+        f"{name}: {count_V.sum():,} bytes, the first in {first}, are none that the model can "
+        f"read or predict: {', '.join(listed)}. Leave these texts out, or replace the characters."
+    )
 
 
 def require_known_corpus(params: Parameters, corpus: Corpus, splits: Iterable[SplitName]) -> None:
@@ -118,7 +124,9 @@ def require_known_corpus(params: Parameters, corpus: Corpus, splits: Iterable[Sp
 def read_config(folder: Path) -> Config | None:
     """Return the config of the run in `folder`, or None if there is none."""
     path = folder / "config.json"
-    return config_text.load_json(path) if path.is_file() else None
+    if not path.is_file():
+        return None
+    return config_text.load_json(path)
 
 
 def read_environment(folder: Path) -> dict[str, Any] | None:

@@ -70,8 +70,13 @@ class Source:
             return "jsonl" if start.startswith(b"{") else "txt"
         if not self.is_file:
             return self.name.partition(":")[0]
-        suffix = (Path(self.path.stem) if self.is_gzip else self.path).suffix.lower()[1:]
-        return suffix if suffix in (_TEXT if self.is_gzip else _KINDS) else ""
+        path = self.path
+        known: Collection[str] = _KINDS
+        if self.is_gzip:
+            path = path.with_suffix("")
+            known = _TEXT
+        suffix = path.suffix.lower()[1:]
+        return suffix if suffix in known else ""
 
     @property
     def size(self) -> int:
@@ -146,8 +151,12 @@ def _files_of(name: str, without: Collection[Path]) -> list[str]:
                 files.append(match)
         if not files:
             raise UserError(f"{name}: no file matches; check the pattern.")
-    # DuckDB would expand a leading ~ to a home folder.
-    return [str(file.absolute() if str(file)[0] == "~" else file) for file in files]
+    found = []
+    for file in files:
+        if str(file)[0] == "~":  # DuckDB would expand it to a home folder.
+            file = file.absolute()
+        found.append(str(file))
+    return found
 
 
 def manifest_names(sources: Sequence[Source]) -> list[str]:

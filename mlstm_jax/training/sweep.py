@@ -23,7 +23,7 @@ from mlstm_jax.config.text import differences, load_json
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import InUse, UserError
 from mlstm_jax.interop.weights import fingerprint
-from mlstm_jax.run import load_run
+from mlstm_jax.run import load_run, read_config
 from mlstm_jax.terminal import markdown, message, tell
 from mlstm_jax.training import metrics
 from mlstm_jax.training.report import Diverged
@@ -132,17 +132,19 @@ def _require_same_run(run_folder: Path, config: Config) -> None:
     """
     old = load_json(run_folder / "config.json")
     # A run saves its batch, not the rows of a device.
-    rows = config.data.batch_per_device
-    devices = 1 if rows is None else max(1, old.data.batch // rows)
+    devices = 1
+    if config.data.batch_per_device is not None:
+        devices = max(1, old.data.batch // config.data.batch_per_device)
     different = list(itertools.chain(*differences(old, configs.resolve_batch(config, devices))))
     before = inputs_of(run_folder)
     if before and not different:
-        start = None if config.train.start_from is None else _fingerprint(config.train.start_from)
-        for name, value in inputs(open_corpus(Path(config.data.corpus)), start).items():
-            old_value = before.get(name, value)
-            if value != old_value:
+        start = None
+        if config.train.start_from is not None:
+            start = _fingerprint(config.train.start_from)
+        for name, new in inputs(open_corpus(Path(config.data.corpus)), start).items():
+            if new != before.get(name, new):
                 different.append(
-                    f"fingerprint of {name}: {str(old_value)[:12]}… → {str(value)[:12]}…"
+                    f"fingerprint of {name}: {str(before[name])[:12]}… → {str(new)[:12]}…"
                 )
     if different:
         raise UserError(
@@ -202,16 +204,15 @@ def result(key: tuple[str, str], run_folder: Path) -> RunSummary:
     train = kinds["train"]
     scores = _values(kinds["eval"], "bpc")
     events = ["", *_values(kinds["event"], "event")]
-    path = run_folder / "config.json"
-    has_begun = path.is_file()
-    config = load_json(path) if has_begun else Config()
+    config = read_config(run_folder)
     status = "not begun"
-    if has_begun:
+    if config:
         # A finished run whose steps were raised has a later event.
         ends = {"finished": "done", "diverged": "diverged"}
         status = ends.get(events[-1], "unfinished")
     noise = _values(train[len(train) // 2 :], "noise_scale")
     speeds = _values(train, "bytes_per_second")
+    config = config or Config()
     return RunSummary(
         row=key[0],
         column=key[1],
