@@ -160,8 +160,8 @@ def with_run_values(config: Config, cluster: Cluster, capability: tuple[int, int
     """Return a config in which what is unset is that of the run that resumes.
 
     The compute type and the kernels of a new run are the fastest on the first process's devices,
-    of compute capability `capability`. The positions of a
-    model stay unset where they are too few for the windows, so that a resume is refused.
+    of compute capability `capability`. The positions of a model stay unset where they are too few
+    for the windows, so that a resume is refused.
     """
     folder = Path(config.out)
     before = run.read_config(folder) if _has_begun(folder) else None
