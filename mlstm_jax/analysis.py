@@ -75,7 +75,9 @@ def load_histories(*folders: Path | str) -> list[History]:
             histories += _load_study(study)
             continue
         for run in metrics.runs_in(folder):
-            name = run.name if run == folder else str(run.relative_to(folder))
+            name = run.name
+            if run != folder:
+                name = str(run.relative_to(folder))
             path = run / "config.json"
             if not path.is_file():
                 raise UserError(f"{run} has no config.json, so it is not a complete run folder.")

@@ -33,12 +33,12 @@ _MOST = 5  # differences in a message
 _LONGEST = 1e6  # seconds of a time limit: JAX counts in 32 bits
 _STOP = "mlstm_jax/stop"
 # Variables with the number of processes and the index of this one. mpirun is first: in a SLURM job
-# its processes also have the variables of the srun that it uses. Kubernetes tells only the index.
+# its processes also have the variables of the srun that it uses.
 _LAUNCHERS = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
-    (None, "JOB_COMPLETION_INDEX"),
 )
+_KUBERNETES = "JOB_COMPLETION_INDEX"
 
 
 def process_info(options: Distributed, environment: Mapping[str, str]) -> tuple[int, int]:
@@ -51,13 +51,14 @@ def process_info(options: Distributed, environment: Mapping[str, str]) -> tuple[
     if count == 1:
         return 0, 1
     for size_name, rank_name in _LAUNCHERS:
-        size = environment.get(size_name) if size_name else count
-        if rank_name not in environment or size is None or size == "1":
-            continue
-        count = count or int(size)
-        if index is None:
-            index = int(environment[rank_name])
-        break
+        size = environment.get(size_name, "1")
+        if rank_name in environment and size != "1":
+            count = count or int(size)
+            if index is None:
+                index = int(environment[rank_name])
+            break
+    if index is None and _KUBERNETES in environment:  # which does not tell the number
+        index = int(environment[_KUBERNETES])
     if count is None and options.coordinator is None:
         return 0, 1
     require(count is not None, "distributed.processes", count, "set: no launcher sets it")

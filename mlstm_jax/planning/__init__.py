@@ -99,7 +99,9 @@ def all_reduce_seconds(config: Config, machine: Machine, devices: int) -> float:
     """The seconds of the gradient's ring all-reduce over the devices."""
     if devices == 1:
         return 0.0
-    width = compute_bytes(config) if config.precision.all_reduce == "compute" else 4
+    width = 4
+    if config.precision.all_reduce == "compute":
+        width = compute_bytes(config)
     slowest = machine.inside_node.bytes_per_s
     fixed = machine.inside_node.fixed_s
     if devices > machine.devices_per_node:
@@ -258,8 +260,9 @@ def _optional(value: float | None, style: str) -> str:
 
 def _digits(value: float) -> str:
     """Format a number with three decimals, or with two significant digits if it is below 0.01."""
-    style = ".3f" if value >= 0.01 else ".2g"
-    return format(value, style)
+    if value >= 0.01:
+        return f"{value:.3f}"
+    return f"{value:.2g}"
 
 
 def _advice(config: Config, machine: Machine, row: Row) -> str:

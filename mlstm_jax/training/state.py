@@ -182,7 +182,9 @@ def memory_bytes(config: Config, rows: int) -> float:
     window = config.data.window
     width = compute_bytes(config)
     rows = rows // config.train.micro_batches
-    cell = width if config.precision.cell == "compute" else 4
+    cell = 4
+    if config.precision.cell == "compute":
+        cell = width
     parameters = parameter_count(config)
     # Master weights and moments; the gradient; normalised weights, some of them transposed.
     state = parameters * (4 + 4 * config.optimizer.moments + 4 + 2 + width)
