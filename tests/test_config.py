@@ -259,7 +259,7 @@ def test_without_a_word_it_is_the_configs_model() -> None:
         (["--config"], "--config: expected one argument"),
         (["--config", "--resume"], "--config: expected one argument"),
         (["model:lsm"], "; did you mean model:lstm"),
-        (["--model.kind", "gru"], "Unrecognized options: --model.kind"),
+        (["--model.kind", "gru"], "there is no option --model.kind"),
         (["model:lstm", "model:mlstm"], "model:lstm and model:mlstm: choose one model of"),
         (["model:lstm", "--model.recurrent-gain", "2"], "--model.recurrent-gain"),
         (["--model.no-weight-norm"], "--model.no-weight-norm"),
