@@ -150,13 +150,15 @@ class Reader:
         self.run = run
         self._device = Parallel(jax.local_devices()[:1])
         self._reader = TextReader(run, self._device, 1, keep_states=True)
+        # Any text needs them; the first answer of the page does not wait for them.
+        _, self._weights = self._reader.one_row
         self._kept: dict[tuple[State | None, int], _CachedTrace] = {}
 
     @functools.cached_property
     def writer(self) -> tuple[LanguageModel, Any]:
         """The model that generates text, of any number of rows, and its weights [1, ...]."""
         if (model := self.run.batch_model) is None:
-            return self.run.model, self._reader.one_row[1]
+            return self.run.model, self._weights
         params = self.run.params
         return model, self._device.replicate((params, model.ready(params)))
 
