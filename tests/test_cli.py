@@ -186,25 +186,3 @@ def test_an_error_of_the_system_is_one_line_and_a_bug_is_not(error, told, monkey
         said = capsys.readouterr().err
         assert said.startswith("mlstm-jax classify: ")
         assert told in said
-
-
-def test_what_is_imported_late(call) -> None:
-    """Text needs no JAX, training nothing of the data's, and a config starts no JAX: after it has
-    been read, the number of virtual devices can be set."""
-    program = """
-import sys
-import mlstm_jax.cli, mlstm_jax.commands.corpora
-assert "jax" not in sys.modules
-import mlstm_jax.training.train, mlstm_jax.transfer.labels, mlstm_jax.commands.training
-needless = {"duckdb", "sklearn", "matplotlib", "orbax", "tensorflow_datasets", "apache_beam"}
-assert not sys.modules.keys() & needless
-import mlstm_jax.transfer.features
-from mlstm_jax import environment
-from mlstm_jax.config import Devices
-assert not environment.has_started()
-environment.prepare(Devices(virtual_cpu=3))
-import jax
-assert jax.device_count() == 3
-assert environment.has_started()
-"""
-    call(sys.executable, "-c", program)

@@ -22,16 +22,30 @@ import mlstm_jax as mlstm
 assert "jax" not in sys.modules, "jax is imported"
 assert "numpy" not in sys.modules, "numpy is imported"
 assert logging.getLogger().handlers == handlers
+# Text needs no JAX, training nothing of the data's.
+import mlstm_jax.cli, mlstm_jax.commands.corpora
+assert "jax" not in sys.modules
+import mlstm_jax.training.train, mlstm_jax.transfer.labels, mlstm_jax.commands.training
+needless = {"duckdb", "sklearn", "matplotlib", "orbax", "tensorflow_datasets", "apache_beam"}
+assert not sys.modules.keys() & needless
 for name in %s:
     getattr(mlstm, name)
 assert state() == before, (state(), before)
+# All of this starts no JAX: the number of virtual devices can still be set.
+from mlstm_jax import environment
+from mlstm_jax.config import Devices
+assert not environment.has_started()
+environment.prepare(Devices(virtual_cpu=3))
+import jax
+assert jax.device_count() == 3
+assert environment.has_started()
 """
 
 
-def test_importing_changes_nothing_in_the_process() -> None:
+def test_importing_changes_nothing_in_the_process(command_environment) -> None:
     """Nor does the first use of any public name, but for the handler that absl gives logging."""
-    code = PROBE % repr([*mlstm.__all__])
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    command = [sys.executable, "-c", PROBE % repr([*mlstm.__all__])]
+    done = subprocess.run(command, env=command_environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

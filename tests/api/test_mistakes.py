@@ -104,9 +104,11 @@ def refused(method: str, given: dict[str, Any], **mistakes: Any) -> Any:
     ("message", "call"),
     [
         *refused(
-            "generate", {}, bytes=(-1, 1.5, True, "3"), seed=(-1, 2**40), top_k=(0, 1.5),
-            temperature=(NAN, -1, None), top_p=(0, NAN, "x"), stop=("ab", b"a", None),
-            set_unit=({9999: 1}, {-1: 1}, {0: NAN}, {True: 1}, {"3": 1}, {3: "a"}, [3], "3=1"),
+            "generate", {}, bytes=(-1, 1.5, True, "3", 10**12), seed=(-1, 2**40), top_k=(0, 1.5),
+            temperature=(NAN, -1, None, 1e39), top_p=(0, NAN, "x"), stop=("ab", b"a", None),
+            set_unit=(
+                {9999: 1}, {-1: 1}, {0: NAN}, {True: 1}, {"3": 1}, {3: "a"}, [3], "3=1", {3: 1e39},
+            ),
             prompt=(None, b"x", 3),
         ),
         *refused(

@@ -106,7 +106,8 @@ def test_a_file_of_launch_starts_a_run(name, corpus, tmp_path, launcher) -> None
     config = runs.make_config(corpus, tmp_path / "run", train=train)
     file = runs.write_config(config, tmp_path / "config.py")
     for words, own in START[name](str(file)):
-        launcher.call(*words, **own, PATH=path)
+        # As of a site's proxy, which knows nothing of these machines.
+        launcher.call(*words, **own, PATH=path, http_proxy="http://127.0.0.1:9")
     said = "\n".join(launcher.ended(0))
     assert json.loads((tmp_path / "run/environment.json").read_text())["processes"] == 2
     assert re.search(r"training 2 steps.* on 2 cpu device", said), said

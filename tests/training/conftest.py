@@ -1,14 +1,15 @@
 """What several files of tests of training share."""
 
 import gc
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mlstm_jax import checkpoint
-from tests.training.runs import finish, make_config, start
+from mlstm_jax.config import Devices
+from mlstm_jax.training.train import train
+from tests.training.runs import make_config
 
 
 @pytest.fixture(autouse=True)
@@ -29,8 +30,6 @@ def collected() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run in a process of its own, with one CPU device, never disturbed."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "NPROC"))}
-    finish(start(make_config(corpus, folder / "run"), folder, environment))
-    return folder / "run"
+    """A run on one device that nothing happens to."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    return train(make_config(corpus, folder, devices=Devices(count=1)))

@@ -16,14 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mlstm_jax import environment, guard, host, run
+from mlstm_jax import cli, environment, guard, host, run
 from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import Config, Devices, Optimizer, Precision, Train, vary
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import UserError
 from mlstm_jax.record import steps_in
-from mlstm_jax.training import metrics, phases, run_folder
+from mlstm_jax.training import phases, run_folder
 from mlstm_jax.training.train import train as run_train
 from tests.training.runs import (
     assert_same_run,
@@ -34,41 +34,70 @@ from tests.training.runs import (
     short,
     start,
     wait_for_step,
+    write_config,
 )
 
 ONE = Devices(count=1)
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGTERM, 0), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
-)
-def test_killed_and_interrupted_it_ends_as_if_never_stopped(
-    number, code, corpus, undisturbed, tmp_path, command_environment
+def test_killed_and_cut_off_it_ends_as_if_never_stopped(
+    corpus, undisturbed, tmp_path, command_environment
 ):
-    """It is killed, a signal then stops it with a checkpoint, and it goes on to its end."""
+    """It is killed; then its terminal is closed, which stops it with a checkpoint.
+
+    The kernel sends SIGHUP, and whatever is printed from then on fails.
+    """
     folder = tmp_path / "run"
     config = make_config(corpus, folder)
     random = np.random.default_rng()
-    step = int(random.integers(1, 250))
+    step = int(random.integers(1, 90))
     print("killed after step", step)
     process = start(config, tmp_path, command_environment)
     wait_for_step(process, folder, step)
     time.sleep(random.uniform(0, 0.05))
     process.send_signal(signal.SIGKILL)
     finish(process, -signal.SIGKILL)
-    process = start(config, tmp_path, command_environment)
-    # The signal comes as soon as this process has taken a step that the last one had not.
-    wait_for_step(process, folder, lines_without_time(folder)[-1]["step"] + 1)
-    process.send_signal(number)
-    text = finish(process, code)
+
+    ours, theirs = pty.openpty()
+    # Makes the terminal its own, as a login does; these tests may run under nohup.
+    login = ("env", "--default-signal=HUP", "setsid", "--ctty")
+    process = start(config, tmp_path, command_environment, login, terminal=theirs)
+    os.close(theirs)
+    # The terminal closes as soon as this process has taken a step that the last one had not.
+    first, deadline = lines_without_time(folder)[-1]["step"], time.monotonic() + 120
+    while lines_without_time(folder)[-1]["step"] <= first and time.monotonic() < deadline:
+        if select.select([ours], [], [], 0.01)[0]:
+            os.read(ours, 65536)
+    os.close(ours)
+    assert process.wait(timeout=300) == 0
+    last = lines_of(folder)["event"][-1]
+    assert (last["event"], last["signal"]) == ("interrupted", "SIGHUP")
+    assert steps_in(folder)[-1] == last["step"] < 300
+
+    run_train(vary(config, devices=ONE))
+    assert_same_run(folder, undisturbed)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_stops_it_with_a_checkpoint(number, code, corpus, tmp_path, monkeypatch, capfd):
+    plain = TrainStream.batch
+
+    def stop(self: TrainStream, step: int, *more: Any) -> Any:
+        if step == 3:
+            signal.raise_signal(number)
+        return plain(self, step, *more)
+
+    monkeypatch.setattr(TrainStream, "batch", stop)
+    config = make_config(corpus, tmp_path / "run", devices=ONE)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["train", str(write_config(config, tmp_path / "config.py"))])
+    assert ended.value.code == code
+    text = capfd.readouterr().err
     assert f"{number.name}: stopping with a checkpoint after this step" in text
     assert f"{number.name}: stopped at step" in text
-    last = lines_of(folder)["event"][-1]
+    last = lines_of(tmp_path / "run")["event"][-1]
     assert (last["event"], last["signal"]) == ("interrupted", number.name)
-    assert steps_in(folder)[-1] == last["step"]
-    finish(start(config, tmp_path, command_environment))
-    assert_same_run(folder, undisturbed)
+    assert steps_in(tmp_path / "run")[-1] == last["step"] < 50
 
 
 def test_a_second_signal_leaves_no_error(capfd: pytest.CaptureFixture[str]) -> None:
@@ -87,28 +116,6 @@ def test_a_second_signal_leaves_no_error(capfd: pytest.CaptureFixture[str]) -> N
         signal.signal(signal.SIGUSR1, before)
     assert (first, received) == ([signal.SIGTERM], [signal.SIGUSR1])
     assert not capfd.readouterr().err
-
-
-def test_a_closed_terminal_stops_it_with_a_checkpoint(corpus, tmp_path, command_environment):
-    """The kernel sends SIGHUP, and whatever is printed from then on fails."""
-    # It does not wait for the next checkpoint, which comes with the last step.
-    never = dict.fromkeys(("steps", "eval_every", "checkpoint_every"), 100_000)
-    train = short(epochs=None, **never)
-    config = make_config(corpus, tmp_path / "run", train=train)
-    ours, theirs = pty.openpty()
-    # Makes the terminal its own, as a login does; these tests may run under nohup.
-    login = ("env", "--default-signal=HUP", "setsid", "--ctty")
-    process = start(config, tmp_path, command_environment, login, terminal=theirs)
-    os.close(theirs)
-    deadline = time.monotonic() + 120
-    while not metrics.read_metrics(tmp_path / "run/metrics.jsonl") and time.monotonic() < deadline:
-        if select.select([ours], [], [], 0.01)[0]:
-            os.read(ours, 65536)
-    os.close(ours)
-    assert process.wait(timeout=300) == 0
-    last = lines_of(tmp_path / "run")["event"][-1]
-    assert (last["event"], last["signal"]) == ("interrupted", "SIGHUP")
-    assert steps_in(tmp_path / "run")[-1] == last["step"]
 
 
 def test_the_run_folder_holds_what_it_says(undisturbed: Path) -> None:
@@ -163,25 +170,17 @@ def short_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Config:
     return config
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("model__hidden", 50, r"model\.hidden: 48 → 50"),
-        ("data__window", 8, r"data\.window: 16 → 8"),
-        ("precision__compute", "bf16", r"precision\.compute: fp32 → bf16"),
-        ("data__corpus", "other", ""),
-    ],
-)
-def test_a_resume_that_does_not_fit_is_refused(
-    field, value, message, short_run, text_file, tmp_path
-):
-    expected = f"cannot resume with another {message}"
-    if field == "data__corpus":
-        value, expected = str(tmp_path / value), "trained on another corpus"
-        prepare([str(text_file)], Path(value), split=(20, 1, 1), seed=5)
+def test_a_resume_that_does_not_fit_is_refused(short_run, text_file, tmp_path) -> None:
+    other = tmp_path / "other"
+    prepare([str(text_file)], other, split=(20, 1, 1), seed=5)
     before = (Path(short_run.out) / "config.json").read_text()
-    with pytest.raises(UserError, match=expected):
-        run_train(vary(short_run, **{field: value}))
+    for field, value, message in (
+        ("model__hidden", 50, r"another model\.hidden: 48 → 50"),
+        ("precision__compute", "bf16", r"another precision\.compute: fp32 → bf16"),
+        ("data__corpus", str(other), "trained on another corpus"),
+    ):
+        with pytest.raises(UserError, match=message):
+            run_train(vary(short_run, **{field: value}))
     assert (Path(short_run.out) / "config.json").read_text() == before
 
 
@@ -305,14 +304,6 @@ def test_deterministic_kernels_are_requested_before_jax_starts(corpus, tmp_path,
     monkeypatch.delitem(sys.modules, "jax")
     environment.prepare(Devices(), deterministic=True)
     assert os.environ["XLA_FLAGS"] == "--xla_dump_to= --xla_gpu_deterministic_ops=true"
-
-
-@pytest.mark.slow
-def test_a_run_with_deterministic_kernels(corpus, tmp_path, command_environment) -> None:
-    config = make_config(corpus, tmp_path / "run", train=short(steps=2, deterministic=True))
-    finish(start(config, tmp_path, command_environment | {"XLA_FLAGS": "--xla_dump_to="}))
-    flags = json.loads((tmp_path / "run/environment.json").read_text())["xla_flags"]
-    assert flags == "--xla_dump_to= --xla_gpu_deterministic_ops=true"
 
 
 def test_a_run_takes_the_memory_that_a_plan_counts_with(monkeypatch: pytest.MonkeyPatch) -> None:

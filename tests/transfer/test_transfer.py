@@ -22,7 +22,6 @@ from mlstm_jax.config import text as config_text
 from mlstm_jax.corpora.documents import prompt_bytes
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.errors import KnownError, UserError
-from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.run import Run, load_run, with_compute
 from mlstm_jax.transfer import classifier_file, reader
 from mlstm_jax.transfer.classify import Classifier
@@ -129,36 +128,10 @@ def test_text_cut_inside_a_character_is_joined() -> None:
     assert "".join(as_text(pieces)) == "naïve — 日本�"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"bytes": 10**12}, "bytes is 1000000000000, but it must be 0 to 2,147,483,647"),
-        ({"bytes": 2**30, "samples": 3}, "must be 0 to 715,827,882 in each sample"),
-        ({"samples": 10**9}, "samples is 1000000000, but it must be 1 to 1,000"),
-        ({"temperature": 1e39}, r"temperature is 1e\+39, but it must be 0 or more, and finite"),
-        ({"held": {3: 1e39}}, r"set_unit 3 is 1e\+39, but it must be finite in float32"),
-    ],
-)
-def test_bad_options_are_refused(run: Run, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        next(generate(Reader(run), "", **{"bytes": 1, "seed": 0} | options))
-
-
 def test_an_invalid_checkpoint_is_named(run: Run) -> None:
     for wanted in ("\u00b2", "9" * 5000, "+1", "1_0", "-1"):
         with pytest.raises(UserError, match="has checkpoints at 300; give one of these steps"):
             load_run(run.folder, wanted)
-
-
-def test_generate_from_the_command_line(run, capsys, refused) -> None:
-    command = ["generate", str(run.folder), "--prompt", "my ", "--bytes", "30"]
-    cli.main([*command, "--samples", "3", "--stop", r"\n", "--set-unit", "3=1.5", "7=-1"])
-    said = capsys.readouterr().out
-    assert said.startswith("--- 1 of 3\nmy ")
-    assert "--- 3 of 3\nmy " in said
-    for field, wrong in (("stop", "ab"), ("set_unit", "3"), ("set_unit", "99=1")):
-        option = "--" + field.replace("_", "-")
-        assert f"generate: {field} " in refused(*command, option, wrong)
 
 
 HEAT_TEXT = "my café is <great> & good $5"
@@ -395,14 +368,3 @@ def test_a_page_has_the_score_after_each_word() -> None:
     assert page.count("<span style") == len(texts)
     assert "<good>" not in page
     assert "<rt>" not in as_html(made._replace(by_word=False))
-
-
-def test_the_command_draws_a_score(run, tmp_path, capsys) -> None:
-    about = classifier_file.Description("c", False, fingerprint(run.params), None)
-    classifier_file.save(tmp_path, classifier_of(64), about)
-    command = ["heatmap", str(run.folder), "--score", str(tmp_path), "--text", TEXT]
-    cli.main([*command, "--out", str(tmp_path / "a.html")])
-    assert "log-odds of positive from" in capsys.readouterr().out
-    assert "Score of positive" in (tmp_path / "a.html").read_text(encoding="utf-8")
-    cli.main([*command, "--label", "negative", "--out", str(tmp_path / "b.html")])
-    assert "Score of negative" in (tmp_path / "b.html").read_text(encoding="utf-8")

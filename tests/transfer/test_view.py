@@ -21,7 +21,6 @@ import jax
 import numpy as np
 import pytest
 
-from mlstm_jax import shipped
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.run import Run
@@ -366,32 +365,3 @@ def test_the_page_in_a_browser(page: str) -> None:
         sync_api.expect(tab.locator("#written")).to_have_text("")
         assert all(url.startswith(page) for url in asked)
         assert [p for p in problems if "400" not in p] == []
-
-
-@pytest.mark.filterwarnings("ignore")  # of the browser's driver
-def test_the_model_of_the_package_is_seen_at_once() -> None:
-    """Its text is in the box, with the score after each word, classes, and what it writes."""
-    sync_api = pytest.importorskip("playwright.sync_api")
-    text = shipped.example(Path(shipped.MODEL)).strip()
-    with browser() as chromium, served() as address:
-        tab = chromium.new_page()
-        tab.goto(address)
-        sync_api.expect(tab.locator("#model")).to_have_text("reviews-1024: 1 × 1024 units")
-        sync_api.expect(tab.locator("#text")).to_have_value(text)
-        sync_api.expect(tab.locator("#heat ruby")).to_have_count(len(text.split()))
-        # No word sticks out of the column.
-        tab.set_viewport_size({"width": 900, "height": 800})
-        ends = tab.locator("#heat ruby").evaluate_all(
-            "words => words.map(word => word.getBoundingClientRect().right)"
-        )
-        column = tab.locator("#heat").evaluate("box => box.getBoundingClientRect().right")
-        assert max(ends) <= column
-        digits = tab.locator("#heat rt").all_text_contents()
-        turn = text.split().index("other")
-        assert digits[turn][0] == "+"
-        assert digits[-1][0] == "−"
-        assert tab.locator("#classes .bar.positive").count() == 1  # of two classes
-        names = tab.locator("#classes li").all_text_contents()
-        assert all(any(one in name for name in names) for one in ("negative", "positive"))
-        sync_api.expect(tab.locator("#written")).to_contain_text(text, timeout=30_000)
-        assert len(tab.locator("#written").text_content() or "") > len(text) + 50
