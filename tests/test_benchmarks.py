@@ -9,7 +9,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -163,31 +162,6 @@ def test_what_is_compared_computes_the_same(random) -> None:
     # 3 rows of 9 steps, and there and back through the products of 12 units.
     ours = by_jax(run_layer)
     assert_close(ours, by_jax(baselines.autodiff), 3 * 9 + 2 * (2 * 12 + 1))
-
-
-@pytest.mark.slow
-def test_the_day_of_a_gpu_in_small(tmp_path: Path, command_environment: dict[str, str]) -> None:
-    """One of its steps in two calls, and the page that is made of it; `make test-gpu` has all."""
-    out, page = tmp_path / "results", tmp_path / "page.md"
-    words = ["--small", "--out", str(out), "--steps", "products"]
-    call = partial(started, "gpu", environment=command_environment)
-    assert "remaining for the next call: products" in call([*words, "--minutes", "0.01"])
-    assert "=== products" in call(words)
-    assert "products: already done" in call(words)
-    (tmp_path / "text.txt").write_text("A text to train on until the time is over.\n" * 2000)
-    more = ["--text", str(tmp_path / "text.txt"), "--training-minutes", "0"]
-    call([*words, *more])
-    for name in ("bf16", "fp8"):
-        training = json.loads((out / f"training_{name}.json").read_text())
-        assert training["train"][-1][0] == 5  # the first line of 20 steps
-    page.write_text("before\n<!-- gpu:begin -->\nan older page\n<!-- gpu:end -->\nafter\n")
-    started("gpu_report", [str(out), "--into", str(page)], command_environment)
-    text = page.read_text()
-    assert "an older page" not in text
-    assert text.startswith("before\n")
-    assert text.endswith("<!-- gpu:end -->\nafter\n")
-    assert "| 64 / 8 / 16, fp32 | h Wmh |" in text
-    assert "### Measured on CPU" in text
 
 
 def test_what_is_repeated_of_a_text_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,7 @@ import numpy as np
 import pytest
 
 from mlstm_jax import checkpoint, digest
-from mlstm_jax.checkpoint import (
-    CheckpointFailed,
-    Checkpoints,
-    Damaged,
-    OtherRun,
-    kept_steps,
-)
+from mlstm_jax.checkpoint import CheckpointFailed, Checkpoints, Damaged, OtherRun, kept_steps
 from mlstm_jax.config import Config, Model
 from mlstm_jax.data.stream import Origin
 from mlstm_jax.model.language_model import LanguageModel
@@ -171,24 +165,18 @@ def test_what_was_saved_is_restored_on_any_number_of_devices(saved: Saved) -> No
         saved.assert_restored(saved.restore(40, Parallel(jax.local_devices()[:count])))
 
 
-HARMS = {
-    "empty": lambda path: path.write_bytes(b""),
-    "overwrite": lambda path: path.write_bytes(b"\xff" * path.stat().st_size),
-}
-
-
-@pytest.mark.parametrize("harm", HARMS)
-def test_a_checkpoint_is_restored_as_it_was_or_is_damaged(harm, saved, tmp_path) -> None:
-    """Whichever of its files is harmed, and however: nothing else is raised or read."""
-    root = saved.folder / "checkpoints/40"
-    files = [path.relative_to(root) for path in root.rglob("*") if path.is_file()]
+def test_a_checkpoint_is_restored_as_it_was_or_is_damaged(saved, tmp_path) -> None:
+    """Whichever of its files is emptied or overwritten: nothing else is raised or read."""
+    harmed = saved.copy(tmp_path / "run")
+    files = [path for path in (harmed.folder / "checkpoints/40").rglob("*") if path.is_file()]
     assert len(files) > 10
     found = set()
     for number, file in enumerate(sorted(files)):
-        harmed = saved.copy(tmp_path / str(number))
-        HARMS[harm](harmed.folder / "checkpoints/40" / file)
+        content = file.read_bytes()
+        file.write_bytes(b"\xff" * len(content) if number % 2 else b"")
         if harmed.is_damaged():
-            found.add(file.parts[0])
+            found.add(file.relative_to(harmed.folder).parts[2])
+        file.write_bytes(content)
     assert {"params", "state", "carry", "meta"} <= found
 
 

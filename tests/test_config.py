@@ -86,6 +86,7 @@ ADDRESSES = [
     [
         (Model, {"hidden": 0}, "model.hidden", "1 to 1,048,576"),
         (Model, {"embedding_std": float("inf")}, "model.embedding_std", "finite"),
+        (Model, {"classes": 3, "rating_head": True}, "model.classes", ""),
         (Train, {"seed": 2**32}, "train.seed", "0 to 4,294,967,295"),
         (Train, {"steps": None, "epochs": None}, "train.steps", "epochs"),
         (Train, {"epochs": -1}, "train.epochs", "above 0"),

@@ -2,7 +2,6 @@
 
 import warnings
 from pathlib import Path
-from typing import Any
 
 import joblib
 import numpy as np
@@ -46,11 +45,6 @@ def test_a_pipeline_from_texts_to_labels(model: mlstm.TrainedModel, tmp_path: Pa
     np.testing.assert_array_equal(again.predict_proba(TEXTS), pipeline.predict_proba(TEXTS))
 
 
-def test_a_generator_of_texts_is_read_once(model: mlstm.TrainedModel) -> None:
-    found = mlstm.Features(model).fit_transform(text for text in TEXTS[:3])
-    np.testing.assert_array_equal(found, model.encode(TEXTS[:3]))
-
-
 def test_names_and_data_frames(model: mlstm.TrainedModel) -> None:
     pandas = pytest.importorskip("pandas")
     features = mlstm.Features(model, all_layers=True).set_output(transform="pandas")
@@ -64,27 +58,22 @@ def test_names_and_data_frames(model: mlstm.TrainedModel) -> None:
     assert both.transform(TEXTS[:1]).shape == (1, 128)
 
 
-@pytest.mark.parametrize(
-    "index",
-    [[5, 2, 9], ["b", "a", "c"], [("x", 2), ("x", 1), ("w", 2)], [7, 7, 1]],
-    ids=["shuffled", "strings", "levels", "repeated"],
-)
-def test_a_table_keeps_its_index(model: mlstm.TrainedModel, index: list[Any]) -> None:
+def test_a_table_keeps_its_index(model: mlstm.TrainedModel) -> None:
     """Otherwise `remainder="passthrough"` would join the features of other rows."""
     pandas = pytest.importorskip("pandas")
-    levels = isinstance(index[0], tuple)
-    rows = pandas.MultiIndex.from_tuples(index) if levels else pandas.Index(index)
-    table = pandas.DataFrame({"text": TEXTS[:3], "stars": [1, 2, 3]}, index=rows)
-    features = mlstm.Features(model).set_output(transform="pandas")
-    expected = model.encode(TEXTS[:3])
-    for found in (features.fit_transform(table["text"]), features.transform(table["text"])):
-        pandas.testing.assert_index_equal(found.index, rows)
-        np.testing.assert_array_equal(found, expected)
-    columns = ColumnTransformer([("text", mlstm.Features(model), "text")], remainder="passthrough")
-    joined = columns.set_output(transform="pandas").fit_transform(table)
-    pandas.testing.assert_index_equal(joined.index, rows)
-    assert joined["remainder__stars"].tolist() == [1, 2, 3]
-    np.testing.assert_array_equal(joined.iloc[:, :-1], expected)
+    expected = model.encode(iter(TEXTS[:3]))
+    for rows in (
+        pandas.Index([5, 2, 9]),
+        pandas.Index([7, 7, 1]),
+        pandas.MultiIndex.from_tuples([("x", 2), ("x", 1), ("w", 2)]),
+    ):
+        table = pandas.DataFrame({"text": TEXTS[:3], "stars": [1, 2, 3]}, index=rows)
+        features = mlstm.Features(model)
+        columns = ColumnTransformer([("text", features, "text")], remainder="passthrough")
+        joined = columns.set_output(transform="pandas").fit_transform(table)
+        pandas.testing.assert_index_equal(joined.index, rows)
+        assert joined["remainder__stars"].tolist() == [1, 2, 3]
+        np.testing.assert_array_equal(joined.iloc[:, :-1], expected)
 
 
 def test_a_path_is_loaded_once(model: mlstm.TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:

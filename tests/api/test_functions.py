@@ -99,10 +99,3 @@ def test_an_error_in_a_callback_ends_the_training(corpus, tmp_path, capfd) -> No
     longer = mlstm.vary(config, train__steps=9)
     assert mlstm.train(longer, show_progress=False, resume=True)._lines()[-1]["step"] == 9
     assert capfd.readouterr().err == ""  # progress is not shown
-
-
-def test_curves_of_a_run(trained: Any) -> None:
-    pytest.importorskip("pandas")
-    pytest.importorskip("matplotlib")
-    model, _ = trained
-    assert len(model.plot("step").axes) == 5

@@ -85,11 +85,12 @@ def test_export_and_load_again(model: mlstm.TrainedModel, tmp_path: Path) -> Non
         model.export(path)
     with pytest.raises(ValueError, match="has no metrics"):
         _ = again.metrics
-    assert model.export(path, overwrite=True) == path
     with pytest.raises(ValueError, match="is a file; choose another folder"):
         model.export(path / "m.safetensors")
-    pickled = pickle.loads(pickle.dumps(again))
-    np.testing.assert_array_equal(pickled.encode(TEXTS[:1]), model.encode(TEXTS[:1]))
+    (tmp_path / "tuned/run").mkdir(parents=True)
+    (tmp_path / "tuned/run/config.json").touch()
+    with pytest.raises(ValueError, match=r"not a run folder, but holds one; give .*/run\."):
+        mlstm.load(tmp_path / "tuned")
 
 
 def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) -> None:
@@ -101,9 +102,7 @@ def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) 
     train, test = examples(0, 60), examples(100, 30)
     options = mlstm.TransferOptions(state="mean_h")
     kept = model.transfer(train, test, test, options=options, out=tmp_path / "out")
-    assert (tmp_path / "out/report.md").is_file()
     assert kept.result.test > 0.9
-    assert kept.result.state == "mean_h"
     with pytest.raises(ValueError, match="exists; choose another folder with `out`"):
         model.transfer(train, test, out=tmp_path / "out")
     # In memory as in a file, 1.0 is 1, and a space is no part of a label.
@@ -115,30 +114,19 @@ def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) 
     low, high = made.result.interval
     assert low <= made.result.test <= high < low + 0.4
     shown = f"test accuracy {made.result.test:.3f} ({low:.3f} to {high:.3f}, 95% of 30 texts)"
-    shown += f", with words {made.result.together['test']:.3f}"
-    assert repr(made).startswith(f"Transferred: {shown}; 2 classes: 0, 1")
+    assert repr(made).startswith(f"Transferred: {shown}")
     assert "2 classes: 0, 1" in repr(made.classifier)
     assert "array(" not in repr([made, made.classifier, model._run])
     # Without test texts a fifth of train is held out.
     held_out = model.transfer(examples(0, 20), options=options).result
     assert held_out.texts == {"train": 16, "valid": 0, "test": 4}
-    assert np.sum(held_out.confusion, axis=1).tolist() == [2, 2]
     shares = made.classifier.probabilities(model.encode(test[0], "mean_h"))
     for given in (made, tmp_path / "out"):
         found = model.classify(test[0], given)
-        assert [list(one) for one in found] == [["0", "1"]] * 30
+        assert list(found[0]) == ["0", "1"]
         np.testing.assert_array_equal([list(one.values()) for one in found], shares)
-    scored = model.heatmap("my guitar is good", score=made, label="1")
-    assert scored.name == "log-odds of 1"
-    again = model.heatmap("my guitar is good", score=tmp_path / "out", label="1")
-    np.testing.assert_array_equal(scored.values, again.values)
-
-
-def test_a_folder_of_finetune_names_the_run_in_it(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/config.json").touch()
-    with pytest.raises(ValueError, match=r"not a run folder, but holds one; give .*/run\."):
-        mlstm.load(tmp_path)
+        scored = model.heatmap("my guitar is good", score=given, label="1")
+        assert scored.name == "log-odds of 1"
 
 
 def test_bars_heat_maps_and_figures_are_shown(model: mlstm.TrainedModel) -> None:

@@ -191,9 +191,8 @@ def test_what_is_there_is_replaced_only_when_told_and_ours(tmp_path: Path) -> No
     assert (out / "notes.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("full")])
 @pytest.mark.parametrize("there", [False, True])
-def test_an_exception_midway_leaves_all_as_it_was(tmp_path, monkeypatch, error, there):
+def test_an_exception_midway_leaves_all_as_it_was(tmp_path, monkeypatch, there):
     source, out = jsonl(tmp_path / "a.jsonl", some(9)), tmp_path / "out"
     if there:
         prepare([source], out)
@@ -204,11 +203,11 @@ def test_an_exception_midway_leaves_all_as_it_was(tmp_path, monkeypatch, error, 
         calls.append(arguments)
         if len(calls) == 2:
             assert list(tmp_path.glob(".out.partial-*/test.bin"))
-            raise error
+            raise KeyboardInterrupt
         return write(*arguments)
 
     monkeypatch.setattr(module, "write_split", fail)
-    with pytest.raises(type(error)):
+    with pytest.raises(KeyboardInterrupt):
         prepare([source], out, seed=1, overwrite=True)
     assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl", *(["out"] if there else [])}
     assert not there or contents(out) == before

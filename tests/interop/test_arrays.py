@@ -102,15 +102,6 @@ def test_a_file_of_another_kind_is_refused_by_field(about, changed, field, expor
     assert len(str(error.value)) < 400
 
 
-def test_other_floats_become_float32(exported: Any) -> None:
-    path, flat = exported
-    small = {name: array.astype(np.float16) for name, array in flat.items()}
-    write(path, small, ABOUT)
-    found = weights.flatten(weights.load_weights(path).params)
-    for name, array in small.items():
-        np.testing.assert_array_equal(found[name], array.astype(np.float32), strict=True)
-
-
 @pytest.mark.parametrize(("kind", "size"), [("BF16", 2), ("F8_E4M3", 1)])
 def test_a_type_that_numpy_lacks_is_refused(kind: str, size: int, tmp_path: Path) -> None:
     about = {"dtype": kind, "shape": [3], "data_offsets": [0, 3 * size]}

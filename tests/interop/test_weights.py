@@ -340,19 +340,6 @@ def test_an_export_that_cannot_be_written_leaves_nothing(tmp_path, found) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["o"]
 
 
-def test_an_export_is_read_without_this_package(tmp_path, found) -> None:
-    """By the library of the format alone."""
-    from safetensors import safe_open
-
-    weights.save(tmp_path / "m.safetensors", found)
-    with safe_open(tmp_path / "m.safetensors", "np") as file:
-        about = json.loads(file.metadata()["mlstm_jax"])
-        p = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    assert about["model"]["hidden"] == H
-    for name, array in weights.flatten(found.params).items():
-        np.testing.assert_array_equal(p[name], array, strict=True)
-
-
 def test_the_file_that_is_missing_is_named(tmp_path, random) -> None:
     """Of a layer that is there, and of the second of ten million."""
     write_unirep(u := tmp_path / "u", random, 2)

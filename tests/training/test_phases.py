@@ -1,7 +1,6 @@
 """Phases: rows continue or begin anew near the same place; the run is exact on resume."""
 
 import dataclasses
-import signal
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,9 @@ from tests.tolerance import assert_close
 from tests.training.runs import (
     assert_same_run,
     copy_until,
-    finish,
     lines_of,
     make_config,
     short,
-    start,
-    wait_for_step,
 )
 
 # 4 rows, then 8; these continue with a learning rate of their own.
@@ -144,32 +140,6 @@ def test_phases_that_are_past_cannot_change(corpus, straight, tmp_path, capfd) -
     run_train(config, reset_carry=True)
     epochs = resolve_phases(config, whole)[1].stream.epoch(42)
     assert f"they begin {epochs:.2f} epochs into the text" in capfd.readouterr().err
-
-
-@pytest.mark.slow
-def test_phases_and_all_options_killed_and_resumed(rated_corpus, tmp_path, command_environment):
-    """Killed in the first two phases; β2 follows each phase's own batch."""
-    long = (
-        Phase(steps=150, batch=8, window=32),
-        Phase(steps=150, batch=16, window=8),
-        Phase(steps=100, batch=16, window=8, learning_rate=1e-3),
-    )
-
-    def make(out: Path) -> Config:
-        options = {"model__layers": 2, "model__rating_head": True, "train__dropout": 0.2}
-        muon = {"optimizer__name": "muon", "optimizer__b2_half_life": 20e3}
-        config = phased(rated_corpus, out, long, **options, **muon, train__micro_batches=2)
-        return vary(config, train__keep_checkpoints=2, train__eval_every=20)
-
-    finish(start(make(tmp_path / "calm"), tmp_path / "c", command_environment))
-    config = make(tmp_path / "run")
-    for step in (100, 195, 210):
-        process = start(config, tmp_path, command_environment)
-        wait_for_step(process, tmp_path / "run", step)
-        process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=300)
-    finish(start(config, tmp_path, command_environment))
-    assert_same_run(tmp_path / "run", tmp_path / "calm", long[-1].batch)
 
 
 def test_a_phase_can_begin_a_schedule_of_its_own() -> None:

@@ -51,6 +51,7 @@ def test_features_do_not_depend_on_batch_mates_order_or_calls(run: Run, state: S
     """Up to rounding: products of other numbers of rows add in other orders."""
     read = Featurizer(run, states=(state,), devices=one_device())
     together = read(TEXTS * 30)
+    assert_close(Featurizer(run, states=(state,))(TEXTS), read(TEXTS), TERMS)  # on four devices
     assert_close(together, np.tile(read(TEXTS), (30, 1)), TERMS)
     for number, text in enumerate(TEXTS):
         assert_close(read([text])[0], together[number], TERMS)
@@ -183,10 +184,6 @@ def test_the_gain_of_bf16_is_measured_once(tmp_path: Path, monkeypatch: pytest.M
     path.write_text("damaged")
     measure()
     assert float(path.read_text()) > 0
-
-
-def test_features_are_the_same_on_more_devices(run: Run) -> None:
-    assert_close(Featurizer(run)(TEXTS), Featurizer(run, devices=one_device())(TEXTS), TERMS)
 
 
 def test_units_and_layers_are_columns_of_the_whole(run: Run) -> None:

@@ -12,16 +12,7 @@ import numpy as np
 import pytest
 
 from mlstm_jax import cli, terminal
-from mlstm_jax.config import (
-    Compute,
-    Config,
-    Data,
-    Model,
-    Optimizer,
-    Train,
-    Transformer,
-    vary,
-)
+from mlstm_jax.config import Compute, Config, Data, Optimizer, Train, Transformer, vary
 from mlstm_jax.data.corpus import differing, open_corpus
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import expected_shapes
@@ -179,11 +170,6 @@ def test_a_batch_larger_than_the_texts_is_refused(run: Run, tmp_path: Path) -> N
     texts = {part: Labelled(["fine", "poor"], ["yes", "no"]) for part in ("train", "valid")}
     with pytest.raises(UserError, match="0 windows of 128 bytes, too few for a `batch` of 8"):
         finetune.finetune(run, texts, tmp_path / "out", FinetuneOptions(batch=8))
-
-
-def test_classes_and_a_rating_exclude_each_other() -> None:
-    with pytest.raises(UserError, match=r"model\.classes is 3"):
-        Model(classes=3, rating_head=True)
 
 
 @pytest.mark.slow

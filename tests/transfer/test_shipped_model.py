@@ -20,7 +20,6 @@ from mlstm_jax.transfer.features import Column
 from mlstm_jax.transfer.generate import generate
 from mlstm_jax.transfer.trace import Reader
 from mlstm_jax.view.viewer import Viewer
-from tests.tolerance import bound
 from tests.transfer.pieces import whole
 
 NAME = shipped.MODEL
@@ -52,15 +51,17 @@ def test_it_has_learned_english(model: mlstm.TrainedModel) -> None:
 
 def test_it_comes_with_a_classifier(model: mlstm.TrainedModel) -> None:
     found = model.classify(GOOD + BAD)
-    assert [max(one, key=lambda name: one[name]) for one in found] == (
-        ["positive"] * 2 + ["negative"] * 2
-    )
-    for one in found:
-        assert sum(one.values()) == pytest.approx(1)
+    best = [max(one, key=lambda name: one[name]) for one in found]
+    assert best == ["positive"] * 2 + ["negative"] * 2
     assert found == model.classify(GOOD + BAD, f"{NAME}/sentiment")
     # The score of a text is that of its last character.
     heat = model.heatmap(BAD[0], score=f"{NAME}/sentiment")
     assert heat.values[-1] < 0 < model.heatmap(GOOD[0], score=f"{NAME}/sentiment").values[-1]
+    # The text of its page turns; cleaning puts one character more in front than behind.
+    text = shipped.example(Path(NAME)).strip()
+    turn = text.index("On the other hand")
+    heat = model.heatmap(text, score=f"{NAME}/sentiment")
+    assert heat.values[turn] > 0 > heat.values[-1]
 
 
 def test_four_labels_do_not_make_worse_what_it_knows_without_any(model) -> None:
@@ -102,13 +103,7 @@ def test_it_notes_texts_unlike_its_training_texts(model, tmp_path, monkeypatch, 
     with warnings.catch_warnings(action="error"):
         model.classify(like)
     with pytest.warns(Note, match="3 of 5 texts, the first number 2, are unlike"):
-        found = model.classify([GOOD[0], UNLIKE[0], BAD[0], *UNLIKE[1:]])
-    loaded, (classifier, about) = load_run(Path(NAME)), load_classifier(Path(f"{NAME}/sentiment"))
-    # With other texts beside it, the sums of three products over 1024 units are rounded otherwise;
-    # a probability then differs by a fraction of at most the difference of its score.
-    largest = np.abs(model.encode(GOOD[:1], about.state)).max()
-    limit = bound(3 * 1024) * np.abs(classifier.weights_KD).sum() * largest
-    assert found[0] == pytest.approx(model.classify(GOOD[:1])[0], rel=limit)
+        model.classify([GOOD[0], UNLIKE[0], BAD[0], *UNLIKE[1:]])
     monkeypatch.chdir(tmp_path)
     Path("new.txt").write_text("\n".join(GOOD + UNLIKE))
     monkeypatch.setattr(features, "_MOST_TEXTS", 2)  # the notes are of all parts
@@ -118,17 +113,9 @@ def test_it_notes_texts_unlike_its_training_texts(model, tmp_path, monkeypatch, 
     assert [row["record"] for row in rows] == [*"12345"]
     assert [row["label"] for row in rows[:2]] == ["positive"] * 2
     assert "note: 3 of 5 texts, the first number 3, are unlike" in written.err
-    viewer = Viewer(loaded, classifier, about)
+    viewer = Viewer(load_run(Path(NAME)), *load_classifier(Path(f"{NAME}/sentiment")))
     for text in like + UNLIKE:
         assert viewer.read({"text": text})["unlike"] == (text in UNLIKE)
-
-
-def test_the_text_of_its_page_turns(model: mlstm.TrainedModel) -> None:
-    text = shipped.example(Path(NAME)).strip()
-    turn = text.index("On the other hand")
-    heat = model.heatmap(text, score=f"{NAME}/sentiment")
-    # Cleaning puts one character more in front than behind.
-    assert heat.values[turn] > 0 > heat.values[-1]
 
 
 def test_commands_take_its_name(tmp_path, monkeypatch, capsys) -> None:
@@ -165,15 +152,3 @@ def test_refusals_say_what_to_give_instead(command, words, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     Path("new.txt").write_text(GOOD[0])
     assert re.search(words, refused(*command))
-
-
-@pytest.mark.slow
-def test_it_can_be_fine_tuned(tmp_path: Path) -> None:
-    """It has a head of ratings, and reads several texts in another type than one."""
-    texts, labels = [*GOOD, *BAD] * 2, ["good"] * len(GOOD) + ["bad"] * len(BAD)
-    options = mlstm.FinetuneOptions(epochs=1, batch=4, window=16)
-    given = texts, labels * 2
-    tuned = mlstm.load(NAME).finetune(given, given, out=tmp_path / "out", options=options)
-    assert tuned.accuracy["valid"] == 1
-    found = mlstm.load(tmp_path / "out/run").classify(GOOD, tmp_path / "out/classifier")
-    assert all(one["good"] > 0.5 for one in found)

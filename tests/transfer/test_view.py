@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import random
 import re
 import shutil
 import socket
@@ -44,10 +43,11 @@ def classifier(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@contextmanager
-def served(*words: str) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def page(run: Run, classifier: Path) -> Iterator[str]:
     """Serve a page by a process of its own; its address."""
-    command = [str(Path(sys.executable).parent / "mlstm-jax"), "view", *words, "--port", "0"]
+    words = ["view", str(run.folder), "--classifier", str(classifier), "--port", "0"]
+    command = [str(Path(sys.executable).parent / "mlstm-jax"), *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -59,12 +59,6 @@ def served(*words: str) -> Iterator[str]:
         process.communicate(timeout=30)
 
 
-@pytest.fixture(scope="module")
-def page(run: Run, classifier: Path) -> Iterator[str]:
-    with served(str(run.folder), "--classifier", str(classifier)) as address:
-        yield address
-
-
 @contextmanager
 def serving(run: Run, host: str = "127.0.0.1") -> Iterator[server.Address]:
     """Serve a page by a thread, which ends with this process; its address."""
@@ -73,16 +67,16 @@ def serving(run: Run, host: str = "127.0.0.1") -> Iterator[server.Address]:
     yield address
 
 
-@contextmanager
-def browser() -> Iterator[Any]:
+@pytest.fixture
+def chromium() -> Iterator[Any]:
     """An installed Chromium, without a window."""
     sync_api = pytest.importorskip("playwright.sync_api")
     names = ("chromium", "chromium-browser", "google-chrome")
-    chromium = next((path for name in names if (path := shutil.which(name))), None)
-    if chromium is None:
+    program = next((path for name in names if (path := shutil.which(name))), None)
+    if program is None:
         pytest.skip("there is no Chromium here; apt-get install chromium")
     with sync_api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        found = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield found
         found.close()
 
@@ -158,20 +152,16 @@ def test_a_classifier_on_the_mean_of_h_is_shown_as_it_reads(run, state, all_laye
         ("read", b"[" * 70_000, 400, "is not JSON"),
         ("read", b"\xff\xfe\x00", 400, "is not JSON"),
         ("read", [1], 400, "must be a JSON object"),
-        ("read", {"text": 5}, 400, "text is 5, but it must be a string"),
-        ("read", {"text": "a" * 20_000, "unit": 64}, 400, "unit 64 does not exist: the model has"),
-        ("read", {"text": "a", "unit": -1}, 400, "unit -1 does not exist"),
-        ("read", {"text": "a", "state": "z"}, 400, "state is 'z', but it must be one of c, h"),
-        ("read", {"text": "a", "layer": 2}, 400, "layer 2 does not exist: the model has"),
+        ("read", {"text": 5}, 400, "text is 5"),
+        ("read", {"text": "a" * 20_000, "unit": 64}, 400, "unit 64"),
+        ("read", {"text": "a", "state": "z"}, 400, "state is 'z'"),
+        ("read", {"text": "a", "layer": 2}, 400, "layer 2"),
         ("read", {"text": "a", "label": "good"}, 400, "there is no score of 'good'"),
         ("read", {"text": "é" * 10_001}, 413, "longer than 20,000 bytes"),
         ("read", b'"' + b"a" * 100_000 + b'"', 413, "larger than 80,000 bytes"),
         ("generate", {"text": "a", "bytes": 10**4000}, 400, "bytes is 1000"),
-        ("generate", {"text": "a", "value": "x"}, 400, "value is 'x'"),
-        ("generate", {"text": "a", "value": 1, "unit": 10**30}, 400, "unit is 1000"),
-        ("generate", {"text": "a", "temperature": 10**400}, 400, "temperature is 1000"),
         ("generate", {"text": "a", "temperature": True}, 400, "temperature is True"),
-        ("generate", {"text": "a", "seed": 1.0}, 400, "seed is 1.0, but it must be a whole number"),
+        ("generate", {"text": "a", "seed": 1.0}, 400, "seed is 1.0"),
         ("etc/passwd", {}, 404, "/etc/passwd does not exist"),
     ],
 )
@@ -181,33 +171,19 @@ def test_bad_requests_are_refused(page, path, body, status, message) -> None:
     assert message in found[1]["error"]
 
 
-def test_any_text_is_read(page: str) -> None:
+def test_any_text_and_number_is_answered(page: str) -> None:
     """Lone surrogates, nothing but references, and numbers that Python does not read."""
-    for text in ("\ud800", "a\udfff", "&nbsp;", "&#32;", "&#" + "9" * 5000 + ";", "\0\x1b", " "):
+    for text in ("\ud800", "&nbsp;", "&#" + "9" * 5000 + ";", "\0\x1b", " "):
         for path in ("read", "generate"):
             status, found = ask(page + path, {"text": text, "bytes": 1})
             assert status == 200, found
-
-
-def test_a_request_is_answered_whatever_it_is(page: str) -> None:
-    """Two hundred drawn ones: a result, or what is wrong with them as JSON."""
-    draw = random.Random(0)
-    values: list[Any] = [None, True, "", "a", "my ", "\ud800", "&nbsp;", [], {}, [[1]], {"a": 1}]
-    values += [0, 1, -1, 63, 64, 2**31, 2**32 - 1, 2**63, 10**30, 10**400, 10**4000]
-    values += [0.0, 0.7, -1e-9, 1e-300, 1e39, 1e300, float("nan"), float("inf"), -float("inf")]
     whole = {"text": "a", "bytes": 3, "temperature": 0.7, "seed": 0, "unit": 3, "value": 1.0}
-    seen = set()
-    for _ in range(200):
-        changed = draw.sample([*whole, "other"], draw.randrange(4))
-        asked = whole | {name: draw.choice(values) for name in changed}
-        body = json.dumps(asked).encode()
-        if draw.random() < 0.2:
-            at = draw.randrange(len(body))
-            body = body[:at] + draw.randbytes(draw.randrange(3)) + body[at + draw.randrange(3) :]
-        status, found = ask(page + draw.choice(["read", "generate", "model"]), body)
-        assert status == 200 or (400 <= status < 500 and found["error"]), (body, found)
-        seen.add(status)
-    assert seen == {200, 400}
+    wrong = (None, [], {"a": 1}, -1, 2**63, 10**400, 1e300, float("nan"), -float("inf"))
+    for name in whole:
+        for value in wrong:
+            for path in ("read", "generate"):
+                status, found = ask(page + path, whole | {name: value})
+                assert status == 200 or (status == 400 and found["error"]), found
 
 
 def test_inf_and_nan_are_reported(run: Run) -> None:
@@ -229,9 +205,6 @@ def test_a_page_by_ipv6(run: Run) -> None:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
         pytest.skip("this machine has no IPv6")
-    address = server.bind("::", 0)
-    address.socket.close()
-    assert address.hosts is None
     for host in ("::1", "[::1]", "0:0:0:0:0:0:0:1"):
         address = server.bind(host, 0)
         assert re.fullmatch(r"http://\[::1\]:[0-9]+/", address.url)
@@ -244,11 +217,14 @@ def test_a_page_by_ipv6(run: Run) -> None:
             assert ask(f"{address.url}read", {"text": "a"}, Host=name)[0] == 400
 
 
-@pytest.mark.parametrize("host", ["", "[]", "é" * 70, "192.0.2.1", "2001:db8::1"])
-def test_a_host_of_another_machine_is_named(host: str) -> None:
-    message = "cannot listen on" if host.strip("[]") else "host is empty"
-    with pytest.raises(UserError, match=message):
-        server.bind(host, 0)
+def test_a_host_of_another_machine_is_named() -> None:
+    for host in ("", "[]", "é" * 70, "192.0.2.1", "2001:db8::1"):
+        message = "cannot listen on" if host.strip("[]") else "host is empty"
+        with pytest.raises(UserError, match=message):
+            server.bind(host, 0)
+    address = server.bind("0.0.0.0", 0)
+    address.socket.close()
+    assert address.hosts is None  # all addresses: any name of a host
 
 
 def test_connections_are_limited(run, monkeypatch) -> None:
@@ -260,12 +236,6 @@ def test_connections_are_limited(run, monkeypatch) -> None:
                 stack.enter_context(socket.create_connection(where))
             assert ask(f"{address.url}read", {"text": "a"})[0] == 503
         assert ask(f"{address.url}read", {"text": "a"})[0] == 200
-
-
-def test_a_page_on_all_addresses_takes_any_host_name() -> None:
-    address = server.bind("0.0.0.0", 0)
-    address.socket.close()
-    assert address.hosts is None
 
 
 def test_nothing_but_the_page_is_served(page: str) -> None:
@@ -293,75 +263,66 @@ def test_a_taken_port_is_named(page: str, run: Run, refused: Callable[..., str])
 
 
 @pytest.mark.filterwarnings("ignore")  # of the browser's driver
-def test_the_page_in_a_browser(page: str) -> None:
+def test_the_page_in_a_browser(page: str, chromium: Any) -> None:
     """One types, and sees; every request stays on this machine."""
     sync_api = pytest.importorskip("playwright.sync_api")
-    with browser() as chromium:
-        tab = chromium.new_page()
-        asked: list[str] = []
-        problems: list[str] = []
-        tab.on("request", lambda request: asked.append(request.url))
-        tab.on("pageerror", lambda error: problems.append(str(error)))
-        tab.on("console", lambda line: line.type == "error" and problems.append(line.text))
-        tab.goto(page)
-        sync_api.expect(tab.locator("#model")).to_have_text("run, step 300: 2 × 64 units")
-        tab.locator("#text").press_sequentially("my piano is <b>bad</b> 12.")
-        sync_api.expect(tab.locator("#heat")).to_have_text("↵ my piano is <b>bad</b> 12.")
-        assert tab.locator("#heat b").count() == 0
-        assert tab.locator("#classes li").count() == 3
-        assert tab.locator("#active li").count() == 8
-        assert tab.locator("#next li").count() == 8
-        tab.locator("#shown").select_option("score of fine")
-        sync_api.expect(tab.locator("#heat ruby")).to_have_count(5)
-        sync_api.expect(tab.locator("#high")).to_contain_text("log-odds")
-        digits = tab.locator("#heat rt").all_text_contents()
-        assert all(re.fullmatch(r"[+−][0-9]+\.[0-9]", one) for one in digits)
-        tab.locator("#active button").first.click()  # shows the unit in place of the score
-        sync_api.expect(tab.locator("#shown")).to_have_value("")
-        sync_api.expect(tab.locator("#heat ruby")).to_have_count(0)
-        sync_api.expect(tab.locator("#meaning")).to_contain_text("the cell state")
-        for typed in ("5000", "-1", "1.5", ""):
-            tab.locator("#unit").fill(typed)
-            tab.locator("#unit").blur()
-            sync_api.expect(tab.locator("#error")).to_contain_text(f"unit is {typed or 'empty'};")
-        # Keys that come faster than any rest: it is shown all the same, and its scale is kept.
-        tab.evaluate(
-            """() => { const box = document.getElementById("text"); let n = 0;
-            const timer = setInterval(() => { box.value += "a"; n += 1;
-              box.dispatchEvent(new Event("input")); if (n > 40) clearInterval(timer); }, 40); }"""
-        )
-        tab.wait_for_timeout(1000)
-        assert len(tab.locator("#heat").text_content() or "") > 30
-        assert len(tab.locator("#text").input_value()) < 60  # one is still typing
-        typed = "my piano is <b>bad</b> 12." + "a" * 41
-        sync_api.expect(tab.locator("#text")).to_have_value(typed)
-        sync_api.expect(tab.locator("#heat")).to_have_text(f"↵ {typed}")
-        scale = tab.locator("#high").text_content() or ""
-        tab.locator("#text").fill("m")  # its own scale would be smaller
-        sync_api.expect(tab.locator("#heat")).to_have_text("↵ m")
-        sync_api.expect(tab.locator("#high")).to_have_text(scale)
-        tab.locator("#text").fill("my piano is <b>bad</b> 12.")
-        sync_api.expect(tab.locator("#heat")).to_have_text("↵ my piano is <b>bad</b> 12.")
-        active = tab.locator("#active button")
-        listed = active.all_text_contents()
-        tab.locator("#state").select_option("mean_h")
-        sync_api.expect(active).not_to_have_text(listed)
-        tab.locator("#state").select_option("c")
-        sync_api.expect(active).to_have_text(listed)  # until then a click may be of the other list
-        before = tab.locator("#heat span").nth(5).get_attribute("style")
-        active.nth(3).click()
-        sync_api.expect(tab.locator("#unit")).to_have_value(listed[3])
-        sync_api.expect(tab.locator("#held")).to_have_text(listed[3])
-        sync_api.expect(tab.locator("#heat span").nth(5)).not_to_have_attribute("style", before)
-        tab.locator("#hold").check()
-        tab.locator("#bytes").fill("30")
-        tab.locator("#generate").click()
-        sync_api.expect(tab.locator("#written")).to_contain_text("my piano is <b>bad</b> 12.")
-        assert len(tab.locator("#written").text_content() or "") > 45
-        tab.locator("#bytes").fill("0")
-        tab.locator("#generate").click()
-        sync_api.expect(tab.locator("#error")).to_contain_text("bytes is 0")
-        tab.locator("#text").fill("another text")
-        sync_api.expect(tab.locator("#written")).to_have_text("")
-        assert all(url.startswith(page) for url in asked)
-        assert [p for p in problems if "400" not in p] == []
+    tab = chromium.new_page()
+    asked: list[str] = []
+    problems: list[str] = []
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.on("pageerror", lambda error: problems.append(str(error)))
+    tab.on("console", lambda line: line.type == "error" and problems.append(line.text))
+    tab.goto(page)
+    sync_api.expect(tab.locator("#model")).to_have_text("run, step 300: 2 × 64 units")
+    tab.locator("#text").press_sequentially("my piano is <b>bad</b> 12.")
+    sync_api.expect(tab.locator("#heat")).to_have_text("↵ my piano is <b>bad</b> 12.")
+    assert tab.locator("#heat b").count() == 0
+    assert tab.locator("#classes li").count() == 3
+    assert tab.locator("#active li").count() == 8
+    assert tab.locator("#next li").count() == 8
+    tab.locator("#shown").select_option("score of fine")
+    sync_api.expect(tab.locator("#heat ruby")).to_have_count(5)
+    sync_api.expect(tab.locator("#high")).to_contain_text("log-odds")
+    digits = tab.locator("#heat rt").all_text_contents()
+    assert all(re.fullmatch(r"[+−][0-9]+\.[0-9]", one) for one in digits)
+    tab.locator("#active button").first.click()  # shows the unit in place of the score
+    sync_api.expect(tab.locator("#shown")).to_have_value("")
+    sync_api.expect(tab.locator("#heat ruby")).to_have_count(0)
+    sync_api.expect(tab.locator("#meaning")).to_contain_text("the cell state")
+    tab.locator("#unit").fill("5000")
+    tab.locator("#unit").blur()
+    sync_api.expect(tab.locator("#error")).to_contain_text("unit is 5000;")
+    # Keys that come faster than any rest: it is shown all the same, and its scale is kept.
+    tab.evaluate(
+        """() => { const box = document.getElementById("text"); let n = 0;
+        const timer = setInterval(() => { box.value += "a"; n += 1;
+          box.dispatchEvent(new Event("input")); if (n > 40) clearInterval(timer); }, 40); }"""
+    )
+    tab.wait_for_timeout(1000)
+    assert len(tab.locator("#heat").text_content() or "") > 30
+    assert len(tab.locator("#text").input_value()) < 60  # one is still typing
+    typed = "my piano is <b>bad</b> 12." + "a" * 41
+    sync_api.expect(tab.locator("#text")).to_have_value(typed)
+    sync_api.expect(tab.locator("#heat")).to_have_text(f"↵ {typed}")
+    tab.locator("#text").fill("my piano is <b>bad</b> 12.")
+    sync_api.expect(tab.locator("#heat")).to_have_text("↵ my piano is <b>bad</b> 12.")
+    active = tab.locator("#active button")
+    listed = active.all_text_contents()
+    tab.locator("#state").select_option("mean_h")
+    sync_api.expect(active).not_to_have_text(listed)
+    tab.locator("#state").select_option("c")
+    sync_api.expect(active).to_have_text(listed)  # until then a click may be of the other list
+    before = tab.locator("#heat span").nth(5).get_attribute("style")
+    active.nth(3).click()
+    sync_api.expect(tab.locator("#unit")).to_have_value(listed[3])
+    sync_api.expect(tab.locator("#held")).to_have_text(listed[3])
+    sync_api.expect(tab.locator("#heat span").nth(5)).not_to_have_attribute("style", before)
+    tab.locator("#hold").check()
+    tab.locator("#bytes").fill("30")
+    tab.locator("#generate").click()
+    sync_api.expect(tab.locator("#written")).to_contain_text("my piano is <b>bad</b> 12.")
+    assert len(tab.locator("#written").text_content() or "") > 45
+    tab.locator("#text").fill("another text")
+    sync_api.expect(tab.locator("#written")).to_have_text("")
+    assert all(url.startswith(page) for url in asked)
+    assert [p for p in problems if "400" not in p] == []
