@@ -22,9 +22,7 @@ def program() -> Program:
     return parse(compiled.compile().as_text())
 
 
-def test_loops_are_found_with_how_often_they_run_and_products_with_their_types(
-    program: Program,
-) -> None:
+def test_loops_are_found_with_how_often_they_run_and_products_with_their_types(program) -> None:
     assert sorted(times for _, times, in_loop in places(program) if in_loop) == [7, 21]
     assert root(program.computations[program.entry]).is_root
     assert {(one.operands, one.result) for one in products(program)} == {(("f32", "f32"), "f32")}

@@ -139,9 +139,7 @@ def test_devices_talk_once_and_of_the_gradient_alone(all_reduce: Any, width: int
         ("pallas", "fp8", (17, 17)),
     ],
 )
-def test_the_papers_step_fits_its_bound(
-    kernels_of: Any, recurrent: Any, most: tuple[int, int]
-) -> None:
+def test_the_papers_step_fits_its_bound(kernels_of, recurrent, most) -> None:
     """Puri et al. 2018: 4096 units; 256 rows of 256 bytes on a device."""
     config = Config(
         model=Model(hidden=4096),

@@ -100,9 +100,7 @@ def test_other_kinds_read_pieces(untrained: Run) -> None:
     assert_close(np.concatenate(pieces), whole.states, 0 if recurrent else 4 * 64)
 
 
-def test_the_next_text_is_read_on_from_the_last(
-    run: Run, untrained: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_text_is_read_on_from_the_last(run, untrained, monkeypatch) -> None:
     """As one types: what a new reader gives, to the bit, after few bytes."""
     feed, count = Stream.feed, []
 

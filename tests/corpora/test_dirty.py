@@ -178,18 +178,6 @@ def test_a_field_that_is_there_twice_matters_only_where_it_is_read(tmp_path: Pat
             prepare([str(path)], tmp_path / "more", text_column=name)
 
 
-def test_headers_that_cannot_be(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    for text, message in (
-        ("text,text\n1,2\n", r"a\.csv: its header has 2 columns named text; rename"),
-        ("id,overall,text,overall\n1,2,3,4\n", r"its header has 2 columns named overall; rename"),
-        ("id,text\r1,one\r2,two\r", r"a carriage return without a newline.*tr '\\r' '\\n'"),
-    ):
-        path.write_bytes(text.encode())
-        with pytest.raises(UserError, match=message):
-            prepare([str(path)], tmp_path / "out")
-
-
 def damaged_parquet(path: Path, query: str, *texts: bytes) -> None:
     with duckdb.connect() as con:
         con.execute(f"COPY ({query}) TO '{path}' (FORMAT parquet, COMPRESSION uncompressed)")

@@ -97,18 +97,21 @@ def test_a_long_document_is_cut_where_no_boundary_is_near(lengths: list[int]) ->
     assert np.isin(whole, ends).all()
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize(
     ("lengths", "batch", "shards"), [([40_000], 8, 16), ([90, 140] * 150, 3, 12)]
 )
-def test_a_row_reads_its_shards_one_by_one(lengths: list[int], batch: int, shards: int) -> None:
-    """Also where a single document is an epoch of every row."""
+def test_a_row_reads_its_shards_one_by_one(lengths, batch, shards, shuffle) -> None:
+    """Also where a single document is an epoch of every row; shuffled, a row keeps its own."""
     split = make_split(lengths)
-    stream = TrainStream(split, batch=batch, window=32, shards=shards)
+    stream = TrainStream(split, batch=batch, window=32, shards=shards, shuffle=shuffle)
     assert stream.shards == shards
     assert stream.padding_fraction < 0.05
     parts = shards_of(split, shards)
     rows = texts_of(stream, range(stream.steps_per_epoch), slice(0, batch))
-    assert rows == [parts[row::batch] for row in range(batch)]
+    own = [parts[row::batch] for row in range(batch)]
+    assert (rows == own) != shuffle
+    assert [sorted(row) for row in rows] == [sorted(row) for row in own]
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

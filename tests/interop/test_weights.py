@@ -376,7 +376,8 @@ def test_a_strangers_pickle_is_not_executed(folder: Path, tmp_path: Path) -> Non
     assert not trap.exists()
 
 
-def test_imported_weights_are_not_trained_over(found: weights.ModelWeights, imported: Path) -> None:
+def test_imported_weights_are_as_they_are(found, imported, refused) -> None:
+    """Neither trained over, nor of another model than their config; without a corpus."""
     before = (imported / run.WEIGHTS).read_bytes()
     with pytest.raises(UserError, match="exists; choose another"):
         run.write_imported(imported, found)
@@ -386,19 +387,10 @@ def test_imported_weights_are_not_trained_over(found: weights.ModelWeights, impo
     ):
         pass
     assert (imported / run.WEIGHTS).read_bytes() == before
-
-
-def test_weights_of_another_model_than_the_config_are_refused(imported: Path) -> None:
-    file = imported / "config.json"
-    digest.write_json(file, json.loads(file.read_text().replace('"hidden": 7', '"hidden": 8')))
-    with pytest.raises(
-        UserError, match=r"config\.json and weights\.safetensors are from different"
-    ):
-        run.load_run(imported)
-
-
-def test_imported_weights_have_no_corpus_and_one_checkpoint(imported, refused) -> None:
     assert "give one with `corpus`" in refused("evaluate", imported)
     for path in (imported, imported / run.WEIGHTS):
-        error = refused("generate", path, "--checkpoint", "7")
-        assert "has weights and no checkpoints" in error
+        assert "has weights and no checkpoints" in refused("generate", path, "--checkpoint", "7")
+    file = imported / "config.json"
+    digest.write_json(file, json.loads(file.read_text().replace('"hidden": 7', '"hidden": 8')))
+    with pytest.raises(UserError, match=r"config\.json and weights\.safetensors are from diff"):
+        run.load_run(imported)

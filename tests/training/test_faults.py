@@ -228,12 +228,15 @@ def diverging(corpus: Path, out: Path, steps: int = 80, **changes: Any) -> Confi
 
 
 def test_a_run_that_diverges_at_once_starts_over(corpus, tmp_path) -> None:
-    """Every checkpoint is from after the divergence, so none is left."""
+    """Every checkpoint is from after the divergence, so none is left; nor is a short run finished."""
     folder = tmp_path / "run"
-    config = diverging(corpus, folder, 40, train__checkpoint_every=8)
-    with pytest.raises(Diverged, match=r"no checkpoint .*starts over.*learning_rate`.* 1\.5,"):
-        run_train(config)
-    assert steps_in(folder) == []
+    config = diverging(corpus, folder, 3, train__divergence_steps=100)
+    longer = diverging(corpus, folder, 40, train__checkpoint_every=8)
+    for one, message in ((config, "starts over"), (longer, r"starts over.*learning_rate`.* 1\.5,")):
+        with pytest.raises(Diverged, match=rf"no checkpoint .*{message}"):
+            run_train(one)
+        assert lines_of(folder)["event"][-1]["event"] == "diverged"
+        assert steps_in(folder) == []
     run_train(config_of(corpus, folder, 20, train__checkpoint_every=8))
     assert steps_in(folder) == [8, 16, 20]
     assert lines_of(folder)["eval"][-1]["bpc"] < 8
@@ -250,13 +253,6 @@ def test_a_run_that_diverges_names_the_checkpoint_that_a_restart_takes(corpus, s
     assert steps_in(stopped)[-1] == step
     run_train(config_of(corpus, stopped, 40))
     assert f"resuming at step {step} of" in capfd.readouterr().err
-
-
-def test_a_short_run_that_diverges_has_not_finished(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(Diverged, match=r"train\.divergence_bpc.*starts over"):
-        run_train(diverging(corpus, tmp_path / "run", 3, train__divergence_steps=100))
-    assert [line["event"] for line in lines_of(tmp_path / "run")["event"]] == ["diverged"]
-    assert steps_in(tmp_path / "run") == []
 
 
 class Stop(Exception):
@@ -296,9 +292,7 @@ def test_what_a_run_started_from_may_be_missing(corpus, straight, tmp_path):
     assert run_folder.inputs_of(folder)["start_from"] == start
 
 
-def test_a_run_resumes_with_the_parameters_it_started_from_and_no_others(
-    corpus: Path, stopped: Path, tmp_path: Path
-) -> None:
+def test_a_run_resumes_with_the_parameters_it_started_from_and_no_others(corpus, stopped, tmp_path):
     """Those at the same path may have been trained further."""
     trained = run.load_run(stopped)
     first, later = run.as_weights(trained), changed(trained)

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -55,9 +54,7 @@ def cut(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut, shutil.rmtree])
-def test_a_history_that_is_damaged_or_absent_is_named(
-    damage: Callable[[Path], None], whole: Config, tmp_path: Path
-) -> None:
+def test_a_history_that_is_damaged_or_absent_is_named(damage, whole, tmp_path) -> None:
     folder = copy_until(Path(whole.out), 20, tmp_path / "run")
     damage(folder / FOLDER / "20/maxima")
     run_train(vary(whole, out=str(folder)))
@@ -72,9 +69,7 @@ def test_a_history_that_is_damaged_or_absent_is_named(
 
 
 @pytest.mark.parametrize(("devices", "micro_batches"), [(2, 1), (1, 2)])
-def test_devices_and_micro_batches_share_the_maxima(
-    devices: int, micro_batches: int, corpus: Path
-) -> None:
+def test_devices_and_micro_batches_share_the_maxima(devices, micro_batches, corpus) -> None:
     """A loss over half of the rows has gradients twice as large, and so half of the scale."""
     config = step_config(corpus, compute="bf16", recurrent="fp8_emulated")
     trainers = [Trainer(config, 1), Trainer(config, devices, micro_batches=micro_batches)]
@@ -94,5 +89,7 @@ def test_another_operand_type_is_refused(whole: Config) -> None:
     message = "precision.recurrent: fp8_emulated → compute"
     with pytest.raises(UserError, match=message):
         run_train(vary(whole, precision__recurrent="compute"))
-    with pytest.raises(UserError, match=r"precision\.recurrent is 'fp8', .* JAX found none"):
-        run_train(vary(whole, precision__recurrent="fp8", out=f"{whole.out}_fp8"))
+    other = vary(whole, out=f"{whole.out}_other", precision__recurrent="compute")
+    for field, value in (("precision__recurrent", "fp8"), ("devices__kernels", "pallas")):
+        with pytest.raises(UserError, match=rf"{value}', .* JAX found none"):
+            run_train(vary(other, **{field: value}))

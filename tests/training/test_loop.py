@@ -289,12 +289,6 @@ def test_a_start_that_was_refused_or_killed_leaves_no_run_behind(corpus, tmp_pat
     assert 0.1 < max(line["data_wait_fraction"] for line in others) <= 1
 
 
-def test_our_own_kernels_are_refused_where_there_is_no_gpu(corpus: Path, tmp_path: Path) -> None:
-    config = make_config(corpus, tmp_path / "run", devices=Devices(kernels="pallas"))
-    with pytest.raises(UserError, match=r"needs an NVIDIA GPU.*but JAX found none"):
-        run_train(config)
-
-
 def test_deterministic_kernels_are_requested_before_jax_starts(corpus, tmp_path, monkeypatch):
     config = make_config(corpus, tmp_path / "run", train=short(steps=2, deterministic=True))
     with pytest.raises(UserError, match=r"JAX has started without it; set XLA_FLAGS to --xla_gpu"):

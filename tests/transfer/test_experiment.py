@@ -144,9 +144,7 @@ def test_features_of_another_reading_or_other_units_have_another_key(run: Run) -
     assert keys[0] == features_key("abc", Featurizer(run), ["a"])
 
 
-def test_a_transfer_that_was_stopped_resumes(
-    run, tmp_path, random, monkeypatch, capsys, refused
-) -> None:
+def test_a_transfer_that_was_stopped_resumes(run, tmp_path, random, monkeypatch, capsys, refused):
     """Between two states, as a kill stops it."""
     train, test, others = (write_reviews(tmp_path / f"{n}.csv", random, n) for n in (40, 20, 41))
     out = tmp_path / "out"
