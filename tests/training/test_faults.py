@@ -228,7 +228,7 @@ def diverging(corpus: Path, out: Path, steps: int = 80, **changes: Any) -> Confi
 
 
 def test_a_run_that_diverges_at_once_starts_over(corpus, tmp_path) -> None:
-    """Every checkpoint is from after the divergence, so none is left; nor is a short run finished."""
+    """Every checkpoint is from after the divergence, so none is left; a short run ends so, too."""
     folder = tmp_path / "run"
     config = diverging(corpus, folder, 3, train__divergence_steps=100)
     longer = diverging(corpus, folder, 40, train__checkpoint_every=8)
