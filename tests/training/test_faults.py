@@ -72,11 +72,6 @@ def cut_short(folder: Path, step: int) -> None:
     halve(max(files, key=lambda path: path.stat().st_size))
 
 
-def swap_carry(folder: Path, step: int) -> None:
-    shutil.rmtree(folder / f"checkpoints/{step}/carry")
-    shutil.copytree(folder / "checkpoints/10/carry", folder / f"checkpoints/{step}/carry")
-
-
 @pytest.fixture(scope="module")
 def straight(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 40 steps, with checkpoints at 10, 20, 30 and 40, that nothing happens to."""
@@ -89,11 +84,10 @@ def stopped(straight: Path, tmp_path: Path) -> Path:
     return copy_until(straight, 30, tmp_path / "run")
 
 
-@pytest.mark.parametrize("harm", [cut_short, swap_carry])
 def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
-    harm, corpus, straight, stopped, capfd
+    corpus, straight, stopped, capfd
 ) -> None:
-    harm(stopped, 30)
+    cut_short(stopped, 30)
     run_train(config_of(corpus, stopped, 40))
     said = capfd.readouterr().err
     assert "the checkpoint of step 30 cannot be read" in said
@@ -129,19 +123,14 @@ def test_a_checkpoint_of_another_run_is_named(corpus, straight, stopped) -> None
     assert_same_run(moved, straight)
 
 
-def flip_a_digit(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b'"bpc": 7', b'"bpc": 6', 1))
-
-
-@pytest.mark.parametrize("harm", [flip_a_digit, Path.unlink])
-def test_damaged_metrics_are_named_and_a_run_goes_on_without(harm, corpus, stopped, capfd) -> None:
+def test_damaged_metrics_are_named_and_a_run_goes_on_without(corpus, stopped, capfd) -> None:
     path = stopped / metrics.FILE
-    harm(path)
+    path.write_bytes(path.read_bytes().replace(b'"bpc": 7', b'"bpc": 6', 1))
     with pytest.raises(UserError, match=r"metrics\.jsonl.*checkpoint of step 30"):
         metrics.read_metrics(path)
     run_train(config_of(corpus, stopped, 40))
     assert "goes on with new metrics" in capfd.readouterr().err
-    assert (stopped / "set-aside" / metrics.FILE).exists() == (harm is not Path.unlink)
+    assert (stopped / "set-aside" / metrics.FILE).exists()
     steps = [line["step"] for line in metrics.read_metrics(path) if line["kind"] == "train"]
     assert steps == [35, 40]
 
