@@ -26,6 +26,9 @@ pytestmark = pytest.mark.numeric
 KINDS = [name for name, kind in sorted(Architecture.kinds.items()) if kind().longest_window is None]
 
 
+REST = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("bert", "gru")]
+
+
 @functools.cache
 def initial(model: LanguageModel) -> dict:
     return jax.device_get(jax.jit(model.init_parameters)(jax.random.key(0)))
@@ -165,7 +168,7 @@ def test_padding_has_no_gradient(kind: str) -> None:
             jax.vjp(read, params)
 
 
-@pytest.mark.parametrize("kind", ["gru", "lstm"])  # the mLSTM: test_mlstm.py
+@pytest.mark.parametrize("kind", ["lstm"])  # a GRU is as this; the mLSTM: test_mlstm.py
 def test_recomputed_steps_give_the_same_gradient(kind: str, random: np.random.Generator) -> None:
     model, params = make(kind=kind)
     batch = random.integers(0, 256, (3, 8), dtype=np.uint8)
@@ -178,9 +181,7 @@ def test_recomputed_steps_give_the_same_gradient(kind: str, random: np.random.Ge
 
 
 @pytest.mark.parametrize("compute", ["bf16", FP16])
-@pytest.mark.parametrize(
-    "kind", [*KINDS, "transformer", pytest.param("bert", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("kind", ["lstm", "mlstm", "transformer", *REST])
 def test_half_precision_gradient_is_near_float32(compute, kind, random):
     batch = random.integers(0, 256, (8, 65), dtype=np.uint8)
     exact_model, params = make(kind=kind, hidden=64, layers=1)
