@@ -47,7 +47,7 @@ def sources(tmp_path: Path) -> list[str]:
     return [str(tmp_path / "in"), "pydoc:"]
 
 
-@pytest.mark.parametrize("dedupe", ["normalized", "exact", "none"])
+@pytest.mark.parametrize("dedupe", ["normalized", "none"])
 def test_the_same_corpus(tmp_path: Path, sources: list[str], dedupe: Dedupe) -> None:
     options = {"dedupe": dedupe, "seed": 5, "split": (8, 1, 1)}
     prepare(sources, tmp_path / "duckdb", **options)
