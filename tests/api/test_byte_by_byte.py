@@ -13,7 +13,7 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.run import Run
 from mlstm_jax.transfer.trace import Reader, Stream
 from tests.tolerance import assert_close, bound
-from tests.transfer.test_kinds import untrained
+from tests.transfer.test_kinds import draw, untrained
 
 __all__ = ["untrained"]
 
@@ -100,7 +100,8 @@ def test_other_kinds_read_pieces(untrained: Run) -> None:
     assert_close(np.concatenate(pieces), whole.states, 0 if recurrent else 4 * 64)
 
 
-def test_the_next_text_is_read_on_from_the_last(run, untrained, monkeypatch) -> None:
+@pytest.mark.parametrize("kind", [None, "bert", "transformer"])
+def test_the_next_text_is_read_on_from_the_last(kind, run, monkeypatch) -> None:
     """As one types: what a new reader gives, to the bit, after few bytes."""
     feed, count = Stream.feed, []
 
@@ -112,27 +113,27 @@ def test_the_next_text_is_read_on_from_the_last(run, untrained, monkeypatch) -> 
     typed = clean(TEXT, "radford")
     ends = [120, 121, 122, 121, 115, 130, 400, 40, 6, 1, 12]  # also back, and by many bytes
     other = typed[:30] + b"X" + typed[31:100]
-    for one in (run, untrained):
-        reader = Reader(one)
-        for text in [*(typed[:end] for end in ends), other, other + "é".encode()]:
-            for state, layer in ((None, -1), ("mean_h", 0)):
-                count.clear()
-                found = reader(text, state, layer)
-                bytes_read = sum(count)
-                expected = Reader(one)(text, state, layer)
-                assert found is reader(text, state, layer)
-                for a, b in zip(
-                    jax.tree.leaves(found[1:5]), jax.tree.leaves(expected[1:5]), strict=True
-                ):
-                    np.testing.assert_array_equal(a, b)
-                assert found.text == text
-                assert found.nats == pytest.approx(expected.nats, rel=1e-12)
-                if text in (typed[:121], typed[:122], other + "é".encode()):
-                    assert bytes_read <= 10 or one.config.model.longest_window
-                else:
-                    assert bytes_read <= len(text)
-        reader(b"another text")
-        assert len(reader._kept) == 1  # it keeps no other text
+    one = draw(kind) if kind else run
+    reader = Reader(one)
+    for text in [*(typed[:end] for end in ends), other, other + "é".encode()]:
+        for state, layer in ((None, -1), ("mean_h", 0)):
+            count.clear()
+            found = reader(text, state, layer)
+            bytes_read = sum(count)
+            expected = Reader(one)(text, state, layer)
+            assert found is reader(text, state, layer)
+            for a, b in zip(
+                jax.tree.leaves(found[1:5]), jax.tree.leaves(expected[1:5]), strict=True
+            ):
+                np.testing.assert_array_equal(a, b)
+            assert found.text == text
+            assert found.nats == pytest.approx(expected.nats, rel=1e-12)
+            if text in (typed[:121], typed[:122], other + "é".encode()):
+                assert bytes_read <= 10 or one.config.model.longest_window
+            else:
+                assert bytes_read <= len(text)
+    reader(b"another text")
+    assert len(reader._kept) == 1  # it keeps no other text
 
 
 def test_spans_are_the_states_after_the_last_byte_of_words(model: mlstm.TrainedModel) -> None:
