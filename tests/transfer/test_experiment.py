@@ -103,12 +103,9 @@ def test_texts_without_words_have_a_report_without_tfidf(run, tmp_path, random, 
         assert (found["state"], found["features"], found["baseline"]) == (state, width, None)
         report = (out / state / "report.md").read_text()
         assert words in report
-        assert {unit["layer"] for unit in found["units"]} == {0, 1}
-        assert max(unit["unit"] for unit in found["units"]) < 64
         best, edges = found["best_unit"], found["histogram"]["edges"]
         assert best["state"] in state.split("+")
         assert f"--state {best['state']} --layer {best['layer']} --unit {best['unit']} " in report
-        assert json.loads((out / state / "classifier.json").read_text())["state"] == state
         # Each report is of its own state's columns.
         is_best = np.all([kept[name] == best[name] for name in best], axis=0)
         (values,) = kept["features"][:, is_best].T
