@@ -88,7 +88,7 @@ class _Nodes:
 
 def _step(nodes: _Nodes, weights: Any, x: str, h: str, c: str, is_read_B1: str) -> tuple[str, str]:
     """Add a step of a layer, see model/mlstm.py; return h and c after it."""
-    wmx, wx, wmh, wh, b = weights
+    wmx, wx, wmh, wh, b, _ = weights
     if x == "byte":
         mx = nodes("Gather", nodes.constant(wmx), x)
         zx = nodes("Gather", nodes.constant(wx + b), x)
