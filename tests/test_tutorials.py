@@ -82,6 +82,8 @@ def test_the_parsers_take_every_command_of_the_docs(tmp_path, monkeypatch) -> No
         text = page.read_text(encoding="utf-8").replace("\\\n", " ")
         for line in re.findall(r"(?m)^ *mlstm-jax ([a-z]+(?: .*)?)$", text):
             words = shlex.split(line, comments=True)
+            if ">" in words:  # the shell's
+                words = words[: words.index(">")]
             if not {"...", "${options[@]}"} & set(words):
                 cli.parse(words[0], words[1:])
                 count += 1
