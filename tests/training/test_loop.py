@@ -40,6 +40,12 @@ from tests.training.runs import (
 ONE = Devices(count=1)
 
 
+def last_step(folder: Path) -> int:
+    """The last step in the metrics; 0 of a run that begins anew, for want of a checkpoint."""
+    lines = lines_without_time(folder)
+    return lines[-1]["step"] if lines else 0
+
+
 def test_killed_and_cut_off_it_ends_as_if_never_stopped(
     corpus, undisturbed, tmp_path, command_environment
 ):
@@ -64,8 +70,9 @@ def test_killed_and_cut_off_it_ends_as_if_never_stopped(
     process = start(config, tmp_path, command_environment, login, terminal=theirs)
     os.close(theirs)
     # The terminal closes as soon as this process has taken a step that the last one had not.
-    first, deadline = lines_without_time(folder)[-1]["step"], time.monotonic() + 120
-    while lines_without_time(folder)[-1]["step"] <= first and time.monotonic() < deadline:
+    first = last_step(folder)
+    deadline = time.monotonic() + 120
+    while last_step(folder) <= first and time.monotonic() < deadline:
         if select.select([ours], [], [], 0.01)[0]:
             os.read(ours, 65536)
     os.close(ours)
