@@ -22,7 +22,7 @@ from mlstm_jax.fields import Count, require_kind
 from mlstm_jax.transfer.finetune import FinetuneOptions
 from mlstm_jax.transfer.known import note_read
 from mlstm_jax.transfer.labels import of_classes
-from mlstm_jax.transfer.reader import FeatureState, features_of, layers_of
+from mlstm_jax.transfer.states import FeatureState, features_of, layers_of
 
 
 class _OfModel(BaseEstimator):

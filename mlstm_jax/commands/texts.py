@@ -31,7 +31,7 @@ from mlstm_jax.transfer.classifier_file import load_classifier, require_model
 from mlstm_jax.transfer.features import Featurizer, TextFile, write_parts
 from mlstm_jax.transfer.finetune import FinetuneOptions
 from mlstm_jax.transfer.label_texts import label_texts
-from mlstm_jax.transfer.reader import FeatureState
+from mlstm_jax.transfer.states import FeatureState
 from mlstm_jax.transfer.transfer import DEFAULTS, REPORT, TransferOptions, require_out
 from mlstm_jax.transfer.transfer import transfer as run_transfer
 

@@ -154,7 +154,8 @@ def train(config: OfConfig, resume: Flag = False, reset_carry: Flag = False) -> 
     if processes == 1:
         show(f"\n{load(folder).report()}")
         plot = f"mlstm_jax.load({str(folder)!r}).plot().savefig('curve.png')"
-        show(f'See the curve: python -c "import mlstm_jax; {plot}"')
+        python = _as_typed("python")
+        show(f'See the curve (extra "notebooks"): {python} -c "import mlstm_jax; {plot}"')
         if is_quickstart:
             show("\n" + _next_steps(folder))
     elif index == 0:
@@ -171,12 +172,20 @@ def quickstart(config: OfConfig, resume: Flag = False, reset_carry: Flag = False
     train(config, resume, reset_carry)
 
 
+def _as_typed(command: str) -> str:
+    """Return the path of a command of this environment, or its name if it is on the PATH."""
+    beside = Path(sys.executable).with_name(command)
+    if not beside.exists():
+        return command
+    on_path = shutil.which(command)
+    if on_path and Path(on_path).absolute() == beside.absolute():
+        return command
+    return os.path.relpath(beside)
+
+
 def _next_steps(run: Path) -> str:
     """Return commands for a new user to try next."""
-    command = "mlstm-jax"
-    beside = Path(sys.executable).with_name(command)
-    if not shutil.which(command) and beside.exists():
-        command = os.path.relpath(beside)
+    command = _as_typed("mlstm-jax")
     return f"""What to try next:
   {command} generate {run} --prompt "The object" --bytes 300
   {command} evaluate {run} --split test

@@ -16,7 +16,7 @@ from mlstm_jax.transfer.classify import Classifier, Examples, named, subset
 from mlstm_jax.transfer.features import Column
 from mlstm_jax.transfer.labels import Labelled
 from mlstm_jax.transfer.logistic import CS, Prior, best_fit, fit
-from mlstm_jax.transfer.reader import FeatureState
+from mlstm_jax.transfer.states import FeatureState
 
 TOP_UNITS = (1, 2, 5, 10, 50, 100)
 _CURVE = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)

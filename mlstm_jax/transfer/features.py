@@ -34,11 +34,10 @@ from mlstm_jax.run import Run
 from mlstm_jax.terminal import ProgressLine
 from mlstm_jax.training import parallel
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.transfer.reader import (
+from mlstm_jax.transfer.reader import Keep, TextReader
+from mlstm_jax.transfer.states import (
     FeatureState,
-    Keep,
     State,
-    TextReader,
     features_of,
     layers_of,
     require_index,

@@ -1,48 +1,31 @@
 """Texts of any length, read by one model: the loop over windows that all readers share.
 
-Each row of a window reads one text from a zero state. A row whose text ends is given the next text
-at once, the longest first; when fewer texts are left than rows, the rest is read in fewer rows.
-Rows and windows have a few sizes only, and one compiled program serves each; a call begins with the
-number of rows that costs least, and on a GPU leaves out sizes that gain little. Cost is
-proportional to bytes. What a window computes of the parameters alone is computed once for a model.
+Each row of a window reads one text from a zero state (windows.py). Rows and windows have a few
+sizes only, and one compiled program serves each; a call begins with the number of rows that costs
+least, and on a GPU leaves out sizes that gain little. Cost is proportional to bytes. What a window
+computes of the parameters alone is computed once for a model.
 
 A text's state depends on that text alone, up to rounding: rows do not mix, and two windows give bit
 for bit what one long window gives; but a product of another number of rows adds in another order.
 """
 
 import functools
-import reprlib
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 
 from mlstm_jax import environment
-from mlstm_jax.errors import UserError, require
-from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import Carry, LanguageModel
 from mlstm_jax.model.stack import Recurrent
 from mlstm_jax.run import Run
 from mlstm_jax.training.objective import cross_entropy
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.step import reset
-
-# c and h after the last byte, or the mean of h over all bytes (Alley et al. 2019).
-State = Literal["c", "h", "mean_h"]
-# The features of a text: one state, or two side by side.
-FeatureState = Literal["c", "h", "mean_h", "c+mean_h"]
-STATE_NAMES: dict[FeatureState, str] = {
-    "c": "cell state c after the last byte",
-    "h": "h after the last byte",
-    "mean_h": "mean of h over the text",
-    "c+mean_h": "cell state c after the last byte, and mean of h over the text",
-}
-S = TypeVar("S", bound=FeatureState)
+from mlstm_jax.transfer.windows import ReadStep, TextWindow, cheapest_rows, read_steps
 
 # What to return of a window: the carry alone, also the sum of h, or also every state and logit.
 Keep = Literal[False, "sum", True]
@@ -56,203 +39,6 @@ _WEIGHTS_COST = {"cpu": 4}
 _GPU_WEIGHTS_COST = 176
 # Of the cost, on a GPU, where a program takes seconds to compile: each size is autotuned.
 _FEWER_PROGRAMS = 0.05
-_MOST_PADDING = 1 / 8  # of a window's bytes; else the window is a short one
-
-
-def single_states(state: FeatureState) -> tuple[State, ...]:
-    """The states that stand side by side: ("c", "mean_h") for "c+mean_h"."""
-    return cast(tuple[State, ...], tuple(state.split("+")))
-
-
-def layers_of(
-    model: Architecture, state: FeatureState, *, all_layers: bool
-) -> list[tuple[State, int]]:
-    """Each single state and layer whose units are features: by state, then by layer."""
-    layers = range(0 if all_layers else model.layers - 1, model.layers)
-    return [(single, layer) for single in single_states(state) for layer in layers]
-
-
-def require_index(name: str, index: int, count: int) -> None:
-    """Raise UserError unless a model with `count` units or layers has the one of this number."""
-    if not 0 <= index < count:
-        shown = reprlib.repr(index)
-        raise UserError(f"{name} {shown} does not exist: the model has {name}s 0 to {count - 1}.")
-
-
-def states_of(model: Architecture, states: Sequence[S] | None = None) -> tuple[S, ...]:
-    """Return these states, or else the first that the model has: c, or h without a c.
-
-    Raises:
-        UserError: the model does not have such a state, or none is named, or one twice.
-    """
-    if states is None:
-        return cast(tuple[S, ...], model.states[:1])
-    single = {*model.states, "mean_h"}
-    known = [state for state in STATE_NAMES if single.issuperset(single_states(state))]
-    for state in states:
-        rule = f"one of {', '.join(known)} of {model.cli_name}"
-        require(state in known, "state", state, rule)
-    is_once = len(set(states)) == len(states) > 0
-    require(is_once, "state", " ".join(states), "one state or more, each only once")
-    return tuple(states)
-
-
-def features_of(
-    model: Architecture, states: Sequence[FeatureState] | None = None
-) -> tuple[FeatureState, ...]:
-    """Return these features, or else c+mean_h, or mean_h of a model without a c; see `states_of`.
-
-    On validation texts these were the best (results/reviews_1024/README.md).
-    """
-    if states is None:
-        states = ("c+mean_h",) if "c" in model.states else ("mean_h",)
-    return states_of(model, states)
-
-
-class TextWindow(NamedTuple):
-    """The next bytes of some texts, one in each row."""
-
-    bytes_BT: NDArray[np.uint8]  # T + 1 of them; zero after the end of a text
-    # How many of the first T bytes belong to the text, how many of the bytes after each of these
-    # do, and whether the text begins here.
-    counts_B3: NDArray[np.int32]
-
-
-class ReadStep(NamedTuple):
-    """A window, and which texts it reads."""
-
-    window: TextWindow
-    kept_B: NDArray[np.intp] | None  # the rows of the step before that go on, if fewer do
-    text_B: NDArray[np.int64]  # which text each row reads; -1: none
-    place_B: NDArray[np.int64]  # where in it the window begins
-    ended: NDArray[np.intp]  # rows whose text ends here
-
-    @property
-    def bytes(self) -> int:
-        """How many bytes are read."""
-        return int(self.window.counts_B3[:, 0].sum())
-
-
-def _least(sizes: Sequence[int], count: int) -> int:
-    """The smallest size that has room for `count` rows, or else the largest."""
-    return next((size for size in sizes if size >= count), sizes[-1])
-
-
-class _Turn(NamedTuple):
-    """Which bytes of which texts a window reads; [B] where not said."""
-
-    width: int  # T
-    kept_B: NDArray[np.intp] | None  # see `ReadStep`
-    text_B: NDArray[np.int64]
-    place_B: NDArray[np.int64]
-    starts_B: NDArray[np.bool_]  # whether the text begins here
-    rest_B: NDArray[np.int64]  # how many bytes of the text are not read yet; 0 without a text
-
-
-def _schedule(
-    length_N: NDArray[np.int64], sizes: Sequence[int], widths: Sequence[int]
-) -> Iterator[_Turn]:
-    """Yield what each window of `read_steps` reads, of texts of these lengths."""
-    order = np.argsort(-length_N, kind="stable")
-    waiting = deque(order[length_N[order] > 0].tolist())
-    text_B = np.full(_least(sizes, len(waiting)), -1)
-    place_B = np.zeros(len(text_B), np.int64)
-    while waiting or (text_B >= 0).any():
-        starts_B = np.zeros(len(text_B), bool)
-        for row in np.flatnonzero(text_B < 0)[: len(waiting)]:
-            text_B[row] = waiting.popleft()
-            place_B[row] = 0
-            starts_B[row] = True
-        kept_B = None
-        count = int(np.count_nonzero(text_B >= 0))
-        size = _least(sizes, count)
-        if size < len(text_B):
-            kept_B = np.argsort(text_B < 0, kind="stable")[:size]  # rows with a text first
-            text_B = text_B[kept_B]
-            place_B = place_B[kept_B]
-            starts_B = starts_B[kept_B]
-        rest_B = np.where(text_B >= 0, length_N[text_B] - place_B, 0)
-        width = widths[0]
-        for wider in widths[1:]:
-            padding_B = np.maximum(wider - rest_B[text_B >= 0], 0)
-            if padding_B.mean() <= _MOST_PADDING * wider:
-                width = wider
-        yield _Turn(width, kept_B, text_B.copy(), place_B, starts_B, rest_B)
-        text_B[rest_B <= width] = -1
-        place_B = place_B + width
-
-
-def _lengths(texts: Sequence[bytes]) -> NDArray[np.int64]:
-    return np.array([len(text) for text in texts], np.int64)
-
-
-def read_steps(
-    texts: Sequence[bytes], sizes: Sequence[int], widths: Sequence[int]
-) -> Iterator[ReadStep]:
-    """Yield the windows that read all texts, the longest first; empty texts are left out.
-
-    Args:
-        texts: to read.
-        sizes: numbers of rows to choose from, rising.
-        widths: numbers of bytes T to choose from, rising.
-    """
-    for width, kept_B, text_B, place_B, starts_B, rest_B in _schedule(
-        _lengths(texts), sizes, widths
-    ):
-        bytes_BT = np.zeros((len(text_B), width + 1), np.uint8)
-        for row in np.flatnonzero(text_B >= 0):
-            piece = texts[text_B[row]][place_B[row] : place_B[row] + width + 1]
-            bytes_BT[row, : len(piece)] = np.frombuffer(piece, np.uint8)
-        read_B = np.clip(rest_B, 0, width)
-        scored_B = np.clip(rest_B - 1, 0, width)
-        counts_B3 = np.stack([read_B, scored_B, starts_B], axis=1).astype(np.int32)
-        ended = np.flatnonzero((text_B >= 0) & (rest_B <= width))
-        yield ReadStep(TextWindow(bytes_BT, counts_B3), kept_B, text_B, place_B, ended)
-
-
-def cheapest_rows(
-    texts: Sequence[bytes],
-    sizes: Sequence[int],
-    widths: Sequence[int],
-    weights_cost: float,
-    *,
-    margin: float = 0.0,
-) -> Sequence[int]:
-    """Return the sizes up to the number of rows with which reading the texts costs least.
-
-    Many rows multiply faster, but wait for the longest texts. Only sizes of at least a sixteenth of
-    the texts are tried: of more texts the schedule itself would take time. Sizes are left out, so
-    that fewer programs are compiled, as long as all of that adds at most `margin` of the cost.
-    """
-    length_N = _lengths(texts)
-
-    def places(tried: Sequence[int]) -> Counter[int]:
-        """How many bytes of each row are read with each number of rows."""
-        read = Counter[int]()
-        for turn in _schedule(length_N, tried, widths):
-            read[len(turn.text_B)] += turn.width
-        return read
-
-    def cost(read: Counter[int]) -> float:
-        return sum((rows + weights_cost) * width for rows, width in read.items())
-
-    most = sizes.index(_least(sizes, len(texts))) + 1
-    tried = [sizes[:n] for n in range(1, most + 1) if sizes[n - 1] * 16 >= len(texts)]
-    best = sizes[:most]
-    if len(tried) > 1:
-        best = min(tried, key=lambda one: cost(places(one)))
-    if not margin:
-        return best
-    read = places(best)
-    left = margin * cost(read)
-    while len(read) > 1:
-        # Rows that wait in a larger size; the windows stay the same.
-        added, size, larger = min((read[a] * (b - a), a, b) for a, b in pairwise(sorted(read)))
-        if added > left:
-            break
-        left -= added
-        read[larger] += read.pop(size)
-    return sorted(read) or best
 
 
 class RowStates(NamedTuple):

@@ -9,7 +9,7 @@ import numpy as np
 from mlstm_jax import output, shipped
 from mlstm_jax.terminal import markdown, one_line
 from mlstm_jax.transfer.experiment import Result
-from mlstm_jax.transfer.reader import STATE_NAMES
+from mlstm_jax.transfer.states import STATE_NAMES
 
 REPORT = "report.md"  # written last: if it exists, all files are complete
 

@@ -24,7 +24,8 @@ from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.heatmap_drawing import Heatmap, word_ends
-from mlstm_jax.transfer.reader import State, TextReader, require_index, states_of
+from mlstm_jax.transfer.reader import TextReader
+from mlstm_jax.transfer.states import State, require_index, states_of
 
 _STATES: dict[State, str] = {"c": "cell state c", "h": "h", "mean_h": "mean of h so far"}
 # Bytes at the end of a text, a character or two, that may be others in the next text.

@@ -32,8 +32,8 @@ from mlstm_jax.transfer.features import (
 )
 from mlstm_jax.transfer.labels import Labelled, codes, require_classes, with_held_out
 from mlstm_jax.transfer.logistic import Prior, folds
-from mlstm_jax.transfer.reader import FeatureState, features_of
 from mlstm_jax.transfer.report import REPORT, write_report
+from mlstm_jax.transfer.states import FeatureState, features_of
 from mlstm_jax.transfer.words import Fit
 from mlstm_jax.transfer.words import fit as fit_words
 

@@ -13,7 +13,7 @@ from mlstm_jax.run import Run
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.generate import as_text, generate
-from mlstm_jax.transfer.reader import State, require_index, states_of
+from mlstm_jax.transfer.states import State, require_index, states_of
 from mlstm_jax.transfer.trace import Reader, characters, running_score
 
 MOST_BYTES = 20_000  # of a text
