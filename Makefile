@@ -17,6 +17,8 @@ BIN := .venv/bin
 # Python compiles what is imported, when it is; pip would compile all, most of which never is.
 PIP := -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 INSTALL := $(BIN)/python $(PIP)
+# Many containers set it: then each start, of which the tests have hundreds, would compile all again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: quickstart install test test-all test-slow test-portable test-compiled test-newest gpu \
   test-gpu wheel test-wheel docs notebooks lint types check clean
