@@ -51,10 +51,10 @@ def size(row: Json) -> str:
     return f"{row['hidden']} / {row['batch']} / {row['window']}, {row['dtype']}"
 
 
-def spread(row: Json) -> str:
-    """Return median, fastest and slowest in milliseconds."""
+def milliseconds(row: Json) -> list[str]:
+    """Return the median, and the range from the fastest to the slowest."""
     median, least, most = (1e3 * row[key] for key in ("median_s", "min_s", "max_s"))
-    return f"{median:.2f} ({least:.2f} to {most:.2f})"
+    return [f"{median:.2f}", f"{least:.2f} to {most:.2f}"]
 
 
 def name_of(row: Json) -> str:
@@ -86,23 +86,25 @@ def page(found: dict[str, Json]) -> str:
     for key, title in titles.items():
         if key in found:
             rows = [
-                [size(row), row["what"].replace("_", " "), name_of(row), spread(row),
+                [size(row), row["what"].replace("_", " "), name_of(row), *milliseconds(row),
                  f"{row['bytes_per_s'] / 1e6:.2f}", f"{row['fraction_of_large_product']:.2f}",
                  modelled(device, row) if key == "train_step" else ""]
                 for row in found[key]["rows"]
             ]  # fmt: skip
-            lines += [f"{title}, ms, median (fastest to slowest):", ""]
-            head = ["H / B / T, type", "what", "of", "ms", "MB/s", "of a large product", "modelled"]
+            lines += [f"{title}: median, and range from fastest to slowest:", ""]
+            head = ["H / B / T, type", "what", "of", "ms", "range", "MB/s"]
+            head += ["of a large product", "modelled"]
             lines += table(head, rows)
     if "products" in found:
         rows = [
-            [size(row), row["implementation"], spread(row),
+            [size(row), row["implementation"], *milliseconds(row),
              f"{row['flops'] / row['median_s'] / 1e12:.0f}",
              f"{row['fraction_of_large_product']:.2f}"]
             for row in found["products"]["rows"]
         ]  # fmt: skip
-        lines += ["The products of a step:", ""]
-        lines += table(["H / B / T, type", "product", "ms", "Tflop/s", "of a large one"], rows)
+        lines += ["The products of a step: median, and range from fastest to slowest:", ""]
+        head = ["H / B / T, type", "product", "ms", "range", "Tflop/s", "of a large one"]
+        lines += table(head, rows)
     if "features" in found:
         one = found["features"]
         lines += [

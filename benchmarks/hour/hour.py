@@ -245,8 +245,8 @@ def table() -> str:
     """Return the entries as a Markdown table, the best first."""
     entries = [json.loads(path.read_text()) for path in ENTRIES.glob("*.json")]
     lines = [
-        "| | bits per byte | each seed | without repeated passages | CPU s | artefact, MB |",
-        "|---|---|---|---|---|---|",
+        "| | bits per byte | seed 0 | seed 1 | seed 2 | without repeats | CPU s | artefact, MB |",
+        "|---|---|---|---|---|---|---|---|",
     ]
 
     def mean(entry: dict[str, Any], field: str) -> float:
@@ -254,7 +254,8 @@ def table() -> str:
         return float("nan") if None in values else statistics.mean(values)
 
     for entry in sorted(entries, key=lambda entry: mean(entry, "bits_per_byte")):
-        each = ", ".join(f"{run['bits_per_byte']:.4f}" for run in entry["runs"])
+        by_seed = {run["seed"]: f"{run['bits_per_byte']:.4f}" for run in entry["runs"]}
+        each = " | ".join(by_seed.get(seed, "") for seed in range(3))
         fresh = mean(entry, "bits_per_byte_not_repeated")
         shown = f"{fresh:.4f}" if fresh == fresh else ""
         lines.append(
