@@ -253,14 +253,10 @@ def plot(
 
 
 def limits(histories: Iterable[History], y: str) -> tuple[float, float] | None:
-    """The limits of an axis that shows the curves of all runs after their first tenth.
+    """The limits of an axis that shows the column `y` of all runs after their first tenth.
 
     With the first tenth, the drop from 8 bits, the rest would be too small to read. None if no run
     has values; `axes.set_ylim(None)` then keeps matplotlib's own limits.
-
-    Args:
-        histories: of the runs.
-        y: the plotted column; the limits are in its unit.
     """
     parts = [pd.Series(dtype=float)]
     for history in histories:

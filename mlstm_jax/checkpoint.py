@@ -48,17 +48,11 @@ Read = TypeVar("Read")
 def kept_steps(
     steps: Iterable[int], scores: Mapping[int, float | None], newest: int, reach: int
 ) -> set[int]:
-    """Return the steps whose checkpoints are kept.
+    """Return the steps whose checkpoints are kept; `scores` are `Meta.score` by step.
 
-    These are the newest, the best, and the newest that is at least `reach` steps older than the
-    last: if a divergence is detected within `reach` steps, the run can return to it. The oldest of
-    the younger checkpoints will replace it later and is therefore kept, too.
-
-    Args:
-        steps: of the existing checkpoints.
-        scores: `Meta.score` by step, where it was measured.
-        newest: number of newest checkpoints to keep.
-        reach: number of steps within which a divergence is detected.
+    These are the `newest` newest, the best, and the newest that is at least `reach` steps older
+    than the last: if a divergence is detected within `reach` steps, the run can return to it. The
+    oldest of the younger checkpoints will replace it later and is therefore kept, too.
     """
     ordered = sorted(steps)
     if not ordered:
@@ -112,11 +106,7 @@ class Checkpoints:
         reach: int = 0,
         read_only: bool = False,
     ) -> None:
-        """Open the folder of a run; `kept_steps` explains `keep` and `reach`.
-
-        Args:
-            run: its id; None: it is unknown, and a reader accepts every checkpoint.
-        """
+        """Open the folder of a run; without its id a reader accepts all. See `kept_steps`."""
         self.folder = folder
         self.run = run
         self._read_only = read_only
@@ -156,15 +146,9 @@ class Checkpoints:
     ) -> None:
         """Start to write the state and the carry, and return; all processes must call it.
 
-        The first checkpoint of a run is read back at once, so that a run does not learn at its end
-        that it has kept nothing.
-
-        Args:
-            step: of the checkpoint.
-            state: NumPy, the same in all processes; a NamedTuple with the field `params`.
-            carry: NumPy, this process's rows first; nothing is saved of an empty one.
-            join_rows: makes global arrays of the rows of all processes; see `Parallel`.
-            about: what the checkpoint was trained on.
+        Both are NumPy: the state is a NamedTuple with the field `params`, and the carry has this
+        process's rows first, which `join_rows` joins to global arrays. The first checkpoint of a
+        run is read back at once, so that a run does not learn at its end that it has kept nothing.
 
         Raises:
             CheckpointFailed: this checkpoint, or the previous one, could not be written, or the
@@ -270,10 +254,7 @@ class Checkpoints:
     def restore(self, step: int, state: Any, carry: Any | None) -> tuple[Any, Any | None]:
         """Return what was saved at `step`; raise Damaged if it cannot be read.
 
-        Args:
-            step: of the checkpoint.
-            state: the shapes of the state, which is returned as NumPy.
-            carry: the shapes and shardings of the carry, which is returned with them; or None.
+        The state, whose shapes are given, is NumPy; the carry has the given shapes and shardings.
         """
         restored = self._attempt(step, lambda: self._read(step, _parts_of(state), carry))
         fields = restored["state"] | {"params": restored["params"]} | restored.get("maxima", {})
@@ -346,12 +327,10 @@ class Checkpoints:
                 self._manager.close()
 
     def _attempt(self, step: int, read: Callable[[], Read]) -> Read:
-        """Return the result of `read`, retried after pauses.
+        """Return the result of `read`, retried after pauses; raise Damaged if all attempts fail.
 
-        Raises:
-            Damaged: all attempts fail.
-            OtherRun: the checkpoint is of another run.
-            FileError: this process may not read it, or can open no more files.
+        Raises OtherRun for a checkpoint of another run, and FileError if this process may not read
+        it, or can open no more files.
         """
         for pause in PAUSES:
             with suppress(Exception):

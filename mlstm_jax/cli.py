@@ -89,11 +89,9 @@ def _discard_output() -> None:
 
 
 def run(words: Sequence[str]) -> None:
-    """Run the command that the words of a command line name.
+    """Run the command that the words of a command line name; raise KnownError for a failure.
 
-    Raises:
-        KnownError: a mistake, or a failure.
-        SystemExit: the words ask for help, or are wrong; a message has been printed.
+    Raises SystemExit, after a message, if the words ask for help or are wrong.
     """
     name, *rest = words
     if name in ("-h", "--help", "help"):

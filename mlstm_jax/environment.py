@@ -108,12 +108,8 @@ def set_variable(variable: str, value: str | float) -> None:
 def prepare(devices: "Devices", *, deterministic: bool = False) -> None:
     """Set what JAX reads when it starts, its cache included; keep what the user has set.
 
-    Args:
-        devices: the config's; its number of virtual devices is used.
-        deterministic: see config.Train.
-
-    Raises:
-        UserError: JAX has already started with other settings.
+    Of the devices it sets the number of virtual ones; for `deterministic` see config.Train. Raises
+    UserError if JAX has already started with other settings.
     """
     cache_programs()
     if not any(name in os.environ for name in _FRACTION_NAMES):

@@ -13,12 +13,9 @@ _PACKAGE = Path(__file__).parent
 
 
 class KnownError(Exception):
-    """An error whose message states what happened and what to do.
+    """An error whose message states what happened and what to do; the command ends with its code.
 
     It names arguments and fields as Python does: `data.batch` is the option --data.batch.
-
-    Attributes:
-        exit_code: exit code of the command.
     """
 
     exit_code = 1

@@ -89,15 +89,11 @@ def parse(text: str | bytes) -> Any:
 def build(kind: type[Built], values: object, name: str = "") -> Built:
     """Return a dataclass or NamedTuple built from a parsed JSON object.
 
-    A field with a default may be absent.
+    A field with a default may be absent. Of a class with a dict `kinds` the field "kind" names one.
+    In messages the object is `name`, such as "model"; it is empty for a whole file.
 
-    Args:
-        kind: the class to build; or one with a dict `kinds`, of which the field "kind" names one.
-        values: the object: values by field name.
-        name: the object's name in messages, such as "model"; empty for a whole file.
-
-    Raises:
-        InvalidField: a field is unknown, missing, of the wrong type, or refused by `kind` itself.
+    Raises InvalidField if a field is unknown, missing, of the wrong type, or refused by `kind`
+    itself.
     """
     if not isinstance(values, Mapping):
         raise _invalid(name or "the top level", values, "an object with named fields")
@@ -159,10 +155,7 @@ def require_valid(section: Any, name: str = "") -> None:
     """Raise UserError unless each field of a dataclass has its type and is in its range.
 
     Python does not check this; "3" for 3 would fail much later. A number of NumPy becomes Python's.
-
-    Args:
-        section: the dataclass.
-        name: its name in messages, such as "data"; empty for a whole config.
+    In messages the dataclass is `name`, such as "data"; it is empty for a whole config.
     """
     section_type: Any = type(section)
     prefix = f"{name}." if name else ""

@@ -69,15 +69,13 @@ def _is_ignored(number: signal.Signals) -> bool:
 def interruptible(*signals: signal.Signals, note: Callable[[], str] = str) -> Iterator[None]:
     """Raise KeyboardInterrupt in the block at a signal, and Interrupted at its end.
 
+    The signals are the given ones that are not ignored, or all that ask a process to end; in a
+    thread, none is received. `note` returns what more to say at the end.
+
     Libraries convert an exception raised by a signal into errors of their own, so any exception
     after a signal counts as the interruption. An interpreter's callback (of the garbage collector,
     a weak reference, `__del__`) cannot raise: Python ignores the exception there. The signal then
     arrives once more after the callback.
-
-    Args:
-        signals: to receive, unless they are ignored; none: all that ask a process to end. In a
-            thread, nothing is received.
-        note: returns what more to say at the end.
     """
     received: list[signal.Signals] = []
     raised = -_SECONDS_OF_CLEANUP
@@ -190,14 +188,9 @@ class Watchdog:
 
     A collective that a process never joins, a file system that does not answer and a deadlock look
     the same from outside: nothing happens, forever, and the machines cost money. The process writes
-    the stack of each of its threads and ends; its supervisor can then restart it from the last
+    the stack of each of its threads, also to the file `stacks`, and calls `stop` with an error,
+    which has the `advice` on how to resume; its supervisor can then restart it from the last
     checkpoint. Time in which the process is suspended (SIGSTOP, SIGTSTP) does not count.
-
-    Args:
-        seconds: without a beat.
-        stop: ends the process with an error.
-        stacks: file of the stacks, in a folder that may be missing.
-        advice: says how to resume the run.
     """
 
     def __init__(

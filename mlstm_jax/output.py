@@ -53,11 +53,8 @@ def require_file(
 ) -> None:
     """Raise UserError unless a file can be written; call it before the work.
 
-    Args:
-        path: the file, if one is to be written; `atomic_file` creates its folder.
-        source: the input, which is never replaced.
-        overwrite: replace an existing file; but never a folder or a device.
-        name: of the argument, for the message.
+    A file `path` is replaced only with `overwrite`, but never the input `source`, a folder or a
+    device. In messages the argument is `name`.
     """
     if path is None:
         return
@@ -88,12 +85,8 @@ def write_errors(path: Path) -> Iterator[None]:
 def atomic_file(path: Path, suffix: str = ".partial") -> Iterator[Path]:
     """Yield the name of a temporary file to write; it becomes `path` if there is no error.
 
-    Args:
-        path: the file to create or replace; its folder is created, too.
-        suffix: of the temporary name; must be unique if several processes write the same file.
-
-    Raises:
-        FileError: the file cannot be written.
+    The folder of `path` is created, too. If several processes write one file, each needs a `suffix`
+    of its own. Raises FileError if the file cannot be written.
     """
     partial = path.with_name(f"{path.name}{suffix}")
     try:
@@ -116,13 +109,9 @@ def write_text(path: Path, text: str) -> None:
 def atomic_directory(out: Path, check: Callable[[], None] = lambda: None) -> Iterator[Path]:
     """Yield a temporary folder to fill; it becomes `out` if the block ends without an error.
 
-    Args:
-        out: the folder to create, or to replace as a whole.
-        check: raises if `out` must not be replaced; called at the end, because another process
-            may have created `out` in the meantime.
-
-    Raises:
-        FileError: `out` cannot be written.
+    An existing folder is replaced as a whole, unless `check` raises an error; it is called at the
+    end, because another process may have created `out` in the meantime. Raises FileError if `out`
+    cannot be written.
     """
     partial = partial_folder(out)
     aside = partial.with_name(f"{partial.name}.old")

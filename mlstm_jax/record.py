@@ -131,13 +131,10 @@ def of_tree(tree: Any) -> dict[str, int]:
 
 
 def of_rows(tree: Any, seed: int) -> NDArray[np.uint32]:
-    """Return one checksum per row of arrays whose first axis is the rows, uint32 [rows].
+    """Return one checksum per row of NumPy arrays whose first axis is the rows, uint32 [rows].
 
-    A process can thus verify the rows that it reads, however many processes wrote them.
-
-    Args:
-        tree: the arrays, NumPy.
-        seed: a checksum that all rows start from; see `Record.seed`.
+    All start from `seed` (see `Record.seed`). A process can thus verify the rows that it reads,
+    however many processes wrote them.
     """
     leaves = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(tree)]
     sums = np.full(len(leaves[0]), seed, np.uint32)

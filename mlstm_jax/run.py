@@ -84,12 +84,9 @@ class Run:
 
 
 def require_known(params: Parameters, name: str, pieces: Iterable[tuple[str, Any]]) -> None:
-    """Raise UserError if a model has no symbol for some byte of a text.
+    """Raise UserError if a model has no symbol for some byte of a text; most have all.
 
-    Args:
-        params: of the model; most have a symbol for every byte.
-        name: of all pieces, for the message.
-        pieces: each with its place, and its bytes or uint8.
+    Each piece has its place, and its bytes or uint8; `name` is that of all pieces, for the message.
     """
     unknown_V = unknown_bytes(params)
     if not unknown_V.any():
@@ -132,11 +129,8 @@ def read_config(folder: Path) -> Config | None:
 def read_environment(folder: Path) -> dict[str, Any] | None:
     """Return the content of a run's environment.json, or None if there is none.
 
-    `run` is the run's id, drawn when it began; its checkpoints record it.
-
-    Raises:
-        UserError: the file is damaged.
-        FileError: it cannot be read.
+    `run` is the run's id, drawn when it began; its checkpoints record it. Raises UserError if the
+    file is damaged, and FileError if it cannot be read.
     """
     path = folder / ENVIRONMENT
     try:

@@ -54,8 +54,7 @@ def files(*kinds: Kind) -> dict[str, Path]:
 def find(path: Path, kind: Kind) -> Path:
     """Return the path if it is a file, otherwise the package's file with that bare name.
 
-    Raises:
-        UserError: neither exists.
+    Raises UserError if neither exists.
     """
     known = files(kind)
     if path.is_file() or (str(path) not in known and path.exists()):

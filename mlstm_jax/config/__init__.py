@@ -187,14 +187,9 @@ def load_file(path: Path | str) -> Config:
 
 
 def run_python(path: Path, what: str) -> dict[str, Any]:
-    """Run a user's Python file, a config or a sweep, and return the names that it sets.
+    """Run a user's Python file, a config or a sweep as `what` says; return the names that it sets.
 
-    Args:
-        path: an existing file; its name must end in .py.
-        what: "config" or "sweep", for messages.
-
-    Raises:
-        UserError: the file is not valid Python, or raises an error; the message names the line.
+    Raises UserError, which names the line, if it is not valid Python, or raises an error.
     """
     run = path.parent if path.name == "config.json" else path
     if (run / "config.json").is_file():

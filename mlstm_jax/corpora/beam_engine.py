@@ -45,8 +45,7 @@ def read_and_sort(
 ) -> Iterator[SortedDocuments]:
     """Run the pipeline, with its files in the folder `scratch`, and yield what to write.
 
-    Raises:
-        UserError: Beam is not installed, or a source cannot be used.
+    Raises UserError if Beam is not installed, or a source cannot be used.
     """
     with extra("beam", "engine beam needs Apache Beam"):
         import apache_beam as beam

@@ -29,9 +29,7 @@ _STRINGS = ("string", "large_string", "string_view")  # pyarrow's
 def read_parquet(source: Source, recipe: Recipe) -> Iterator[Document | Reject | None]:
     """Yield the documents of a file, None for each record without text, and rejects.
 
-    Raises:
-        UserError: the file cannot be read, or has no text column, no label column, or no
-            readable text.
+    Raises UserError if it cannot be read, or has no text column, label column or readable text.
     """
     import duckdb
 
@@ -167,16 +165,12 @@ def _document_of(
 
 
 def read_tfds(source: Source, recipe: Recipe) -> Iterator[Document | None]:
-    """Yield the documents of `tfds:NAME[/CONFIG]:SPLIT`, and None for each record without text.
+    """Yield the documents of a data set, and None for each record without text.
 
-    Args:
-        source: such as ``tfds:imdb_reviews:unsupervised`` or ``tfds:glue/sst2:train[:10%]``.
-        recipe: the features of text and rating, by default the first of `TEXT_COLUMNS` and
-            `RATING_COLUMNS` that exist.
+    The source is `tfds:NAME[/CONFIG]:SPLIT`, such as ``tfds:glue/sst2:train[:10%]``.
 
-    Raises:
-        UserError: the data set does not exist, is not prepared as ArrayRecord files, or has no such
-            split or feature.
+    Raises UserError if the data set does not exist, is not prepared as ArrayRecord files, or has no
+    such split or feature.
     """
     name, _, split = source.name.removeprefix(TFDS).partition(":")
     if not name or not split:

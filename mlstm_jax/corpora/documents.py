@@ -135,14 +135,10 @@ def _pieces(converted: str, cleaning: Cleaning) -> tuple[str, str, str]:
 def cleaned_spans(text: str, spans: Sequence[tuple[int, int]], cleaning: Cleaning) -> list[int]:
     """The index, in the cleaned bytes of a text, of the last byte of each span.
 
-    Args:
-        text: before cleaning.
-        spans: offsets of characters in it, (start, end).
-        cleaning: see `clean`.
+    The spans are offsets of characters in the text before cleaning, (start, end).
 
-    Raises:
-        InvalidField: an offset is not in the text, nothing is left of a span after cleaning, or
-            its start or end is inside characters that become one, such as "&amp;".
+    Raises InvalidField if an offset is not in the text, nothing is left of a span after cleaning,
+    or an end is inside characters that become one, such as "&amp;".
     """
     last = len(text)
     cuts = {0, last}

@@ -42,9 +42,7 @@ def read_and_sort(
 ) -> Iterator[SortedDocuments]:
     """Read all sources into a database in memory, which spills to `scratch`; yield what to write.
 
-    Raises:
-        UserError: a source cannot be used, or there is too little memory or disk; it states what to
-            do about that.
+    Raises UserError if a source cannot be used, or there is too little memory or disk.
     """
     usual = 400 * min(max(options.threads or os.cpu_count() or 1, 2), 10)
     config: dict[str, Any] = {

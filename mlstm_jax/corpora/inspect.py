@@ -17,15 +17,10 @@ _MOST_RATINGS = 20
 
 
 def summarise(corpus: Corpus, *, batch: int, window: int, samples: int = 3) -> dict[str, Any]:
-    """Describe a corpus, in values of JSON.
+    """Describe a corpus, in values of JSON; UserError if a split does not match the manifest.
 
-    Args:
-        corpus: an open corpus.
-        batch, window: rows, and bytes per row, of the training step, to count an epoch's steps.
-        samples: documents to show, spread over the training split, or the first non-empty split.
-
-    Raises:
-        UserError: a split's files do not match the manifest.
+    `batch` and `window` are those of a training step, to count an epoch's steps. `samples`
+    documents are shown, spread over the training split, or the first non-empty split.
     """
     manifest = corpus.manifest
     train = corpus.split("train")

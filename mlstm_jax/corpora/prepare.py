@@ -179,15 +179,10 @@ def _read_and_sort(
 def _read_given_splits(
     sources: Mapping[str, Sequence[Source]], recipe: Recipe, rejects: Rejects, *, report: Report
 ) -> Iterator[SortedDocuments]:
-    """Count the documents of every split, and yield what to write.
+    """Count the documents of every split, and yield what to write, in the order of the splits.
 
-    Args:
-        sources: the sources of each split, in the order in which to write the splits.
-        recipe: with cleaning "none", a text file is kept byte for byte, and a document is cut
-            after the end of a line or paragraph; otherwise see `clean`.
-
-    Raises:
-        UserError: a source cannot be used.
+    With cleaning "none", a text file is kept byte for byte, and a document is cut after the end of
+    a line or paragraph; otherwise see `clean`. Raises UserError if a source cannot be used.
     """
     every = list(chain(*sources.values()))
     on_read = bytes_read(every, report)

@@ -53,10 +53,9 @@ def read_documents(
 ) -> Iterator[Document | None]:
     """Yield the documents of a source, in its order; None for a record without text, or a reject.
 
-    Rejects are skipped as `prepare` does, and noted at the end, unless it is read `again`.
-
-    Raises:
-        UserError: see `read_source`; or more than `MAX_REJECT_FRACTION` of the records are rejects.
+    Rejects are skipped as `prepare` does, and noted at the end, unless it is read `again`. Raises
+    UserError as `read_source` does, or if more than `MAX_REJECT_FRACTION` of the records are
+    rejects.
     """
     rejects = Rejects()
     count = 0
@@ -145,15 +144,12 @@ def read_source(
 ) -> Iterator[Document | Reject | None]:
     """Yield the documents of a source, None for each record without text, rejects, and notes.
 
-    Args:
-        source: one that `find_sources` returns; or `STDIN`, with JSON lines or lines of text.
-        recipe: the fields of text and rating, by default the first of `TEXT_COLUMNS` and
-            `RATING_COLUMNS` that is not null (a rating must be a number, or it is ignored); what a
-            document is, by default a line in .txt and a paragraph in `pydoc:`.
-        on_read: called from time to time with the bytes on disk read since its last call.
+    By default the fields of text and rating are the first of `TEXT_COLUMNS` and `RATING_COLUMNS`
+    that is not null (a rating must be a number, or it is ignored), and a document is a line in .txt
+    and a paragraph in `pydoc:`. `on_read` is called from time to time with the bytes on disk read
+    since its last call.
 
-    Raises:
-        UserError: the source cannot be opened, does not match its name, or contains no text.
+    Raises UserError if the source cannot be opened, does not match its name, or contains no text.
     """
     if source.kind == "tfds":
         yield from read_tfds(source, recipe)
@@ -272,8 +268,7 @@ class _File(NamedTuple):
     def lines(self, on_read: Callable[[int], None] | None) -> Iterator[Line]:
         """Yield the lines with their numbers and line ends.
 
-        Raises:
-            UserError: a line is too long, or the whole file is one line with carriage returns.
+        Raises UserError if a line is too long, or the whole file is one line with carriage returns.
         """
         told = 0
         source = self.source

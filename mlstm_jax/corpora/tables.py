@@ -102,14 +102,10 @@ def csv_records(
 
     The delimiter is that of the name (.csv, .tsv), unless a first line `sep=;` names another, or
     the header has a text column only with another. Tab-separated fields are read without quotes,
-    unless the file shows that they are quoted.
+    unless the file shows that they are quoted: `scan` reads its lines from the start, any number of
+    times.
 
-    Args:
-        lines: of the file, not yet read.
-        scan: reads the lines from the start, to look at them first; any number of times.
-
-    Raises:
-        UserError: the header has no text column, or a column that is read twice.
+    Raises UserError if the header has no text column, or twice a column that is read.
     """
     # A review may exceed the csv module's 131,072 characters; the limit applies to the process.
     csv.field_size_limit(2**31 - 1)

@@ -214,13 +214,9 @@ def resolved(option: str, path: Path) -> Path:
 
 
 def check_disk(sources: Sequence[Source], out: Path, scratch: Path, *, sorts: bool) -> None:
-    """Raise UserError unless there is enough disk space for a corpus.
+    """Raise UserError unless there is enough disk space for a corpus of these sources.
 
-    Args:
-        sources: the sources to read, as `find_sources` returns them.
-        out: the corpus folder.
-        scratch: the folder next to which temporary files are written.
-        sorts: whether there are temporary files.
+    Temporary files, if it `sorts`, are written next to the folder `scratch`.
     """
     text = 0
     for source in sources:

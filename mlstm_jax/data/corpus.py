@@ -100,11 +100,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes, where: Path) -> "Manifest":
-        """Return the manifest in `text`, read from the file `where`.
-
-        Raises:
-            UserError: it is damaged, or has a version that this program cannot read.
-        """
+        """Return the manifest in `text`, read from the file `where`; UserError if it is damaged."""
         try:
             values = fields.parse(text)
             given = values if isinstance(values, dict) else {}
@@ -173,9 +169,8 @@ class Corpus:
     def split(self, name: SplitName) -> Split:
         """Open a split: its bytes are read later, its offsets and ratings now.
 
-        Raises:
-            UserError: its files do not have the sizes, types or checksums in the manifest.
-            FileError: they cannot be read.
+        Raises UserError if its files do not have the sizes, types or checksums in the manifest, and
+        FileError if they cannot be read.
         """
         expected = self.manifest.splits[name]
         files = files_of(name)
@@ -241,14 +236,9 @@ def _difference(split: Split, expected: SplitManifest) -> str | None:
 
 
 def open_corpus(path: Path, *, verify: bool = False) -> Corpus:
-    """Open a corpus folder.
+    """Open a corpus folder; `verify`: also compare all of its files with the checksums.
 
-    Args:
-        path: a folder created by `prepare`.
-        verify: also read all of its files, and compare them with the manifest's checksums.
-
-    Raises:
-        UserError: `path` is not a corpus, or one of its files has changed.
+    Raises UserError if it is not a corpus, or one of its files has changed.
     """
     manifest = path / MANIFEST
     try:

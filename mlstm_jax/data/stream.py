@@ -57,16 +57,10 @@ class DocumentLabels:
     """The ratings of a split's documents, each at its last byte."""
 
     def __init__(self, split: Split, *, scaled: bool, per_document: bool) -> None:
-        """Take the labels of a split.
+        """Take the labels of a split; UserError unless it has two different ratings.
 
-        Args:
-            split: with ratings [documents].
-            scaled: to mean 0 and variance 1.
-            per_document: a label is also at the last byte of each other window of its document. No
-                window has two documents.
-
-        Raises:
-            UserError: the split has no two different ratings.
+        They are `scaled` to mean 0 and variance 1. With `per_document` no window has two documents,
+        and a label is also at the last byte of each other window of its document.
         """
         ratings = np.zeros(0, np.float32)
         if split.ratings is not None:
@@ -93,10 +87,8 @@ class DocumentLabels:
     def of(self, start_B: Int64, inputs_B: Int64, window: int) -> NDArray[np.float32]:
         """The labels in the window of each row, float32 [B, T]; elsewhere NaN.
 
-        Args:
-            start_B: first byte of each row's window, from the start of the split.
-            inputs_B: how many of the window's bytes are inputs.
-            window: T.
+        `start_B` is the first byte of each row's window, from the start of the split, and
+        `inputs_B` how many bytes of it are inputs.
         """
         if self._per_document:
             row_D = np.flatnonzero(inputs_B)

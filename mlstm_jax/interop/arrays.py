@@ -24,11 +24,7 @@ Arrays = dict[str, NDArray[Any]]
 def write_safetensors(
     path: Path, values: dict[str, NDArray[Any]], metadata: dict[str, str] | None = None
 ) -> None:
-    """Write a .safetensors file with the permissions that the umask gives a new file.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write a .safetensors file with the permissions of a new file; OSError if it cannot be."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
@@ -52,15 +48,10 @@ def read_arrays(
 ) -> Arrays:
     """Copy the arrays of a model to memory as C-contiguous `dtype`, a floating-point type.
 
-    Args:
-        where: the file or folder, for messages.
-        arrays: the arrays that exist, by name.
-        shapes: the shapes of exactly the arrays that must exist.
-        dtype: of the result.
+    Exactly the arrays of `shapes` must exist; `where` is their file or folder, for messages.
 
-    Raises:
-        UserError: an array is missing, unexpected, has another shape, is not floating-point or is
-            not finite.
+    Raises UserError if an array is missing, unexpected, of another shape, not floating-point or not
+    finite.
     """
     check_names(where, arrays, shapes)
     result = {}

@@ -81,16 +81,10 @@ def expected_shapes(model: Architecture) -> dict[str, tuple[int, ...]]:
 
 
 def save(path: Path, weights: ModelWeights, dtype: Dtype = "float32") -> None:
-    """Write a model file atomically.
+    """Write a model file atomically; float16 halves the file, and rounds the arrays to 11 bits.
 
-    Args:
-        path: the file.
-        weights: the model.
-        dtype: of the arrays; float16 halves the file, and rounds them to 11 bits.
-
-    Raises:
-        UserError: the suffix is not .safetensors, or a value is too large for float16.
-        KnownError: the file cannot be written.
+    Raises UserError if the suffix is not .safetensors, or a value is too large for float16, and
+    KnownError if the file cannot be written.
     """
     flat = dict(sorted(flatten(weights.params).items()))
     for name, array in flat.items():

@@ -222,10 +222,6 @@ class Architecture(ABC):
     ) -> int:
         """Estimate the bytes that a layer keeps for the backward pass, and needs in it.
 
-        Args:
-            units: rows · H.
-            window: T.
-            every: train.recompute_every.
-            width: bytes of a number of the compute type.
-            cell: bytes of a number of c.
+        `units` is rows · H, `window` T, and `every` train.recompute_every; a number of the compute
+        type has `width` bytes, one of c `cell`.
         """

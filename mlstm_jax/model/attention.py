@@ -23,15 +23,11 @@ def attention(
     keys_BS: Array | None = None,
     lengths_B: Array | None = None,
 ) -> Array:
-    """Return the values that each query attends to, [B, T, N, D].
+    """Return the values that each query attends to, [B, T, N, D], of N heads of D units.
 
-    Args:
-        query: [B, T, N, D], N heads of D units, of the compute type.
-        key: [B, T, N, D].
-        value: [B, T, N, D].
-        causal: whether a query sees only the keys at its place and before.
-        keys_BS: bool, true where a key can be seen; unset: everywhere.
-        lengths_B: instead, how many keys of each row can be seen.
+    Query, key and value are [B, T, N, D], of the compute type. If `causal`, a query sees only the
+    keys at its place and before. `keys_BS` is true where a key can be seen (unset: everywhere), or
+    `lengths_B` says how many keys of each row can be.
     """
     if jax.default_backend() == "cpu":
         if lengths_B is not None:

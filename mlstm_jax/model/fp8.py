@@ -43,9 +43,7 @@ def no_history() -> Array:
 def scales(history_U3: Array, positions: int) -> Array:
     """Return the scales of m, dz and dmh, float32 [3].
 
-    Args:
-        history_U3: see `with_newest`.
-        positions: how many bytes the loss is the mean of.
+    The history is that of `with_newest`; the loss is the mean of `positions` bytes.
     """
     maxima_3 = jnp.max(history_U3, axis=0)
     maxima_3 = jnp.where(maxima_3 > 0, maxima_3, jnp.array(_GUESS, float32))

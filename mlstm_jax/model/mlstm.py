@@ -89,14 +89,10 @@ class Gates(NamedTuple):
 def advance(
     z: tuple[Array, ...], before_c: Array, padding: tuple[Array, Array] | None = None
 ) -> tuple[Gates, Array, Array]:
-    """Return the gates, and h and c after the step.
+    """Return the gates, and h and c after the step, of the pre-activations of i, f, o and u.
 
-    All arrays have one shape and are float32; the Pallas kernels compute these lines, too.
-
-    Args:
-        z: pre-activations of the gates i, f, o and u.
-        before_c: c before the step.
-        padding: where h and c do not change, bool, and h before the step.
+    `padding` is where h and c do not change, bool, and h before the step. All other arrays have one
+    shape and are float32; the Pallas kernels compute these lines, too.
     """
     i, f, o = (jax.nn.sigmoid(x) for x in z[:3])
     u = jnp.tanh(z[3])

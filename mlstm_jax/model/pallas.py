@@ -29,12 +29,9 @@ LEAST_UNITS = 128
 
 
 def missing(hidden: int, capability: tuple[int, int] | None, *, fp8: bool = False) -> str | None:
-    """Return what the kernels need and the GPU or the model has not; None: nothing.
+    """Return what the kernels, in fp8 or not, need and the GPU or the model lacks; None: nothing.
 
-    Args:
-        hidden: H.
-        capability: compute capability of the NVIDIA GPU, None if there is none.
-        fp8: whether they multiply fp8.
+    The compute capability is that of the NVIDIA GPU, None if there is none.
     """
     # Mosaic of jax 0.10 ends the process if it compiles for less than 9.0.
     version = tuple(int(part) for part in jax.__version__.split(".")[:2])

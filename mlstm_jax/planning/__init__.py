@@ -115,9 +115,8 @@ def plan(
 ) -> Plan:
     """Plan a row for each number of devices, or for each of its phases.
 
-    Raises:
-        UserError: the machine has no rate for the config's type, or the batch cannot be divided
-            among the devices.
+    Raises UserError if the machine has no rate for the config's type, or the devices cannot share
+    the batch evenly.
     """
     planned = []
     for count in devices:

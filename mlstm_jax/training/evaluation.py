@@ -38,13 +38,11 @@ class Score(NamedTuple):
 def corpus_of(run: Run, given: str | Path | None, *splits: SplitName) -> tuple[Corpus, bool]:
     """Open the given corpus, or the one that the run was trained on, to score it.
 
-    Returns:
-        The corpus, and whether it is the run's own: then the run has not seen its other splits.
+    Also returns whether it is the run's own: then the run has not seen its other splits.
 
-    Raises:
-        UserError: none is given, and the run's own corpus is unknown or has changed: a split of
-            another preparation may contain text that the run was trained on. Or the model has no
-            symbol for a byte of one of the splits.
+    Raises UserError if none is given, and the run's own corpus is unknown or has changed (a split
+    of another preparation may contain text that the run was trained on), or if the model has no
+    symbol for a byte of one of the splits.
     """
     if given is None and run.imported:
         raise UserError(
@@ -99,11 +97,9 @@ class Evaluator:
         self._step = devices.map(make_evaluation_step(model, parallel.AXIS), donate=(1,))
 
     def __call__(self, params: Any, on_step: Callable[[int], None] = lambda step: None) -> Score:
-        """Score the split.
+        """Score the split with parameters replicated on the devices, [N, ...].
 
-        Args:
-            params: replicated on the devices, [N, ...].
-            on_step: called with the number of windows done, for a progress line.
+        `on_step` is called with the number of windows done.
         """
         started = time.monotonic()
         rows = self._devices.rows(self._rows)

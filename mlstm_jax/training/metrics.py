@@ -69,8 +69,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
     Raises:
         LogDamaged: the file differs from what the newest checkpoint next to it records.
-        UserError: a line is something else.
-        FileError: the file cannot be read.
+        UserError, FileError: a line is something else, or the file cannot be read.
     """
     step, extent = _recorded(path.parent)  # first, since a run that trains adds lines
     try:

@@ -67,8 +67,6 @@ def build(
     """Build clip → optimizer → −rate; the structure of its state does not depend on clipping.
 
     Args:
-        optimizer: the config's.
-        model: says which parameters are matrices.
         lr_schedule: learning rate by the number of applied updates.
         update_bytes: bytes of text in one update, on all devices; used with b2_half_life and
             weight_decay_bytes.
@@ -208,12 +206,9 @@ def orthogonalise(
 ) -> optax.GradientTransformation:
     """The stateless transformation G → √max(1, columns / rows) · NS(G) of every matrix.
 
-    Args:
-        steps: number of Newton-Schulz iterations.
-        dtype: type of the operands of the products.
-        axis_name: axis of the devices that divide the matrices among themselves; None: each device
-            computes all.
-        side_by_side: how many matrices are side by side in a parameter, by its name.
+    The operands of the products have type `dtype`. The devices of the axis divide the matrices
+    among themselves; without an axis each computes all. `side_by_side` says how many matrices a
+    parameter has, by its name.
     """
 
     def update(gradient: Any, params: Any) -> Any:

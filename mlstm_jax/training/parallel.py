@@ -151,18 +151,13 @@ class Parallel:
 
 
 def sum_over_devices(tree: Any, others: Any, early: Sequence[str], axis_name: str) -> Any:
-    """Sum (tree, others) over the devices of the axis.
+    """Sum (tree, others) over the devices of the axis; `others` are ready last.
 
     A single all-reduce would start after the last gradient is computed, and every device would wait
-    for it. Here each large gradient is reduced separately, in the order of the backward pass: the
-    decoder's before the scan over time begins, Wmh's before the product of Wh's, Wh's before those
-    of the tables. All others are reduced last. The sums are bit for bit the same.
-
-    Args:
-        tree: nested dicts of arrays.
-        others: values that are ready last.
-        early: names in the tree, such as layer_0/wmh_v, in the order in which they are computed.
-        axis_name: the name of the device axis.
+    for it. Here each large gradient that `early` names, such as layer_0/wmh_v, is reduced
+    separately, in the order of the backward pass: the decoder's before the scan over time begins,
+    Wmh's before the product of Wh's, Wh's before those of the tables. All others are reduced last.
+    The sums are bit for bit the same.
     """
     paths, shape = jax.tree_util.tree_flatten_with_path(tree)
     leaves = {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in paths}
@@ -251,9 +246,8 @@ def local(devices: Devices) -> Parallel:
 def started(cluster: Cluster, devices: Devices) -> Parallel:
     """Return the devices of all processes of a run that the config selects.
 
-    Raises:
-        UserError: a process has too few devices, or not as many as the others.
-        RuntimeError: an all-reduce over all devices gave a wrong sum.
+    Raises UserError if a process has too few devices, or not as many as the others, and
+    RuntimeError if an all-reduce over all devices gave a wrong sum.
     """
     selected = _selected(devices)
     kinds = sorted({device.device_kind for device in selected})

@@ -73,10 +73,8 @@ def resolve_phases(config: Config, corpus: Corpus, origin: Origin = START) -> li
     """Return the phases of a run, each continuing in the text where the previous one ended.
 
     A phase with the batch and window of the previous one continues its rows. Otherwise new rows
-    begin near the same place, from a zero carry.
-
-    Args:
-        origin: where the rows of a run without phases began; its length may depend on it.
+    begin near the same place, from a zero carry. The rows of a run without phases began at
+    `origin`, on which its length may depend.
     """
     phases: list[ResolvedPhase] = []
     first = 0

@@ -24,9 +24,7 @@ from mlstm_jax.training.step import StepMetrics
 class Diverged(KnownError):
     """The loss or the gradient was inf or NaN for too long, or the loss was far too high.
 
-    Attributes:
-        step: the step at which the divergence was detected.
-        last_good_step: the last step before the divergence began.
+    It was detected at `step`, and began after `last_good_step`.
     """
 
     def __init__(self, step: int, text: str, last_good_step: int) -> None:

@@ -43,10 +43,9 @@ def begin_new(
 ) -> Beginning:
     """Begin at step 0, with new parameters or those that `train.start_from` names.
 
-    Raises:
-        UserError: the run must not start over; or the path is not a run, it does not fit the config
-            or the corpus, or the processes read different parameters.
-        Damaged: its checkpoint cannot be read.
+    Raises UserError if the run must not start over, or if the path is not a run, does not fit the
+    config or the corpus, or is read differently by the processes; and Damaged if its checkpoint
+    cannot be read.
     """
     require_new(Path(config.out), resume=resume)
     arrays, start = load_start(config)
@@ -105,15 +104,9 @@ def resume_newest(
 ) -> tuple[Beginning, list[str]]:
     """Begin at the newest checkpoint that every process can read; set aside those after it.
 
-    Args:
-        reset_carry: accept a checkpoint with other rows.
-
-    Returns:
-        Where the run resumes, and notes for the user.
-
-    Raises:
-        UserError: no checkpoint can be read; or the run was trained on another corpus, from other
-            parameters, or on other rows.
+    Also returns notes for the user. With `reset_carry` the checkpoint may have other rows. Raises
+    UserError if none can be read, or if the run was trained on another corpus, from other
+    parameters, or on other rows.
     """
     tx = optimizer.build(config.optimizer, config.model, lambda count: 0.0)
     shapes = state_shapes(config, model, tx)

@@ -25,18 +25,13 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 @contextmanager
 def lock(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterator[list[str]]:
-    """Lock the run folder of `config`, so that only one process trains in it.
+    """Lock the run folder, so that only one process trains in it; yield the config's changes.
 
     A new folder gets its config at once, so that a run that is killed before its first checkpoint
     is still recognised. Until it has a checkpoint or a line of metrics, its config may change.
 
-    Yields:
-        The allowed changes of the config since the run was started.
-
-    Raises:
-        UserError: the folder is not a run, contains a run with another config, or contains no run
-            although `resume` is set.
-        InUse: another process trains in it.
+    Raises UserError if the folder is not a run, is one with another config, or is none although
+    `resume` is set, and InUse if another process trains in it.
     """
     folder = Path(config.out)
     if (folder / run.WEIGHTS).exists():

@@ -81,15 +81,10 @@ def reset(carry: Carry, reset_B: Any) -> Carry:
 def _noise(square: Array, mean_square: Array, batches: int, rows: int) -> tuple[Array, Array]:
     """Estimate a gradient's signal and noise (McCandlish et al. 2018, arXiv 1812.06162, app. A.1).
 
-    Args:
-        square: ‖g‖² of the mean over all batches, float32 scalar.
-        mean_square: the mean over the batches of each one's ‖g‖².
-        batches: number of batches.
-        rows: rows of each batch.
-
-    Returns:
-        The square of the true gradient's norm, and the trace of the covariance of one row's
-        gradient. Both are unbiased, so either can be negative in one step. NaN for a single batch.
+    `square` is ‖g‖² of the mean over all batches, and `mean_square` the mean over the batches, of
+    `rows` rows, of each one's. Returns the square of the true gradient's norm, and the trace of the
+    covariance of one row's gradient, float32 scalars. Both are unbiased, so either can be negative
+    in one step. NaN for a single batch.
     """
     if batches == 1:
         return jnp.float32(jnp.nan), jnp.float32(jnp.nan)

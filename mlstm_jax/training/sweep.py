@@ -37,9 +37,8 @@ def load_sweep(path: Path) -> Runs:
     """Run a specification, which is the user's own Python code, and return its ``runs``.
 
     A bare name that is not a file selects a sweep that comes with the package: ``puri_fig5``.
-
-    Raises:
-        UserError: the file does not exist, sets no runs, or has labels that cannot name a folder.
+    Raises UserError if there is no such file, or it sets no runs with labels that can name a
+    folder.
     """
     path = shipped.find(path, "sweep")
     runs = run_python(path, "sweep").get("runs")
@@ -107,9 +106,8 @@ def folder(out: Path, key: tuple[str, str]) -> Path:
 def pending(runs: Runs, out: Path) -> Iterator[tuple[tuple[str, str], Config]]:
     """Yield the runs that are neither finished nor diverged, with their folders set.
 
-    Raises:
-        UserError: a run in the folder has another config than in the specification, or used
-            another corpus or other initial parameters.
+    Raises UserError if a run in the folder has another config than in the specification, or used
+    another corpus or other initial parameters.
     """
     for key, config in runs.items():
         run_folder = folder(out, key)

@@ -51,17 +51,12 @@ def train(
 ) -> Path:
     """Train a run from its newest complete checkpoint, or from step 0; return its folder.
 
-    Args:
-        config: what to train, and where.
-        score_labels: returns the loss of the labels of validation texts, which then chooses the
-            best checkpoint, and their accuracy. Of all others, see `mlstm_jax.train`.
+    `score_labels` returns the loss of the labels of validation texts, which then chooses the best
+    checkpoint, and their accuracy. Of all other arguments, see `mlstm_jax.train`.
 
     Raises:
         UserError: config, corpus, run folder or processes do not fit together.
-        Diverged: the run has diverged. After this and the next two errors the checkpoints in the
-            run folder are intact.
-        Interrupted: a signal has stopped the run.
-        CheckpointFailed: a checkpoint could not be written.
+        Diverged, Interrupted, CheckpointFailed: the checkpoints in the run folder are intact.
     """
     folder = Path(config.out)
     with ExitStack() as stack:

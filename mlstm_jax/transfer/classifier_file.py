@@ -196,11 +196,7 @@ def require_model(
 ) -> None:
     """Raise UserError unless a classifier was created with this run, and reads its features.
 
-    Args:
-        name: of the classifier, for messages.
-        classifier, about: see `load_classifier`.
-        run: the model that is to compute its features.
-        path: of the run, for messages.
+    In messages the classifier is `name`, and the run `path`.
     """
     if about.model != fingerprint(run.params):
         advice = (

@@ -90,12 +90,7 @@ def run(
 
     Args:
         examples: of train, test and maybe valid; without valid, C is cross-validated.
-        texts: the same texts.
-        classes: their names.
-        state: of the features.
-        columns: what each feature is.
         counted: TF-IDF of these texts, or why it cannot be fitted.
-        prior: see `best_fit`.
         on_part: called with the number of parts done, of `PROGRESS`, and the name of the next part.
         with_words: return the classifier of features and words together.
     """

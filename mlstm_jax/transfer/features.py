@@ -76,21 +76,15 @@ class TextFile:
     """The texts of a source, in order, with "" for a record without text; yields lists of them.
 
     Only one list is in memory. The whole source is read once before, since reading it takes a
-    hundredth of the time that a model takes, so its errors and notes come before the work.
-
-    Attributes:
-        count: of the texts.
-        size: of the cleaned texts, in bytes.
+    hundredth of the time that a model takes, so its errors and notes come before the work. `count`
+    is the number of texts, and `size` that of their bytes after cleaning.
     """
 
     def __init__(self, path: Path | str, text_column: str | None, cleaning: Cleaning) -> None:
         """Read the source; UserError if it cannot be read or holds no text.
 
-        Args:
-            path: a file of any kind that `prepare` reads, `tfds:...`, or `-` for standard input:
-                JSON lines, or lines of text, which are copied to a temporary file.
-            text_column: of the text; None: the first of those that `prepare` reads.
-            cleaning: of the texts before they count for `size`.
+        It is a file of any kind that `prepare` reads, `tfds:...`, or `-` for standard input: JSON
+        lines, or lines of text, which are copied to a temporary file.
         """
         check_source(Source(str(path)))
         self._source = Source(str(path)).repeatable()
@@ -144,13 +138,9 @@ class Featurizer:
     ) -> None:
         """Choose what to keep of a text; UserError if the model does not have it.
 
-        Args:
-            run: a trained model.
-            states: see `features_of`; columns are in the order of the states, each only once.
-            all_layers: keep every layer, the lowest first; otherwise only the top layer.
-            units: keep only these of each layer; unset: all.
-            devices: unset: all of this process.
-            rows, score: see `TextReader`.
+        It is the `states` (see `features_of`), each once, of every layer, the lowest first, or of
+        the top layer only; and of these `units` (unset: all). For `rows` and `score` see
+        `TextReader`.
         """
         if score:
             run.config.model.require_next_byte("scoring a text")

@@ -55,10 +55,8 @@ def write_corpus(
 ) -> None:
     """Write the corpus of two sets of labelled texts, ordered by content, duplicates kept.
 
-    Writing it again gives the same bytes, so an interrupted run can resume.
-
-    Raises:
-        UserError: `out` already holds a corpus of other texts.
+    Writing it again gives the same bytes, so an interrupted run can resume. Raises UserError if
+    `out` already holds a corpus of other texts.
     """
     splits = {}
     with atomic_directory(out, lambda: check_out(out, overwrite=True)) as folder:
@@ -148,12 +146,7 @@ def finetune(
     owns_process: bool = False,
     show_progress: bool = False,
 ) -> Finetuned:
-    """Fine-tune a model end to end to predict labels; see `TrainedModel.finetune`.
-
-    Args:
-        run: the model to start from.
-        texts: train, and optionally valid and test.
-    """
+    """Fine-tune a model to predict the labels of texts; see `TrainedModel.finetune`."""
     output.require_folder(out)
     texts = with_held_out(texts, run.cleaning, "valid")
     classes = require_classes(texts["train"])

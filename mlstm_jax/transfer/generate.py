@@ -110,12 +110,8 @@ def generate(
 ) -> Iterator[list[bytes]]:
     """Yield continuations of a prompt in pieces: each time, the next piece of every sample.
 
-    For the arguments see `TrainedModel.generate`, and:
-
-    Args:
-        reader: of a trained model, with its weights ready.
-        samples: how many texts, up to 1,000, and less than 2 GiB; sample i does not depend on it.
-        held: units of the top layer's c, and the values that they are set to before every byte.
+    For the arguments see `TrainedModel.generate`. There are up to 1,000 samples, of less than 2
+    GiB; sample i does not depend on their number. The units `held` are set before every byte.
     """
     environment.require_own_jax()
     run = reader.run

@@ -35,15 +35,9 @@ def label_texts(
 ) -> Iterator[tuple[Sequence[str], list[dict[str, float]]]]:
     """Yield texts, those of a file in parts, each with the probability of each class by name.
 
-    A blank text has none. Notes about the texts come after the last one.
-
-    Args:
-        run: the model.
-        texts: to label.
-        classifier: of the model's features.
-        about: what the classifier reads.
-        featurizer: of these features; with a score if the classifier knows what is familiar.
-        progress: name of a progress line on standard error; unset: none.
+    A blank text has none. Notes about the texts come after the last one. The featurizer has the
+    features that the classifier reads, and a score if it knows what is familiar. `progress` is the
+    name of a progress line on standard error.
     """
     learned = {READ: read_with_ratings(run), FITTED: np.zeros(0, np.uint32)}
     if classifier.texts is not None:

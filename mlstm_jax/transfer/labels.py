@@ -70,12 +70,7 @@ def _order(label: str) -> tuple[bool, float, str]:
 def read_labelled(path: Path | str, text_column: str | None, column: str = "label") -> Labelled:
     """Return the texts of a source and their labels; records without text are left out.
 
-    Args:
-        path, text_column: see `TextFile`.
-        column: of the labels.
-
-    Raises:
-        UserError: no record has a label, or a text has none.
+    Raises UserError if no record has a label in the column, or a text has none.
     """
     source = Source(str(path))
     if source.kind in ("txt", *FASTA, "pydoc"):
@@ -191,12 +186,8 @@ def _plain(value: Any) -> Any:
 def require_classes(labelled: Labelled, classes: Sequence[str] | None = None) -> list[str]:
     """Return the classes of training texts; note those that look alike.
 
-    Args:
-        labelled: the training texts, or texts to measure on.
-        classes: of the training texts, if `labelled` are others.
-
-    Raises:
-        UserError: there are fewer than two classes, unknown ones, or almost as many as texts.
+    If the `classes` of the training texts are given, `labelled` are texts to measure on. Raises
+    UserError if there are fewer than two classes, unknown ones, or almost as many as texts.
     """
     names = labelled.classes
     problem = None

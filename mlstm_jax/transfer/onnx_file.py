@@ -254,12 +254,8 @@ def save(
 ) -> None:
     """Write an ONNX file atomically, after onnxruntime has given the same as JAX with it.
 
-    Args:
-        path: the file.
-        run: a trained model.
-        source: where the model comes from, for the metadata.
-        dtype: of the matrices in the loop over time.
-        classifier: of this model, for the output `probabilities`.
+    `source`, where the model comes from, is for the metadata; `dtype` is that of the matrices in
+    the loop over time. A classifier of this model gives the output `probabilities`.
 
     Raises:
         UserError: the model is no mLSTM, is too large, or onnx or onnxruntime is not installed; or

@@ -109,8 +109,6 @@ class TextReader:
         """Choose what to compute.
 
         Args:
-            run: a trained model.
-            devices: each reads the same number of rows.
             rows: the most texts at a time; unset: 256 for each device, 64 if it is a Transformer.
             keep_states: "sum": of h over the bytes of each text; True: also yield `StepOutputs`,
                 and read texts of all lengths with one program.

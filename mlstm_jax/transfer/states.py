@@ -43,8 +43,7 @@ def require_index(name: str, index: int, count: int) -> None:
 def states_of(model: Architecture, states: Sequence[S] | None = None) -> tuple[S, ...]:
     """Return these states, or else the first that the model has: c, or h without a c.
 
-    Raises:
-        UserError: the model does not have such a state, or none is named, or one twice.
+    Raises UserError if the model does not have such a state, or none is named, or one twice.
     """
     if states is None:
         return cast(tuple[S, ...], model.states[:1])

@@ -206,12 +206,8 @@ def states_at(
 ) -> list[NDArray[np.float32]]:
     """Return a state of the top layer after some bytes of each text, float32 [places, units].
 
-    Args:
-        run: a trained model.
-        reader: of this run, which keeps its states; it reads several texts at a time.
-        texts: to read.
-        places: of each text, int [places], the indices of these bytes.
-        state: a name in `Architecture.states`.
+    The places are the indices of these bytes, int [places] of each text; the reader, which may read
+    several texts at a time, keeps its states.
     """
     model = run.config.model
     states = [np.zeros((len(place), model.hidden), np.float32) for place in places]
@@ -229,8 +225,7 @@ def states_at(
 def characters(text: bytes) -> tuple[list[str], list[int]]:
     """Split UTF-8 text into characters; each byte that is part of none becomes a �.
 
-    Returns:
-        The characters, and the index of the last byte of each.
+    Also returns the index of the last byte of each.
     """
     texts = []
     ends = []
@@ -292,11 +287,8 @@ def running_score(
 ) -> tuple[bytes, NDArray[np.float64]]:
     """Return the cleaned text, and the score of one class after each of its bytes, float64.
 
-    The text is cleaned as a document is, so that the last score is the classifier's own.
-
-    Raises:
-        UserError: the text is empty after cleaning, the model is bidirectional, or the classifier
-            has words.
+    The text is cleaned as a document is, so that the last score is the classifier's own. Raises
+    UserError if it is then empty, the model is bidirectional, or the classifier has words.
     """
     reader.run.config.model.require_next_byte("a score after each character")
     cleaned = clean(text, reader.run.cleaning)

@@ -89,13 +89,8 @@ def transfer(
 ) -> dict[FeatureState, Transferred]:
     """Fit a classifier to the features of each state, and measure it; see `TrainedModel.transfer`.
 
-    Args:
-        run: a trained model.
-        texts: train, and optionally test and valid.
-        out: each of several states gets its own subfolder.
-        options: how to fit it.
-        text_column: of the texts, to be kept with the classifier.
-        show_progress: on standard error.
+    Each of several states gets its own subfolder of `out`. `text_column` is kept with the
+    classifier.
     """
     states = features_of(run.config.model, options.states)
     own = None

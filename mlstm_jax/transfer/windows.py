@@ -97,10 +97,7 @@ def read_steps(
 ) -> Iterator[ReadStep]:
     """Yield the windows that read all texts, the longest first; empty texts are left out.
 
-    Args:
-        texts: to read.
-        sizes: numbers of rows to choose from, rising.
-        widths: numbers of bytes T to choose from, rising.
+    `sizes` are numbers of rows, and `widths` numbers of bytes T to choose from, both rising.
     """
     for width, kept_B, text_B, place_B, starts_B, rest_B in _schedule(
         _lengths(texts), sizes, widths

@@ -86,8 +86,7 @@ class Fit(NamedTuple):
 def fit(train: Labelled, valid: Labelled | None, classes: Sequence[str]) -> Fit:
     """Fit with the C of most right answers, on validation texts or by cross-validation.
 
-    Raises:
-        UserError: no word is left to count, such as of proteins, or a class has one text.
+    Raises UserError if no word is left to count, such as of proteins, or a class has one text.
     """
     try:
         return _fit(train, valid, classes)
@@ -126,12 +125,8 @@ def best_weight(states_NK: Floats, words_NK: Floats, labels_N: NDArray[np.int64]
     """Return the weight of words: 0 or 1, states or words alone, or 1/2 if the mean is better.
 
     The mean must have more right answers than the better one alone, by more than two standard
-    errors of the difference: with a weak model it is far worse (results/few_labels/).
-
-    Args:
-        states_NK: probabilities of the classes of held-out texts, by the states of a model.
-        words_NK: the same, by words.
-        labels_N: the class of each text.
+    errors of the difference: with a weak model it is far worse (results/few_labels/). The
+    probabilities are those of the classes of held-out texts, [texts, classes].
     """
     is_right_N = states_NK.argmax(axis=1) == labels_N
     by_words_N = words_NK.argmax(axis=1) == labels_N

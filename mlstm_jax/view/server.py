@@ -30,12 +30,7 @@ _HEADERS = {
 
 
 def make_app(viewer: Viewer, hosts: set[str] | None) -> Any:
-    """Return the ASGI application.
-
-    Args:
-        viewer: answers the requests.
-        hosts: the host names that requests may use, as written in a URL; None: any.
-    """
+    """Return the ASGI application; requests may use these host names, as in a URL (None: any)."""
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
     from starlette.exceptions import HTTPException
