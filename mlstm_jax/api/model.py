@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -183,9 +184,8 @@ class TrainedModel:
         Returns:
             float32 [texts, H]; of all layers [texts, layers · H]; of c+mean_h twice as many.
         """
-        name = "encode" if show_progress else None
         featurizer = self._featurizer(state, all_layers=all_layers, rows=batch_size)
-        return featurizer(self._texts(texts, text_column), name)
+        return featurizer(self._texts(texts, text_column), "encode", quiet=not show_progress)
 
     @public
     def bits_per_character(
@@ -197,11 +197,11 @@ class TrainedModel:
         short text therefore costs more than the same bytes in a corpus, where `evaluate` carries
         the state.
         """
-        name = "score" if show_progress else None
         nats = 0.0
         scored = 0
+        strings = self._texts(texts, text_column)
         featurizer = self._featurizer("h", score=True)
-        for _, read in featurizer.read_each(self._texts(texts, text_column), name):
+        for _, read in featurizer.read_each(strings, "score", not show_progress):
             nats += float(read.nats_N.sum())
             scored += int(read.scored_N.sum())
         if not scored:
@@ -237,11 +237,8 @@ class TrainedModel:
         featurizer = self._featurizer(
             about.state, all_layers=about.all_layers, score=bool(about.familiar)
         )
-        name = "classify" if show_progress else None
-        answers = []
-        for _, shares in label_texts(self._run, strings, chosen, about, featurizer, name):
-            answers.extend(shares)
-        return answers
+        parts = label_texts(self._run, strings, chosen, about, featurizer, quiet=not show_progress)
+        return list(chain.from_iterable(shares for _, shares in parts))
 
     @public
     def generate(
@@ -549,14 +546,10 @@ class TrainedModel:
         output.require_file(path, overwrite=overwrite)
         made = runs.as_weights(self._run)
         if path.suffix == ".onnx":
-            if dtype == "float16":
-                raise UserError("dtype is 'float16', but of .onnx it is float32 or int8.")
             chosen = None if classifier is None else self._classifier(classifier)
             onnx_file.save(path, self._run, made.source, dtype, chosen)
         else:
             require(classifier is None, "classifier", classifier, "unset, or `out` an .onnx")
-            if dtype == "int8":
-                raise UserError("dtype is 'int8', but of .safetensors it is float32 or float16.")
             weights.save(path, made, dtype)
         return path
 

@@ -20,7 +20,6 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from mlstm_jax.corpora.options import SplitWeights
-from mlstm_jax.corpora.sources import Source, check_source
 from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import uncoloured, write_error
 
@@ -94,13 +93,6 @@ def parse(
             return call
     finally:
         write_error(uncoloured(said.getvalue()))  # It may repeat words of the command line.
-
-
-def require_files(*paths: Path | None) -> None:
-    """Raise UserError unless all text files can be opened; call it before loading a model."""
-    for path in paths:
-        if path:
-            check_source(Source(str(path)))
 
 
 def _registry() -> ConstructorRegistry:

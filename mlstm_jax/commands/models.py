@@ -235,7 +235,7 @@ def heatmap(
             of a score its largest value after a whole word.
     """
     output.require_file(out, file, overwrite=overwrite)
-    require_suffix(out)
+    require_suffix(out, "out")
     if file is not None:
         try:
             text = file.read_text(encoding="utf-8", errors="replace")

@@ -2,11 +2,12 @@
 
 import contextlib
 import csv
+import itertools
 import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Annotated, Literal
 
@@ -21,10 +22,9 @@ from mlstm_jax.commands import (
     Overwrite,
     RunFolder,
     TextColumn,
-    require_files,
 )
 from mlstm_jax.commands.models import READING, ReadingOptions
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, require
 from mlstm_jax.guard import interruptible
 from mlstm_jax.terminal import is_terminal, one_line, rate, show
 from mlstm_jax.transfer.classifier_file import load_classifier, require_model
@@ -61,15 +61,13 @@ def features(
         all_layers: use every layer, the lowest first; otherwise only the top one.
         units: write only these units; unset: all.
     """
-    require_files(texts)
-    if out.suffix != ".npz":
-        raise UserError(f"out {out} does not end in .npz; give such a name.")
+    require(out.suffix == ".npz", "out", str(out), "an .npz file")
     output.require_file(out, texts, overwrite=overwrite)
     loaded = reading.load(run)._run
     file = TextFile(texts, text_column, loaded.cleaning)
     featurizer = Featurizer(loaded, states=state, all_layers=all_layers, units=units)
     started = time.monotonic()
-    parts = (read.features for _, read in featurizer.read_each(file, "features"))
+    parts = (read.features for _, read in featurizer.read_each(file, "features", quiet=False))
     write_parts(out, file.count, parts, featurizer)
     seconds = time.monotonic() - started
     show(
@@ -104,7 +102,8 @@ def transfer(
         valid: as train, to choose C on, the inverse strength of the penalty; unset:
             cross-validation.
     """
-    require_files(train, valid, test)
+    files = {"train": train, "test": test, "valid": valid}
+    labelled = as_labelled(files, text_column, label_column)
     require_out(out, options.states or ("c+mean_h",))
 
     def resumes() -> str:
@@ -113,10 +112,8 @@ def transfer(
 
     with interruptible(note=resumes):
         loaded = reading.load(run)._run
-        files = {"train": train, "test": test, "valid": valid}
-        texts = as_labelled(files, text_column, label_column)
         made = run_transfer(
-            loaded, texts, out, options, text_column=text_column, show_progress=True
+            loaded, labelled, out, options, text_column=text_column, show_progress=True
         )
     for one in made.values():
         assert one.folder
@@ -149,8 +146,6 @@ def finetune(
         checkpoint: of the finished run, for the classifier: best (by the loss of the validation
             labels), or latest.
     """
-    require_files(train, valid, test)
-    output.require_folder(out)
     tuned = load(run).finetune(
         train,
         valid,
@@ -191,9 +186,8 @@ def classify(
         out: .csv or .jsonl to write; unset: standard output.
     """
     folder, source = _classifier_and_input(run, texts)
-    require_files(source)
-    if out and out.suffix not in (".csv", ".jsonl"):
-        raise UserError(f"out {out} does not end in .csv or .jsonl; give such a name.")
+    is_known = out is None or out.suffix in (".csv", ".jsonl")
+    require(is_known, "out", str(out), "a .csv or .jsonl file")
     output.require_file(out, source, overwrite=overwrite)
     chosen, about = load_classifier(folder)
     loaded = reading.load(run)._run
@@ -209,17 +203,14 @@ def classify(
         more = "with the probability of each class"
         show(f"{len(first)} of {file.count:,} texts; for all, {more}: --out labels.csv")
         return
+    labelled = label_texts(loaded, file, chosen, about, featurizer, quiet=False)
     with _written(out) as written:
-        is_json = out is not None and out.suffix == ".jsonl"
-        write_row = _json_rows(written) if is_json else _csv_rows(written, chosen.classes)
-        number = 0
-        for part, part_shares in label_texts(loaded, file, chosen, about, featurizer, "classify"):
-            for text, shares in zip(part, part_shares, strict=True):
-                number += 1
-                write_row(number, text, shares)
-            written.flush()
+        if out and out.suffix == ".jsonl":
+            _write_json(written, labelled)
+        else:
+            _write_csv(written, labelled, chosen.classes)
     if out:
-        show(f"{out}: {number:,} texts")
+        show(f"{out}: {file.count:,} texts")
 
 
 _SHOWN = 10  # texts in a table
@@ -242,29 +233,31 @@ def _best(shares: dict[str, float]) -> str:
     return max(shares, key=lambda name: shares[name], default="")
 
 
-# Writes a text with its number and the probability of each class, none of a blank text.
-_WriteRow = Callable[[int, str, dict[str, float]], None]
+# Parts of a file: their texts, and the probability of each class, none of a blank text.
+_Labelled = Iterable[tuple[Sequence[str], list[dict[str, float]]]]
 
 
-def _csv_rows(file: IO[str], classes: Sequence[str]) -> _WriteRow:
+def _write_csv(file: IO[str], labelled: _Labelled, classes: Sequence[str]) -> None:
     # Python quotes a carriage return within a field only if lines end with one.
     writer = csv.writer(_Lines(file), lineterminator="\r\n")
     writer.writerow(["record", "text", "label", *(f"p({name})" for name in classes)])
+    number = itertools.count(1)
+    for texts, answers in labelled:
+        for text, shares in zip(texts, answers, strict=True):
+            values = [f"{share:.4f}" for share in shares.values()] or [""] * len(classes)
+            writer.writerow([next(number), text, _best(shares), *values])
+        file.flush()
 
-    def write_row(number: int, text: str, shares: dict[str, float]) -> None:
-        values = [f"{share:.4f}" for share in shares.values()] or [""] * len(classes)
-        writer.writerow([number, text, _best(shares), *values])
 
-    return write_row
-
-
-def _json_rows(file: IO[str]) -> _WriteRow:
-    def write_row(number: int, text: str, shares: dict[str, float]) -> None:
-        rounded = {name: round(share, 4) for name, share in shares.items()}
-        row = {"record": number, "text": text, "label": _best(shares) or None, "p": rounded}
-        file.write(json.dumps(row) + "\n")
-
-    return write_row
+def _write_json(file: IO[str], labelled: _Labelled) -> None:
+    number = itertools.count(1)
+    for texts, answers in labelled:
+        for text, shares in zip(texts, answers, strict=True):
+            rounded = {name: round(share, 4) for name, share in shares.items()}
+            label = _best(shares) or None
+            row = {"record": next(number), "text": text, "label": label, "p": rounded}
+            file.write(json.dumps(row) + "\n")
+        file.flush()
 
 
 def _classifier_and_input(run: Path, given: tuple[Path, ...]) -> tuple[Path, Path]:

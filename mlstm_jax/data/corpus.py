@@ -106,9 +106,9 @@ class Manifest:
             given = values if isinstance(values, dict) else {}
             version = given.get("format_version", FORMAT_VERSION)
             if version != FORMAT_VERSION:
-                raise UserError(
-                    f"{where}: format_version is {reprlib.repr(version)}, but this program reads "
-                    f"{FORMAT_VERSION}; run prepare again."
+                shown = reprlib.repr(version)
+                raise InvalidField(
+                    f"format_version is {shown}, but this program reads {FORMAT_VERSION}"
                 )
             manifest = fields.build(cls, digest.opened(values))
             if not _names_all_files(manifest.splits):

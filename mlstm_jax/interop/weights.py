@@ -17,7 +17,7 @@ import json
 import reprlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from mlstm_jax import digest, fields, output
 from mlstm_jax.data.corpus import Cleaning
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, require
 from mlstm_jax.interop import arrays
 from mlstm_jax.interop.arrays import Arrays
 from mlstm_jax.model.architecture import Architecture
@@ -34,8 +34,6 @@ from mlstm_jax.model.language_model import Parameters, parameter_shapes
 FORMAT = 1
 _KEY = "mlstm_jax"
 _MOST_METADATA = 1 << 20  # characters
-
-Dtype = Literal["float32", "float16"]
 
 
 class ModelWeights(NamedTuple):
@@ -80,12 +78,13 @@ def expected_shapes(model: Architecture) -> dict[str, tuple[int, ...]]:
     return {name: leaf.shape for name, leaf in named(parameter_shapes(model)).items()}
 
 
-def save(path: Path, weights: ModelWeights, dtype: Dtype = "float32") -> None:
+def save(path: Path, weights: ModelWeights, dtype: str = "float32") -> None:
     """Write a model file atomically; float16 halves the file, and rounds the arrays to 11 bits.
 
-    Raises UserError if the suffix is not .safetensors, or a value is too large for float16, and
-    KnownError if the file cannot be written.
+    Raises UserError if the dtype is another, or a value is too large for float16, and KnownError if
+    the file cannot be written.
     """
+    require(dtype in ("float32", "float16"), "dtype", dtype, "float32 or float16 of a .safetensors")
     flat = dict(sorted(flatten(weights.params).items()))
     for name, array in flat.items():
         with np.errstate(over="ignore"):
@@ -100,8 +99,6 @@ def save(path: Path, weights: ModelWeights, dtype: Dtype = "float32") -> None:
         "fingerprint": fingerprint(unflatten(flat)),
     }
     text = json.dumps(digest.sealed(about), sort_keys=True)
-    if path.suffix != ".safetensors":
-        raise UserError(f"{path}: a model file must end in .safetensors or .onnx; rename it.")
     with output.atomic_file(path) as partial:
         arrays.write_safetensors(partial, flat, {_KEY: text})
 

@@ -155,7 +155,7 @@ class Featurizer:
         for state in self.states:
             layers |= dict.fromkeys(layers_of(model, state, all_layers=all_layers))
         self._layers = list(layers)
-        self._units = list(range(model.hidden) if units is None else units)
+        self._units = list(units or range(model.hidden))
         for unit in self._units:
             require_index("unit", unit, model.hidden)
         self.columns = [Column(*layer, unit) for layer in self._layers for unit in self._units]
@@ -168,24 +168,29 @@ class Featurizer:
         columns = list(enumerate(self.columns))
         return [n for part in single_states(state) for n, one in columns if one.state == part]
 
-    def __call__(self, texts: Sequence[str] | TextFile, progress: str | None = None) -> Features:
+    def __call__(
+        self, texts: Sequence[str] | TextFile, name: str = "", *, quiet: bool = True
+    ) -> Features:
         """Return the features of any number of texts, float32 [texts, columns]; see `read_each`."""
-        return np.concatenate([read.features for _, read in self.read_each(texts, progress)])
+        return np.concatenate([read.features for _, read in self.read_each(texts, name, quiet)])
 
     def read_each(
-        self, texts: Sequence[str] | TextFile, progress: str | None = None
+        self, texts: Sequence[str] | TextFile, name: str, quiet: bool
     ) -> Iterator[tuple[Sequence[str], Reading]]:
         """Read texts, those of a file in parts, and yield each part with what reading it gives.
 
-        `progress` is the name of a progress line on standard error; unset: none.
+        Progress is a line of this name on standard error, unless `quiet`.
         """
-        parts: Iterable[Sequence[str]] = texts if isinstance(texts, TextFile) else [texts]
+        parts: Iterable[Sequence[str]]
         size = 0
         if isinstance(texts, TextFile):
+            parts = texts
             size = texts.size
-        elif progress is not None:
-            size = sum(map(len, self._run.cleaned(texts)))
-        with ProgressLine(progress or "", size, of_bytes=True, quiet=progress is None) as line:
+        else:
+            parts = [texts]
+            if not quiet:
+                size = sum(map(len, self._run.cleaned(texts)))
+        with ProgressLine(name, size, of_bytes=True, quiet=quiet) as line:
             for part in parts:
                 yield part, self._read(part, line)
 

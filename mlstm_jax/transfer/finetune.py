@@ -162,18 +162,18 @@ def finetune(
     config = make_config(run, out, len(classes), options)
     state = config.model.label_state
 
-    def read(run: Run, *names: str, loud: bool = show_progress) -> dict[str, Examples]:
+    def read(run: Run, *names: str, quiet: bool = not show_progress) -> dict[str, Examples]:
         featurizer = Featurizer(run, states=(state,))
         examples: dict[str, Examples] = {}
         for name in names:
-            values = featurizer(texts[name].texts, f"features of {name}" if loud else None)
+            values = featurizer(texts[name].texts, f"features of {name}", quiet=quiet)
             examples[name] = Examples(values, codes(texts[name].labels, classes))
         return examples
 
     def score_labels(params: Parameters) -> tuple[float, float]:
         model = LanguageModel(config.model, config.precision)
         now = dataclasses.replace(run, config=config, model=model, params=params, batch_model=None)
-        held_out = read(now, "valid", loud=False)["valid"]
+        held_out = read(now, "valid", quiet=True)["valid"]
         classifier = calibrated(head(now, classes), held_out)
         return classifier.loss(held_out), classifier.score(held_out)
 

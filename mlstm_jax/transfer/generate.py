@@ -9,7 +9,6 @@ its own number.
 """
 
 import codecs
-import reprlib
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ import numpy as np
 from mlstm_jax import environment
 from mlstm_jax.config import MOST_SEED
 from mlstm_jax.corpora.documents import prompt_bytes
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import require
 from mlstm_jax.model.language_model import NEVER, VOCABULARY, Carry, LanguageModel
 from mlstm_jax.run import require_known
 from mlstm_jax.transfer.trace import Reader
@@ -134,9 +133,8 @@ def generate(
         rules.append(("set_unit", unit, 0 <= unit < hidden, f"a unit, 0 to {hidden - 1}"))
         rules.append((f"set_unit {unit}", value, abs(value) <= _LARGEST, "finite in float32"))
     run.config.model.require_next_byte("generating text")
-    for name, given, right, rule in rules:
-        if not right:
-            raise UserError(f"{name} is {reprlib.repr(given)}, but it must be {rule}.")
+    for name, given, holds, rule in rules:
+        require(holds, name, given, rule)
     read = prompt_bytes(prompt, run.cleaning)
     require_known(run.params, "generate", (("the prompt", read), ("stop", stop)))
     # All outside the program is NumPy's: an operation of jnp would compile a program of its own.

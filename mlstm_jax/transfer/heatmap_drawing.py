@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax import output
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import require
 from mlstm_jax.terminal import one_line
 
 # Of the curve.
@@ -162,7 +162,6 @@ def _curve(heat: Heatmap) -> str:
     )
 
 
-def require_suffix(path: Path) -> None:
-    """Raise UserError unless a heat map can be written under a name."""
-    if path.suffix.lower() != ".html":
-        raise UserError(f"{path}: a heat map is an .html file; use such a name.")
+def require_suffix(path: Path, name: str = "path") -> None:
+    """Raise UserError unless a heat map can be written to the file of this argument."""
+    require(path.suffix.lower() == ".html", name, str(path), "an .html file")

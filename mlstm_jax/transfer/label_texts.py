@@ -31,13 +31,13 @@ def label_texts(
     classifier: Classifier,
     about: Description,
     featurizer: Featurizer,
-    progress: str | None = None,
+    *,
+    quiet: bool = True,
 ) -> Iterator[tuple[Sequence[str], list[dict[str, float]]]]:
     """Yield texts, those of a file in parts, each with the probability of each class by name.
 
     A blank text has none. Notes about the texts come after the last one. The featurizer has the
-    features that the classifier reads, and a score if it knows what is familiar. `progress` is the
-    name of a progress line on standard error.
+    features that the classifier reads, and a score if it knows what is familiar.
     """
     learned = {READ: read_with_ratings(run), FITTED: np.zeros(0, np.uint32)}
     if classifier.texts is not None:
@@ -45,7 +45,7 @@ def label_texts(
     total = 0
     firsts: dict[str, int] = {}
     counts = Counter[str]()
-    for part, read in featurizer.read_each(texts, progress):
+    for part, read in featurizer.read_each(texts, "classify", quiet):
         blank_N = read.scored_N == 0  # every cleaning adds a byte to a text
         marked = {_BLANK: blank_N}
         if about.familiar:

@@ -18,14 +18,14 @@ T. The matrices are folded: weight normalisation, and the tables of the first la
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax import __version__, output
-from mlstm_jax.errors import KnownError, UserError, extra
+from mlstm_jax.errors import KnownError, UserError, extra, require
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.ops import Precision
 from mlstm_jax.run import Run
@@ -43,13 +43,12 @@ _TEXT = "ACDEFGHIKLMNPQRSTVWY" * 2
 _KEY = "mlstm_jax"
 _OUTPUTS = {"h": "h_after", "c": "c_after", "mean_h": "mean_h"}  # of the states after a text
 Chosen = tuple[Classifier, Description]
-OnnxType = Literal["float32", "int8"]
 
 
 class _Nodes:
     """Nodes of a graph and the constants that they use, which belong to the outer graph."""
 
-    def __init__(self, graph: str, constants: dict[str, Any], dtype: OnnxType) -> None:
+    def __init__(self, graph: str, constants: dict[str, Any], dtype: str) -> None:
         self.nodes: list[Any] = []
         self._graph = graph
         self._constants = constants
@@ -142,7 +141,7 @@ def _value(name: str, *shape: int | str, kind: int = 1) -> Any:
     return helper.make_tensor_value_info(name, kind, shape)
 
 
-def _model(run: Run, dtype: OnnxType, classifier: Chosen | None) -> Any:
+def _model(run: Run, dtype: str, classifier: Chosen | None) -> Any:
     """Return the ONNX model, see `save`."""
     from onnx import TensorProto, helper, numpy_helper
 
@@ -249,7 +248,7 @@ def save(
     path: Path,
     run: Run,
     source: str,
-    dtype: OnnxType = "float32",
+    dtype: str = "float32",
     classifier: Chosen | None = None,
 ) -> None:
     """Write an ONNX file atomically, after onnxruntime has given the same as JAX with it.
@@ -258,10 +257,11 @@ def save(
     the loop over time. A classifier of this model gives the output `probabilities`.
 
     Raises:
-        UserError: the model is no mLSTM, is too large, or onnx or onnxruntime is not installed; or
-            the classifier has words.
+        UserError: the model is no mLSTM, or too large; the dtype is another; onnx or onnxruntime is
+            not installed; or the classifier has words.
         KnownError: onnxruntime computes something else, or the file cannot be written.
     """
+    require(dtype in _TOLERANCES, "dtype", dtype, "float32 or int8 of an .onnx")
     model = run.config.model
     if model.title != "mLSTM":
         raise UserError(f"format onnx is for an mLSTM, and this is {model.cli_name}.")

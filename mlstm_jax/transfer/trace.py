@@ -81,9 +81,7 @@ class Stream:
 
     def feed(self, piece: bytes) -> Self:
         """Read any number of bytes."""
-        if not isinstance(piece, bytes):
-            kind = type(piece).__name__
-            raise UserError(f"piece has type {kind}, but it must be bytes, such as text.encode().")
+        require(isinstance(piece, bytes), "piece", piece, "bytes, such as text.encode()")
         require_known(self._run.params, "reading", [("the text", piece)])
         states = [self.states[:0]]
         logits = [self._logits_1V]

@@ -111,8 +111,9 @@ def transfer(
     notes = known.note_known(run, texts)
     model = fingerprint(run.params)
     featurizer = Featurizer(run, states=states, all_layers=options.all_layers)
-    features = _features(out, featurizer, model, texts, is_begun=is_begun, loud=show_progress)
-    with ProgressLine("TF-IDF", 1, status="", quiet=not show_progress):
+    quiet = not show_progress
+    features = _features(out, featurizer, model, texts, is_begun=is_begun, quiet=quiet)
+    with ProgressLine("TF-IDF", 1, status="", quiet=quiet):
         try:
             counted: Fit | str = fit_words(texts["train"], texts.get("valid"), classes)
         except UserError as error:
@@ -131,9 +132,7 @@ def transfer(
                 values = values[:, columns]
             examples[name] = Examples(values, labels[name])
         with (
-            ProgressLine(
-                f"classifier of {state}", experiment.PROGRESS, quiet=not show_progress
-            ) as progress,
+            ProgressLine(f"classifier of {state}", experiment.PROGRESS, quiet=quiet) as progress,
             # With two threads of OpenBLAS the fits of 2,000 texts take six times as long.
             threadpool_limits(1, user_api="blas"),
         ):
@@ -200,7 +199,7 @@ def _features(
     texts: Mapping[str, Labelled],
     *,
     is_begun: bool,
-    loud: bool,
+    quiet: bool,
 ) -> dict[str, Features]:
     """Return the features of all texts: read the saved ones; compute and save the others.
 
@@ -222,12 +221,12 @@ def _features(
             )
         with output.write_errors(out):
             (out / "features").mkdir(parents=True, exist_ok=True)
-    if loud and features:
+    if features and not quiet:
         tell(f"reusing the features of the same texts in {out}/features")
     for name, part in texts.items():
         if name in features:
             continue
-        values = featurizer(part.texts, f"features of {name}" if loud else None)
+        values = featurizer(part.texts, f"features of {name}", quiet=quiet)
         if out:
             # Save now: they are most of the work, and a later step may fail.
             write_features(out / "features" / f"{name}.npz", values, featurizer, keys[name])

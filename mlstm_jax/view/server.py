@@ -5,14 +5,13 @@ other file of the disk.
 """
 
 import json
-import reprlib
 import socket
 from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, require
 from mlstm_jax.view.viewer import MOST_BYTES, RequestError, Viewer
 
 _MOST_BODY = 4 * MOST_BYTES  # JSON may encode one byte as several
@@ -116,8 +115,7 @@ def bind(host: str, port: int) -> Address:
 
     An IPv6 address may be in brackets, as in a URL.
     """
-    if not 0 <= port <= 65535:
-        raise UserError(f"port is {reprlib.repr(port)}, but it must be 0 to 65535.")
+    require(0 <= port <= 65535, "port", port, "0 to 65535")
     name = host.removeprefix("[").removesuffix("]")
     if not name:
         raise UserError("host is empty; give an address of this machine, such as 127.0.0.1.")

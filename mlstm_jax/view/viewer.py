@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from mlstm_jax.corpora.documents import clean, prompt_bytes
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, require
 from mlstm_jax.fields import Between, require_kind
 from mlstm_jax.run import Run
 from mlstm_jax.transfer.classifier_file import Description
@@ -87,10 +87,7 @@ class Viewer:
         text = _text(request)
         state: State = _argument(request, "state", str, self._state)
         known = self._states()
-        if state not in known:
-            raise UserError(
-                f"state is {reprlib.repr(state)}, but it must be one of {', '.join(known)}."
-            )
+        require(state in known, "state", state, f"one of {', '.join(known)}")
         layers, hidden = self.run.config.model.shape
         layer = _argument(request, "layer", int, self._layer)
         require_index("layer", layer, layers)
