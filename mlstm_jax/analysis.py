@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
-from scipy.optimize import minimize_scalar
 
 from mlstm_jax.config import Config, by_phase
 from mlstm_jax.config import text as config_text
@@ -63,10 +61,8 @@ class History(NamedTuple):
 def load_histories(*folders: Path | str) -> list[History]:
     """Read every run of `folders`, sorted by path; a run's name is its path below its folder.
 
-    A folder holds runs in or below it, or is a study with a runs.jsonl.gz.
-
-    Raises:
-        UserError: a folder holds no run, or a run cannot be read.
+    A folder holds runs in or below it, or is a study with a runs.jsonl.gz. Raises UserError if it
+    holds no run, or a run cannot be read.
     """
     histories: list[History] = []
     for folder in map(Path, folders):
@@ -190,36 +186,6 @@ def updates_to(history: History, bpc: float) -> float:
         return float(scores["step"].iloc[0])
     steps = np.log(scores["step"].iloc[[after, after - 1]])
     return float(np.exp(np.interp(bpc, scores["bpc"].iloc[[after, after - 1]], steps)))
-
-
-def critical_batch(rows: npt.ArrayLike, updates: npt.ArrayLike) -> float:
-    """The batch B_crit, in rows, for which updates ∝ 1 + B_crit / B fits best.
-
-    McCandlish et al. 2018, section 2.3: a batch of B_crit needs twice the fewest possible updates,
-    and twice the least possible text. The fit is by least squares of the logarithms. inf if the
-    updates fall at least as fast as the rows grow, NaN with fewer than two finite points.
-
-    Args:
-        rows: of the batches.
-        updates: that each batch needs to the same score; NaN: it did not reach it.
-    """
-    batches = np.asarray(rows, float)
-    steps = np.log(np.asarray(updates, float))
-    known = np.isfinite(batches) & np.isfinite(steps)
-    if known.sum() < 2:
-        return float("nan")
-    batches = batches[known]
-    steps = steps[known]
-
-    def error(logarithm: float) -> float:
-        residuals = steps - np.log1p(np.exp(logarithm) / batches)
-        return float(residuals.var())
-
-    bounds = (np.log(batches.min() / 1e3), np.log(batches.max() * 1e3))
-    minimum = minimize_scalar(error, bounds=bounds, method="bounded").x
-    if minimum > bounds[1] - 0.1:
-        return float("inf")
-    return float(np.exp(minimum))
 
 
 def plot(

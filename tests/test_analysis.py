@@ -53,15 +53,6 @@ def test_updates_to_a_score_are_interpolated_between_evaluations(tmp_path: Path)
     assert np.isnan(analysis.updates_to(history, 1.4))
 
 
-def test_the_critical_batch_of_updates_that_follow_its_law() -> None:
-    rows = np.array([16, 64, 256, 1024])
-    assert analysis.critical_batch(rows, 700 * (1 + 300 / rows)) == pytest.approx(300, rel=1e-3)
-    some = np.where(rows == 64, np.nan, 700 * (1 + 5000 / rows))
-    assert analysis.critical_batch(rows, some) == pytest.approx(5000, rel=1e-3)
-    assert analysis.critical_batch(rows, 1e6 / rows**1.1) == np.inf
-    assert np.isnan(analysis.critical_batch([16, 64], [100, np.nan]))
-
-
 def test_a_run_becomes_tables(tmp_path: Path) -> None:
     write_run(tmp_path / "all" / "a")
     write_run(tmp_path / "all" / "deep" / "b", ends="diverged")

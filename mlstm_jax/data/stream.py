@@ -116,10 +116,10 @@ class TrainStream:
     target once. The last window of a shard is padded, and a row that has read its shards is idle
     until the row with the most windows has. Positions without a target have no weight in the loss.
 
-    With `per_document`, each document is a shard, and each of its windows has its label at its
-    last byte.
-    With `stop`, too, each document is a shard, and the byte `stop`, which is not in the corpus, is
-    the target of its last byte. UniRep reads proteins this way, from start token to stop token.
+    With `per_document`, each document is a shard, and each of its windows has its label at its last
+    byte. With `stop`, too, each document is a shard, and the byte `stop`, which is not in the
+    corpus, is the target of its last byte. UniRep reads proteins this way, from start token to stop
+    token.
 
     Attributes:
         origin: where the rows began; `position` rounds it to a window.

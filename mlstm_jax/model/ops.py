@@ -196,10 +196,9 @@ def sum_rows(x: Array, dy: Array) -> Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def matmul(x: Array, w_IO: Array, compute: jnp.dtype) -> Array:
-    """Multiply ``x [..., I]`` by ``w [I, O]`` in type `compute`.
+    """Multiply ``x [..., I]`` by ``w [I, O]`` in type `compute`: float32 [..., O].
 
-    Returns:
-        float32 [..., O]. The gradient of x has x's type; the gradient of w is float32.
+    The gradient of x has x's type; the gradient of w is float32.
     """
     return dot(x, w_IO.astype(compute))
 

@@ -157,23 +157,12 @@ def launch(
     hidden: int,
     interpret: bool,
 ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-    """Run a kernel over all units of all rows.
+    """Run a kernel over all units of all rows; return `in_place` after it, and its outputs.
 
-    Args:
-        name: its name in profilers and in the compiled program.
-        body: called with (step, row, first unit, number of units) and then references to `inputs`,
-            `in_place` and `outputs`. It must not read what it writes, because pieces overlap if
-            their size does not divide `hidden`.
-        step: the number of the step.
-        inputs: arrays that it reads.
-        in_place: arrays that it reads and writes.
-        outputs: shapes and types of its outputs.
-        rows: B.
-        hidden: H.
-        interpret: run the kernel in Pallas's interpreter.
-
-    Returns:
-        `in_place` after the kernel, and the outputs.
+    The kernel reads `inputs`, and reads and writes `in_place`; `outputs` are shapes and types. The
+    `body` is called with (step, row, first unit, number of units) and then references to these. It
+    must not read what it writes, because pieces overlap if their size does not divide `hidden`. The
+    name is shown in profilers and in the compiled program; `interpret` runs Pallas's interpreter.
     """
     size = _piece(hidden)
     grid = (rows, pl.cdiv(hidden, size))

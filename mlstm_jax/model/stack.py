@@ -170,16 +170,10 @@ def run_layer(
 ) -> tuple[Tree, Array]:
     """Run one layer over a window; gradients are float32, those of weights summed in float32.
 
-    Args:
-        model: the kind of layer.
-        carry: the state before the window.
-        x: the bytes, int32 [T, B], or the states of the layer below, [T, B, I].
-        weights: its matrices and bias.
-        compute: operand type of every product.
-        padding_mask_TB: bool, true where the carry does not change; no gradient.
-        recompute_every: keep only the carry of every k-th step for the backward pass and recompute
-            the steps between, k at a time: less memory for the time of a second forward pass.
-        loops: the loops under a gradient; None: `Recurrent.loops`.
+    `x` is the bytes, int32 [T, B], or the states of the layer below, [T, B, I]. Where the padding
+    mask is true the carry does not change, and there is no gradient. With `recompute_every` k only
+    the carry of every k-th step is kept for the backward pass, and the steps between are
+    recomputed, k at a time: less memory for the time of a second forward pass.
 
     Returns:
         The carry after the window, and h at every step [T, B, H] in the compute type.

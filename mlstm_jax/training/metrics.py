@@ -152,8 +152,7 @@ def runs_in(folder: Path) -> list[Path]:
 class MetricsLog:
     """The metrics of one run, appended to after `step`; without a folder nothing is written.
 
-    Attributes:
-        finished_at: the step at which the existing lines record the end of the run, or None.
+    The existing lines record the end of the run at `finished_at`, if at all.
     """
 
     def __init__(

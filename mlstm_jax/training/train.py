@@ -7,7 +7,6 @@ same decisions, from the same numbers; only process 0 writes the log.
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from functools import partial
 from pathlib import Path
 from signal import Signals
 from typing import Any
@@ -54,9 +53,8 @@ def train(
     `score_labels` returns the loss of the labels of validation texts, which then chooses the best
     checkpoint, and their accuracy. Of all other arguments, see `mlstm_jax.train`.
 
-    Raises:
-        UserError: config, corpus, run folder or processes do not fit together.
-        Diverged, Interrupted, CheckpointFailed: the checkpoints in the run folder are intact.
+    Raises UserError if config, corpus, run folder or processes do not fit together. After Diverged,
+    Interrupted and CheckpointFailed the checkpoints in the run folder are intact.
     """
     folder = Path(config.out)
     with ExitStack() as stack:
@@ -99,8 +97,17 @@ def train(
         if 0 < begin.step < total:
             log.write("event", begin.step, event="resumed", changed=changed, notes=notes)
         valid = corpus.split("valid")
-        evaluator = Evaluator(model, valid, config.data.window, devices, corpus.stop)
-        evaluate = partial(_evaluate, evaluator, score_labels, devices, watchdog)
+        scorer = Evaluator(model, valid, config.data.window, devices, corpus.stop)
+
+        def evaluate(state: TrainState) -> Score:
+            score = scorer(state.params, lambda n: watchdog.beat(f"the devices score window {n}"))
+            if score_labels is None:
+                return score
+            watchdog.beat("the labels of the validation texts are predicted")
+            with jax.transfer_guard("allow"):
+                loss, accuracy = score_labels(devices.unreplicate(state.params))
+            return score._replace(label_loss=loss, accuracy=accuracy)
+
         compare = parallel.make_comparison(cluster, devices)
         rates = schedule.rates(config.optimizer, segments(phases))
         for phase, rate, following in zip(phases, rates, [*phases[1:], None], strict=True):
@@ -273,20 +280,3 @@ def _make_step(
         compute=config.precision.compute,
     )
     return devices.map(make_train_step(config, model, tx, rate, parallel.AXIS), donate=(0, 1))
-
-
-def _evaluate(
-    evaluator: Evaluator,
-    score_labels: Callable[[Parameters], tuple[float, float]] | None,
-    devices: Parallel,
-    watchdog: Watchdog,
-    state: TrainState,
-) -> Score:
-    """Score the validation split, and its labels if the run has any."""
-    score = evaluator(state.params, lambda n: watchdog.beat(f"the devices score window {n}"))
-    if score_labels is None:
-        return score
-    watchdog.beat("the labels of the validation texts are predicted")
-    with jax.transfer_guard("allow"):
-        loss, accuracy = score_labels(devices.unreplicate(state.params))
-    return score._replace(label_loss=loss, accuracy=accuracy)

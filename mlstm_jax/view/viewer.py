@@ -46,8 +46,8 @@ class Viewer:
     ) -> None:
         """Take a model, and optionally a classifier and the description of its features.
 
-        With `label`, the page starts with the classifier's score of that class or label; with
-        `text`, with that text, continued by the model.
+        The page starts with the classifier's score of `label`, and with `text`, continued by the
+        model.
         """
         model = run.config.model
         self.run, self._classifier, self._reader = run, classifier, Reader(run)
