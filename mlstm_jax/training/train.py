@@ -51,10 +51,9 @@ def train(
     """Train a run from its newest complete checkpoint, or from step 0; return its folder.
 
     `score_labels` returns the loss of the labels of validation texts, which then chooses the best
-    checkpoint, and their accuracy. Of all other arguments, see `mlstm_jax.train`.
-
-    Raises UserError if config, corpus, run folder or processes do not fit together. After Diverged,
-    Interrupted and CheckpointFailed the checkpoints in the run folder are intact.
+    checkpoint, and their accuracy. Of all other arguments, see `mlstm_jax.train`. Raises UserError
+    if config, corpus, run folder or processes do not fit together. After Diverged, Interrupted and
+    CheckpointFailed the checkpoints in the run folder are intact.
     """
     folder = Path(config.out)
     with ExitStack() as stack:
