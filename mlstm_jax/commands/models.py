@@ -237,10 +237,7 @@ def heatmap(
     output.require_file(out, file, overwrite=overwrite)
     require_suffix(out, "out")
     if file is not None:
-        try:
-            text = file.read_text(encoding="utf-8", errors="replace")
-        except OSError as error:
-            raise UserError(f"{file}: cannot be read: {error.strerror}") from error
+        text = file.read_text(encoding="utf-8", errors="replace")
     heat = reading.load(run).heatmap(
         text, unit, score=score, label=label, state=state, layer=layer, scale=scale
     )

@@ -49,10 +49,7 @@ def from_json(text: str | bytes, source: Path) -> Config:
 
 def load_json(path: Path) -> Config:
     """Read the config.json of a run; UserError names the file and the wrong field."""
-    try:
-        return from_json(path.read_bytes(), path)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
+    return from_json(path.read_bytes(), path)
 
 
 def flatten(config: Config) -> dict[str, Any]:

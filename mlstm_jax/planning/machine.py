@@ -67,11 +67,6 @@ def load_machine(path: Path) -> Machine:
     path = shipped.find(path, "machine")
     try:
         return fields.build(Machine, fields.parse(path.read_bytes()))
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be read ({error.strerror}); `mlstm-jax configs` lists the machines "
-            "that come with the package."
-        ) from error
     except fields.InvalidField as error:
         raise UserError(
             f"{path} is not a machine description ({error}); `mlstm-jax configs h200` shows an "

@@ -187,8 +187,6 @@ def _read_json(path: Path) -> _File:
             f"{path}: the classifier cannot be read ({error}); restore it, or create it again "
             "with `mlstm-jax transfer`."
         ) from error
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 def require_model(

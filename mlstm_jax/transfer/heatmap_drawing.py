@@ -56,8 +56,7 @@ class Heatmap(NamedTuple):
         path = Path(path)
         output.require_file(path, overwrite=overwrite, name="path")
         require_suffix(path)
-        with output.write_errors(path):
-            output.write_text(path, as_html(self))
+        output.write_text(path, as_html(self))
 
     def _repr_html_(self) -> str:
         return as_part(self)

@@ -11,6 +11,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mlstm_jax import fields
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.view.viewer import MOST_BYTES, RequestError, Viewer
 
@@ -61,12 +62,8 @@ def make_app(viewer: Viewer, hosts: set[str] | None) -> Any:
                     body += piece
                     if len(body) > _MOST_BODY:
                         raise RequestError(f"the request is larger than {_MOST_BODY:,} bytes.", 413)
-                try:
-                    asked = json.loads(body)
-                except (ValueError, RecursionError) as error:
-                    raise UserError(f"the request is not JSON ({error}).") from error
-                if not isinstance(asked, dict):
-                    raise UserError("the request must be a JSON object.")
+                asked = fields.parse(body)
+                require(isinstance(asked, dict), "the request", asked, "a JSON object")
                 result = await run_in_threadpool(method, asked)
                 try:
                     return reply(result)
