@@ -4,21 +4,6 @@ Data flows one way, and imports point downwards only::
 
     text ─prepare─▶ corpus ─stream─▶ batches ─step─▶ state ─▶ checkpoints, metrics ─▶ transfer
 
-    cli.py, commands/      the `mlstm-jax` command, and its subcommands
-    view/                  a local page that shows units and classes as one types
-    api/                   what `import mlstm_jax` gives; analysis.py
-    transfer/              features, classifiers, fine-tuning, generation, heat maps
-    planning/              how long a config takes on a machine, and whether it fits
-    training/              the loop, the step, optimizers, evaluation, sweeps
-    run.py, models/        a run folder, or a file of weights → a model ready to use; our own
-    interop/               other programs' weights, in and out; checkpoint.py: with checksums
-    distributed.py         the processes of a run; environment.py: JAX's start; host.py
-    corpora/               sources → readers → documents → an engine → writer   (no jax)
-    data/                  corpus → shards → stream, evaluation_stream   (no jax)
-    config/                what one experiment is, as Python and as JSON
-    model/                 the kinds of models; the language model   (no data)
-    fields.py, output.py   checked input, atomic output
-
 docs/architecture.md has every file, and tests/test_layers.py the order of the layers.
 
 Letters for dimensions, used as suffixes of array names (``bytes_BT``, ``wh_HG``), everywhere:

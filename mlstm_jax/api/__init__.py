@@ -1,6 +1,5 @@
 """The public Python API of `import mlstm_jax`: functions that take and return values.
 
-The commands take their arguments and their help from these functions, and show the results.
-Nothing here changes the process: no signal
+The commands call these functions, and show the results. Nothing here changes the process: no signal
 handler, no environment variable, no logger.
 """

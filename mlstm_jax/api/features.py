@@ -33,11 +33,7 @@ class _OfModel(BaseEstimator):
     def _loaded(self) -> TrainedModel:
         if isinstance(self.model, TrainedModel):
             return self.model
-        if not isinstance(self.model, (str, Path)):
-            raise UserError(
-                f"model has type {type(self.model).__name__}, but it must be a TrainedModel or a "
-                "path that `load` accepts."
-            )
+        require_kind("model", self.model, TrainedModel | str | Path)
         known = getattr(self, "_from_path", None)
         if known is None or known[0] != self.model:
             known = self._from_path = (self.model, load(self.model))
