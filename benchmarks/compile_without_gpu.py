@@ -5,7 +5,6 @@ JAX's plugin for CUDA compiles for a described device. It needs only the compile
 products by rules. gpu_program.py counts the kernels and collectives of such a program.
 """
 
-import dataclasses
 import importlib.metadata
 import math
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from mlstm_jax.model.kernels import PALLAS
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.mlstm import STACKED
 from mlstm_jax.model.pallas import require_gpu
-from mlstm_jax.planning.machine import Gpu, Machine
+from mlstm_jax.planning.machine import Machine
 from mlstm_jax.training import optimizer, schedule
 from mlstm_jax.training.parallel import AXIS
 from mlstm_jax.training.state import state_shapes
@@ -124,7 +123,7 @@ def compile_program(
         compiled = traced.lower(lowering_platforms=("cuda",)).compile()
     except jax.errors.JaxRuntimeError as error:
         raise UserError(
-            f"XLA cannot compile this for {machine.gpu.description}: {first_line(error)}"
+            f"XLA cannot compile this for {machine.gpu['description']}: {first_line(error)}"
         ) from error
     finally:
         jax.config.update(name, before)
@@ -168,7 +167,7 @@ def require(package: str = "jax-cuda12-pjrt") -> None:
 
 
 def _require_pallas(config: Config, machine: Machine) -> None:
-    capability = machine.gpu.compute_capability if machine.gpu else None
+    capability = tuple(machine.gpu["compute_capability"]) if machine.gpu else None
     if capability and (8, 0) <= capability < (9, 0):
         raise UserError(
             f"{machine.name}: devices.kernels is 'pallas', but without a GPU Pallas compiles for "
@@ -192,8 +191,8 @@ def _batch(config: Config, rows: int) -> Batch:
     )
 
 
-def _devices(machine: Machine, gpu: Gpu, count: int) -> list[Any]:
-    values = dataclasses.asdict(gpu)
+def _devices(machine: Machine, gpu: dict[str, Any], count: int) -> list[Any]:
+    values = dict(gpu)
     description, (major, minor) = values.pop("description"), values.pop("compute_capability")
     described = "".join(f"  {name}: {value}\n" for name, value in values.items())
     target = (

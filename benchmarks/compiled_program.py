@@ -14,9 +14,9 @@ memory.
 import math
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from mlstm_jax.planning.machine import Gpu, Machine
+from mlstm_jax.planning.machine import Machine
 
 # Seconds of a launch. Inside a command buffer, as XLA uses for a loop's body, about the second.
 LAUNCHES = (0.0, 1e-6, 2e-6)
@@ -435,7 +435,7 @@ class Estimate(NamedTuple):
         return self.seconds + self.launches * each
 
 
-def estimate(kernels: list[Kernel], machine: Machine, gpu: Gpu) -> Estimate:
+def estimate(kernels: list[Kernel], machine: Machine, gpu: dict[str, Any]) -> Estimate:
     """Return the model's estimate for the kernels of a program."""
     shared = set(collectives(kernels))
     own = [one for one in kernels if one not in shared]
@@ -451,13 +451,13 @@ def estimate(kernels: list[Kernel], machine: Machine, gpu: Gpu) -> Estimate:
     )
 
 
-def _seconds(kernel: Kernel, machine: Machine, gpu: Gpu) -> float:
+def _seconds(kernel: Kernel, machine: Machine, gpu: dict[str, Any]) -> float:
     rates = machine.step_flops_per_s | machine.product_flops_per_s
     rate = rates.get(_TYPES.get(kernel.operand_type or "", ""), 0.0)
     flops = kernel.flops / rate if rate else 0.0
 
     def is_cached(access: Access) -> bool:
-        return kernel.is_in_loop and access.whole <= _USABLE_CACHE * gpu.l2_cache_size
+        return kernel.is_in_loop and access.whole <= _USABLE_CACHE * gpu["l2_cache_size"]
 
     memory = sum(a.bytes for a in (*kernel.reads, *kernel.writes) if not is_cached(a))
     return max(

@@ -102,9 +102,9 @@ def transfer(
         valid: as train, to choose C on, the inverse strength of the penalty; unset:
             cross-validation.
     """
+    require_out(out, options.states or ("c+mean_h",))
     files = {"train": train, "test": test, "valid": valid}
     labelled = as_labelled(files, text_column, label_column)
-    require_out(out, options.states or ("c+mean_h",))
 
     def resumes() -> str:
         kept = any((out / "features").glob("*.npz"))

@@ -9,6 +9,7 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from mlstm_jax import fields, shipped
 from mlstm_jax.config import Compute, Config, vary
@@ -22,22 +23,6 @@ class Link:
 
     bytes_per_s: Positive
     fixed_s: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gpu:
-    """What XLA's compiler for GPUs must know about a device; the names are XLA's."""
-
-    description: str  # such as NVIDIA H200 141GB HBM3e
-    compute_capability: tuple[int, int]
-    core_count: int  # streaming multiprocessors
-    fpus_per_core: int
-    clock_rate_ghz: float
-    l2_cache_size: int  # bytes, like all sizes
-    shared_memory_per_core: int
-    shared_memory_per_block_optin: int
-    memory_bandwidth: int  # bytes per second, as specified
-    device_memory_size: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +41,8 @@ class Machine:
     price_per_device_hour: float | None = None
     # Of one large product alone, for benchmarks/gpu_program.py; a type that is missing: the step's.
     product_flops_per_s: dict[str, Positive] = field(default_factory=dict)
-    gpu: Gpu | None = None  # what benchmarks/gpu_program.py compiles for
+    # What it compiles for, by XLA's names, with description and compute_capability.
+    gpu: dict[str, Any] | None = None
 
 
 def load_machine(path: Path) -> Machine:
