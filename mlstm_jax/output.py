@@ -42,12 +42,6 @@ def require_folder(folder: Path, name: str = "out") -> None:
         ) from error
 
 
-def require_new_folder(folder: Path) -> None:
-    """Raise UserError unless a folder does not exist, or is empty."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} exists; choose another folder with `out`.")
-
-
 def require_file(
     path: Path | None, source: Path | None = None, *, overwrite: bool = False, name: str = "out"
 ) -> None:

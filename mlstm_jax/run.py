@@ -244,7 +244,8 @@ def write_imported(folder: Path, imported: ModelWeights) -> None:
     Raises UserError if the folder already exists and is not empty.
     """
     folder = Path(os.path.realpath(folder))
-    output.require_new_folder(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists; choose another folder with `out`.")
     config = Config(out=str(folder.name), model=imported.model)
     with output.atomic_directory(folder) as partial:
         weights.save(partial / WEIGHTS, imported)

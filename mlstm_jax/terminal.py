@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from mlstm_jax.errors import FileError, with_remedy
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.progress import Progress
 
 # C0 except tab and newline; DEL and C1; Unicode line and direction marks; lone surrogates.
@@ -144,13 +143,6 @@ def open_streams() -> None:
         getattr(sys, name).reconfigure(errors="replace")
 
 
-def _console() -> "Console":
-    """Return a console that prints brackets and colons as they are: names and texts have them."""
-    from rich.console import Console  # not needed for --help
-
-    return Console(stderr=True, markup=False, emoji=False, highlight=False)
-
-
 class ProgressLine:
     """Progress of `total` steps on standard error, unless `quiet`; a context manager.
 
@@ -179,7 +171,10 @@ class ProgressLine:
         self._live: Progress | None = None
         if quiet:
             return
-        shown = _console()
+        from rich.console import Console  # not needed for --help
+
+        # Names and texts have brackets and colons.
+        shown = Console(stderr=True, markup=False, emoji=False, highlight=False)
         # In a notebook, rich updates a bar in place if there are widgets.
         has_widgets = shown.is_jupyter and importlib.util.find_spec("ipywidgets")
         if is_terminal(sys.stderr) or has_widgets:

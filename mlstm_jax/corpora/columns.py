@@ -60,7 +60,8 @@ def read_parquet(source: Source, recipe: Recipe) -> Iterator[Document | Reject |
 
 def _parquet_rows(con: "duckdb.DuckDBPyConnection", source: Source, recipe: Recipe) -> str:
     """The SQL of all records of a file: text, rating as text, and label."""
-    table = f"read_parquet({quoted(unglobbed(source.name))}, hive_partitioning = false)"
+    path = re.sub(r"([*?[])", r"[\1]", source.name)  # DuckDB sees no pattern in it
+    table = f"read_parquet({quoted(path)}, hive_partitioning = false)"
     described = con.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()
     types = {row[0]: row[1] for row in described}
     texts = [field for field in recipe.text_columns if field in types]
@@ -100,11 +101,6 @@ def _parquet_rows(con: "duckdb.DuckDBPyConnection", source: Source, recipe: Reci
 def quoted(text: str) -> str:
     """A text as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"
-
-
-def unglobbed(path: str) -> str:
-    """A path in which DuckDB sees no pattern."""
-    return re.sub(r"([*?[])", r"[\1]", path)
 
 
 def _not_parquet(source: Source, error: Exception) -> UserError:

@@ -31,6 +31,7 @@ def summarise(corpus: Corpus, *, batch: int, window: int, samples: int = 3) -> d
         sizes[name] = {"documents": split.documents, "bytes": split.bytes}
     lengths = np.diff(np.asarray(shown.offsets)).astype(np.int64)
     counts = _byte_counts(shown.bytes)
+    shares = counts[counts > 0] / counts.sum()
     chosen = np.linspace(0, len(lengths) - 1, min(samples, len(lengths))).astype(int)
     return {
         "identity": corpus.identity,
@@ -53,7 +54,8 @@ def summarise(corpus: Corpus, *, batch: int, window: int, samples: int = 3) -> d
         "shortest": _text(shown, int(lengths.argmin())),
         "longest": _text(shown, int(lengths.argmax())),
         "byte_counts": counts.tolist(),
-        "bits_per_byte": _entropy(counts),
+        # From the frequencies of bytes alone: a model must do better.
+        "bits_per_byte": float(-(shares * np.log2(shares)).sum()),
         "not_ascii": float(counts[128:].sum() / counts.sum()),
         "ratings": _ratings(shown),
         "epoch": _epoch(train, batch, window, corpus.stop),
@@ -66,12 +68,6 @@ def _byte_counts(data: CheckedBytes) -> NDArray[np.int64]:
     for start in range(0, len(data), _CHUNK):
         counts += np.bincount(data[start : start + _CHUNK], minlength=256)
     return counts
-
-
-def _entropy(counts: NDArray[np.int64]) -> float:
-    """The bits per byte from byte frequencies alone: a model must do better."""
-    shares = counts[counts > 0] / counts.sum()
-    return float(-(shares * np.log2(shares)).sum())
 
 
 def _text(split: Split, index: int) -> str:

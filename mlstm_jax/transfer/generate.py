@@ -39,12 +39,6 @@ class Sampling(NamedTuple):
     top_p: Any  # only from the fewest bytes whose total probability is at least this
 
 
-def _hold(carry: Carry, values_H: jax.Array) -> Carry:
-    """Return the carry with units of the top layer's c set; NaN: a unit that is not held."""
-    top_BH = jnp.where(jnp.isnan(values_H), carry.c[:, -1], values_H)
-    return carry._replace(c=carry.c.at[:, -1].set(top_BH.astype(carry.c.dtype)))
-
-
 def _least_kept(logits_V: jax.Array, how: Sampling) -> jax.Array:
     falling_V = -jnp.sort(-logits_V)
     before_V = jnp.cumsum(jax.nn.softmax(falling_V)) - jax.nn.softmax(falling_V)
@@ -85,7 +79,9 @@ def _generate_block(
         keys = jax.vmap(jax.random.fold_in, (0, None))(keys_B, at)
         byte_B = jax.vmap(_sample, (0, 0, None))(keys, logits_BV, how)
         if "c" in model.model.states:
-            carry = _hold(carry, held_H)
+            # NaN: a unit of the top layer that is not held.
+            top_BH = jnp.where(jnp.isnan(held_H), carry.c[:, -1], held_H)
+            carry = carry._replace(c=carry.c.at[:, -1].set(top_BH.astype(carry.c.dtype)))
         carry, logits_BTV, *_ = model.apply({"params": params}, byte_B[:, None], carry, ready=ready)
         return (carry, logits_BTV[:, 0]), byte_B
 
