@@ -145,8 +145,9 @@ def run(text_file: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: st
                     out=str(folder / "run"),
                     model=Model(hidden=64, embedding=16, layers=2),
                     data=Data(corpus=str(folder / "corpus"), batch=16, window=32),
-                    optimizer=Optimizer(learning_rate=1e-2),
-                    train=Train(steps=300, epochs=None, eval_every=300, checkpoint_every=300),
+                    optimizer=Optimizer(learning_rate=2e-2),
+                    devices=Devices(count=1),
+                    train=Train(steps=150, epochs=None, eval_every=150, checkpoint_every=150),
                 )
             )
             (folder / "done").touch()

@@ -20,7 +20,7 @@ def test_a_model_is_shown_in_a_few_lines(model: mlstm.TrainedModel) -> None:
     lines = repr(model).splitlines()
     assert len(lines) == 3
     assert "2 x 64 units" in lines[1]
-    assert "step 300" in lines[2]
+    assert "step 150" in lines[2]
     assert model.hidden == 64
 
 

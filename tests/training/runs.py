@@ -134,4 +134,4 @@ def wait_for_step(process: subprocess.Popen[bytes], folder: Path, step: int) -> 
         lines = metrics.read_metrics(folder / "metrics.jsonl")
         if lines and lines[-1]["step"] >= step:
             return
-        time.sleep(0.002)
+        time.sleep(0.01)

@@ -73,7 +73,7 @@ def test_killed_and_cut_off_it_ends_as_if_never_stopped(
     first = last_step(folder)
     deadline = time.monotonic() + 120
     while last_step(folder) <= first and time.monotonic() < deadline:
-        if select.select([ours], [], [], 0.01)[0]:
+        if select.select([ours], [], [], 0.05)[0]:
             os.read(ours, 65536)
     os.close(ours)
     assert process.wait(timeout=300) == 0

@@ -143,7 +143,7 @@ def test_features_of_another_reading_or_other_units_have_another_key(run: Run) -
 
 def test_a_transfer_that_was_stopped_resumes(run, tmp_path, random, monkeypatch, capsys, refused):
     """Between two states, as a kill stops it."""
-    train, test, others = (write_reviews(tmp_path / f"{n}.csv", random, n) for n in (40, 20, 41))
+    train, test, others = (write_reviews(tmp_path / f"{n}.csv", random, n) for n in (12, 6, 13))
     out = tmp_path / "out"
     command = ["transfer", str(run.folder), "--test", str(test), "--out", str(out), *COLUMNS]
     several = [*command, "--state", "c", "mean_h"]

@@ -130,7 +130,7 @@ def test_text_cut_inside_a_character_is_joined() -> None:
 
 def test_an_invalid_checkpoint_is_named(run: Run) -> None:
     for wanted in ("\u00b2", "9" * 5000, "+1", "1_0", "-1"):
-        with pytest.raises(UserError, match="has checkpoints at 300; give one of these steps"):
+        with pytest.raises(UserError, match="has checkpoints at 150; give one of these steps"):
             load_run(run.folder, wanted)
 
 
@@ -303,7 +303,7 @@ def test_a_config_of_another_model_is_refused(run, tmp_path, monkeypatch) -> Non
     config = json.loads((copy / "config.json").read_text())
     for change in ({"hidden": 65}, {"hidden": 2**20}, {"layers": 1}):
         digest.write_json(copy / "config.json", config | {"model": config["model"] | change})
-        message = r"the checkpoint of step 300 (cannot|has other array sizes)"
+        message = r"the checkpoint of step 150 (cannot|has other array sizes)"
         with pytest.raises(KnownError, match=message):
             load_run(copy)
 

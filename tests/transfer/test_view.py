@@ -273,7 +273,7 @@ def test_the_page_in_a_browser(page: str, chromium: Any) -> None:
     tab.on("pageerror", lambda error: problems.append(str(error)))
     tab.on("console", lambda line: line.type == "error" and problems.append(line.text))
     tab.goto(page)
-    sync_api.expect(tab.locator("#model")).to_have_text("run, step 300: 2 × 64 units")
+    sync_api.expect(tab.locator("#model")).to_have_text("run, step 150: 2 × 64 units")
     tab.locator("#text").press_sequentially("my piano is <b>bad</b> 12.")
     sync_api.expect(tab.locator("#heat")).to_have_text("↵ my piano is <b>bad</b> 12.")
     assert tab.locator("#heat b").count() == 0
