@@ -62,12 +62,19 @@ class Plan(list[Row]):
 
 def step_seconds(config: Config, machine: Machine, rows: int) -> float:
     """The seconds of a step of `rows` rows on one device, without the all-reduce."""
-    rate = _rate(config, machine)
+    kind = rate_type(config)
+    if kind not in machine.step_flops_per_s:
+        known = ", ".join(name for name in machine.step_flops_per_s if name != "fp8")
+        raise UserError(
+            f"{machine.name} has no step_flops_per_s of {kind}, only of {known}; choose one of "
+            "these with `precision.compute`, or measure it with benchmarks/train_step.py and give "
+            "the results with `rates`."
+        )
+    rate = machine.step_flops_per_s[kind]
     window = config.data.window
     micro_batches = config.train.micro_batches
     rows = rows // micro_batches
-
-    weight_bytes = 1 if rate_type(config) == "fp8" else compute_bytes(config)
+    weight_bytes = 1 if kind == "fp8" else compute_bytes(config)
 
     def scan(weights: int) -> float:
         reading = weights * weight_bytes / machine.memory_bytes_per_s
@@ -168,18 +175,6 @@ def _plan_row(
 def phases(config: Config) -> Iterator[tuple[int, Config]]:
     """Each phase of a run, from 1, as its own config; without phases, the run as phase 0."""
     return enumerate(by_phase(config), 1 if config.phases else 0)
-
-
-def _rate(config: Config, machine: Machine) -> float:
-    kind = rate_type(config)
-    if kind not in machine.step_flops_per_s:
-        known = ", ".join(name for name in machine.step_flops_per_s if name != "fp8")
-        raise UserError(
-            f"{machine.name} has no step_flops_per_s of {kind}, only of {known}; choose one of "
-            "these with `precision.compute`, or measure it with benchmarks/train_step.py and give "
-            "the results with `rates`."
-        )
-    return machine.step_flops_per_s[kind]
 
 
 def format_plan(

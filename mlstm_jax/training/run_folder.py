@@ -31,7 +31,8 @@ def lock(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterator
     is still recognised. Until it has a checkpoint or a line of metrics, its config may change.
 
     Raises UserError if the folder is not a run, is one with another config, or is none although
-    `resume` is set, and InUse if another process trains in it.
+    `resume` is set, and InUse if another process trains in it. A file system without locks gets a
+    warning.
     """
     folder = Path(config.out)
     if (folder / run.WEIGHTS).exists():
@@ -53,7 +54,25 @@ def lock(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterator
         output.require_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / _LOCK).open("w") as file:
-        _lock(file.fileno(), folder)
+        try:
+            # The system releases the lock when the process ends, however it ends.
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InUse(
+                f"another process is training in {folder}; wait for it, or use another `out`."
+            ) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                # NFS returns EACCES also if another process has the lock.
+                raise UserError(
+                    f"{folder} cannot be locked ({error.strerror}). Another process may be "
+                    "training in it; wait for it. Otherwise the file system refuses locks; use "
+                    "another `out`."
+                ) from error
+            tell(
+                f"mlstm-jax: warning: the file system of {folder} has no locks "
+                f"({error.strerror}); make sure that no other run trains in this folder."
+            )
         if not has_begun:
             write_folder(config)
         yield changed
@@ -124,31 +143,6 @@ def open_checkpoints(config: Config) -> Checkpoints:
     # A divergence is detected this many steps after it began.
     reach = 1 + max(config.train.divergence_steps, config.precision.max_consecutive_skips)
     return Checkpoints(folder, run.id_of(folder), config.train.keep_checkpoints, reach=reach)
-
-
-def _lock(file: int, folder: Path) -> None:
-    """Lock the run folder's file, or warn if its file system has no locks.
-
-    Raises InUse if another process has locked it, and UserError if another may have.
-    """
-    try:
-        # The system releases the lock when the process ends, however it ends.
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise InUse(
-            f"another process is training in {folder}; wait for it, or use another `out`."
-        ) from None
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            # NFS returns EACCES also if another process has the lock.
-            raise UserError(
-                f"{folder} cannot be locked ({error.strerror}). Another process may be training in "
-                "it; wait for it. Otherwise the file system refuses locks; use another `out`."
-            ) from error
-        tell(
-            f"mlstm-jax: warning: the file system of {folder} has no locks "
-            f"({error.strerror}); make sure that no other run trains in this folder."
-        )
 
 
 def with_run_values(config: Config, cluster: Cluster, capability: tuple[int, int] | None) -> Config:
