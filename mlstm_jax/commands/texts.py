@@ -107,8 +107,9 @@ def transfer(
     labelled = as_labelled(files, text_column, label_column)
 
     def resumes() -> str:
-        kept = any((out / "features").glob("*.npz"))
-        return f"the same command resumes with the features in {out / 'features'}" if kept else ""
+        if not any((out / "features").glob("*.npz")):
+            return ""
+        return f"the same command resumes with the features in {out / 'features'}"
 
     with interruptible(note=resumes):
         loaded = reading.load(run)._run

@@ -91,7 +91,7 @@ def _split_config(words: Sequence[str]) -> tuple[str | None, list[str]]:
         named.insert(0, rest.pop(0))
     if len(named) > 1:
         raise UserError(f"give only one config, not {' and '.join(named)}.")
-    return (named[0] if named else None), rest
+    return next(iter(named), None), rest
 
 
 def _with_kind(config: Config, words: Sequence[str]) -> Config:
