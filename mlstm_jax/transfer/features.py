@@ -155,7 +155,7 @@ class Featurizer:
         for state in self.states:
             layers |= dict.fromkeys(layers_of(model, state, all_layers=all_layers))
         self._layers = list(layers)
-        self._units = list(units or range(model.hidden))
+        self._units = list(range(model.hidden) if units is None else units)
         for unit in self._units:
             require_index("unit", unit, model.hidden)
         self.columns = [Column(*layer, unit) for layer in self._layers for unit in self._units]
