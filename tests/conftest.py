@@ -17,7 +17,8 @@ os.environ.setdefault(environment.CACHE, str(Path(__file__).parents[1] / ".pytes
 # `make test-portable` sets XLA_FLAGS, and so has programs that are optimized as a user's are.
 FLAGS = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-    "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 "
+    "--xla_cpu_opt_preset=CPU_OPT_PRESET_FAST_COMPILE"
 )
 if "XLA_FLAGS" not in os.environ:
     unknown = environment.unknown_flags(FLAGS)
