@@ -348,7 +348,7 @@ class Checkpoints:
 
 
 def _parts_of(state: Any) -> dict[str, Any]:
-    """The items of a state: parameters are one of their own, and the maxima of a run in fp8."""
+    """The items of a state. The parameters are a separate item, and so are the maxima of fp8."""
     fields = state._asdict()
     maxima_U3 = fields.pop("maxima_U3", None)
     parts = {"params": state.params, "state": fields | {"params": ()}}

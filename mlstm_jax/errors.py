@@ -106,7 +106,7 @@ _REMEDIES = (
 
 
 def _is_one_of(error: BaseException, numbers: Sequence[int]) -> bool:
-    """Return whether an error is one of the system's; libraries only keep its message."""
+    """Return whether the system raised an error; libraries keep only its message."""
     if isinstance(error, OSError) and error.errno in numbers:
         return True
     text = str(error)

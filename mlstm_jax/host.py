@@ -91,7 +91,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def fastest_compute(units: int) -> Literal["fp32", "bf16"]:
-    """Return the type of the products that is fastest here for a layer of so many units."""
+    """Return the type of the products that is fastest here for a layer of `units` units."""
     return "bf16" if units >= _LEAST_BF16_UNITS and multiplies_bf16_faster() else "fp32"
 
 

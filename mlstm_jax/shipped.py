@@ -126,7 +126,7 @@ def is_shipped(path: Path) -> bool:
 
 
 def summary(path: Path) -> str:
-    """Return a one-line summary of one of the package's files."""
+    """Return a one-line summary of a file of the package."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]

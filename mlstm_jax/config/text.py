@@ -66,7 +66,7 @@ class Differences(NamedTuple):
 
 
 def differences(old: Config, new: Config) -> Differences:
-    """Compare the config of a run with one that would continue it."""
+    """Compare the config of a run with a config that would continue it."""
     after = flatten(new)
     groups = Differences([], [], [])
     ignored: tuple[str, ...] = PLACES

@@ -57,7 +57,7 @@ class Document(NamedTuple):
 
 
 class Reject(NamedTuple):
-    """A record that cannot be read as a document; or a note on one that was read."""
+    """A record that cannot be read as a document; or a note on a record that was read."""
 
     kind: str  # a few words that name the kind
     place: str  # file, and line if known

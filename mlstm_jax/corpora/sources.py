@@ -180,7 +180,7 @@ def manifest_names(sources: Sequence[Source]) -> list[str]:
 
 
 def check_source(source: Source) -> None:
-    """Raise UserError unless `source` is no file, or one of a known kind; reads two bytes."""
+    """Raise UserError if `source` is a file of an unknown kind; reads two bytes."""
     if wrong := _unusable(source):
         raise UserError(f"{source}: {wrong}")
 

@@ -73,7 +73,7 @@ class SourceCounts:
         records: Iterable[CleanDocument | Reject | None],
         on_reject: Callable[[Reject], None],
     ) -> Iterator[CleanDocument]:
-        """Count records, and yield those that have text."""
+        """Count records, and yield the records that have text."""
         for record in records:
             if isinstance(record, Reject):
                 on_reject(record)

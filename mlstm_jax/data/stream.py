@@ -38,7 +38,7 @@ class Batch(NamedTuple):
     targets_B: NDArray[np.int32] | None = None
     weight_B: NDArray[np.float32] | None = None
     # float32, the same for all rows: the fraction of the global batch's rows that have a target;
-    # the others are idle until the epoch ends. None: all have one.
+    # idle rows wait until the epoch ends. None: all have one.
     active_fraction_B: NDArray[np.float32] | None = None
 
 

@@ -163,7 +163,7 @@ class Architecture(ABC):
         return None
 
     def for_windows(self, longest: int) -> Self:
-        """The model of a run whose longest window has so many bytes."""
+        """The model of a run whose longest window has `longest` bytes."""
         return self
 
     def named_states(self, carry: Tree) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def put_step(buffers: Buffers, values: Any, t: Array) -> Buffers:
 
 
 def steps_read(window: int, padding_mask_TB: Array | None) -> Array | int:
-    """Count the steps of a window that come before those that are padding in all rows."""
+    """Count the steps of a window before the padding that all rows share."""
     if padding_mask_TB is None:
         return window
     return jnp.sum(~padding_mask_TB.all(axis=1), dtype=jnp.int32)

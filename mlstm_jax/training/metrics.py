@@ -39,7 +39,7 @@ _NEVER_NULL = ("epoch", "learning_rate", "seconds")
 
 
 class LogDamaged(UserError):
-    """The metrics are not those that a run has written."""
+    """A file of metrics differs from what its run has written."""
 
 
 def _recorded(folder: Path) -> tuple[int, Extent]:

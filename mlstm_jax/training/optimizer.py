@@ -112,7 +112,7 @@ def build(
 
 
 def product_flops(optimizer: Optimizer, model: Architecture, devices: int) -> int:
-    """Flops of an update's products on each device, those of Muon's Newton-Schulz.
+    """Flops of an update's products on each device: the Newton-Schulz steps of Muon.
 
     One of its steps is three products: 2 r²c, 2 r³ and 2 r²c flops for an r by c matrix, r ≤ c.
     """

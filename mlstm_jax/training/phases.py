@@ -159,8 +159,8 @@ def train_stream(config: Config, corpus: Corpus, origin: Origin = START) -> Trai
 def total_steps(train: Train, steps_per_epoch: int, ahead: int = 0) -> int:
     """Return the length of a run in steps: the smaller of `steps` and what `epochs` needs.
 
-    After a change of rows the stream is `ahead` of the step by so many windows. UserError if the
-    run has more steps than devices can count.
+    After a change of rows the stream is `ahead` windows further than the step. UserError if the run
+    has more steps than devices can count.
     """
     limits = [] if train.steps is None else [train.steps]
     if train.epochs is not None:

@@ -158,7 +158,7 @@ def resume_newest(
 
 
 def _difference(saved: Meta, expected: Meta, *, has_phases: bool) -> str | None:
-    """How the rows of a checkpoint differ from those that would resume; None: they do not.
+    """How the rows of a checkpoint differ from the rows of the config; None: they do not.
 
     In a run without phases, the rows began where the checkpoint says.
     """

@@ -148,7 +148,7 @@ def fresh_state(
 
 
 def _require_shapes(config: Config, theirs: Arrays) -> None:
-    """Raise UserError if the shapes of the initial parameters are not those of the run."""
+    """Raise UserError if the initial parameters have other shapes than the run."""
     ours = expected_shapes(config.model)
     for name in dict.fromkeys([*ours, *theirs]):
         shape = ours.get(name)

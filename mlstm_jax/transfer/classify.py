@@ -76,7 +76,7 @@ class Classifier(NamedTuple):
             )
 
     def probabilities(self, features: Features, texts: Sequence[str] = ()) -> Floats:
-        """Return [texts, classes]; those of one-against-rest classifiers are scaled to sum to 1.
+        """Return [texts, classes]; one-against-rest probabilities are scaled to sum to 1.
 
         With words it needs the texts.
         """
@@ -98,7 +98,7 @@ class Classifier(NamedTuple):
     def scores(self, features: Features) -> Floats:
         """Return the log-odds of each class [texts, classes]: above 0 it is more likely than not.
 
-        Without `softmax`, of more than two: the log-odds of each one-against-rest classifier.
+        Without `softmax`, three classes or more have those of their one-against-rest classifiers.
         """
         self.require_no_words("the score after each character")
         scores_NK = self._linear(features)

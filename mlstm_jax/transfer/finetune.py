@@ -44,7 +44,7 @@ from mlstm_jax.transfer.classify import Classifier, Examples
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.labels import Labelled, codes, require_classes, with_held_out
 
-# Rows of a batch, and the fewest updates of an epoch if there can be so many (results/finetune/).
+# Rows of a batch, and the fewest updates of an epoch with enough windows (results/finetune/).
 _LEAST_ROWS = 2
 _MOST_ROWS = 32
 _UPDATES = 40
@@ -260,7 +260,7 @@ def make_config(run: Run, out: Path, classes: int, options: FinetuneOptions) -> 
 
 
 def _rows(windows: int, devices: int) -> int:
-    """Return the rows of a batch for so many windows: a power of two, or what devices can share."""
+    """Return the rows of a batch, for the windows of an epoch; a power of two on one device."""
     rows = min(max(windows // _UPDATES, _LEAST_ROWS), _MOST_ROWS, max(windows, 1))
     rows = 2 ** int(math.log2(rows))
     return -(-rows // devices) * devices

@@ -175,7 +175,7 @@ def of_classes(texts: list[str], values: Sequence[object], places: Sequence[str]
 
 
 def _plain(value: Any) -> Any:
-    """Return a number of NumPy as one of Python, and pandas's missing values as None."""
+    """Return a NumPy number as a Python number, and pandas's missing values as None."""
     if type(value).__name__ in ("NAType", "NaTType"):
         return None
     if isinstance(value, np.floating):
@@ -184,7 +184,7 @@ def _plain(value: Any) -> Any:
 
 
 def require_classes(labelled: Labelled, classes: Sequence[str] | None = None) -> list[str]:
-    """Return the classes of training texts; note those that look alike.
+    """Return the classes of training texts; note classes that look alike.
 
     If the `classes` of the training texts are given, `labelled` are texts to measure on. Raises
     UserError if there are fewer than two classes, unknown ones, or almost as many as texts.

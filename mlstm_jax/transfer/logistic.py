@@ -65,7 +65,7 @@ def _is_few(examples: Examples) -> bool:
 
 
 def _pipeline(examples: Examples, classes: int, C: float, prior: Prior | None) -> Any:
-    """Return the unfitted estimator, with the penalty for so many examples and features.
+    """Return the unfitted estimator; its penalty depends on the numbers of examples and features.
 
     More than two classes are classified one against the rest.
     """

@@ -133,7 +133,7 @@ class _CachedTrace(NamedTuple):
     stream: Stream  # after that part of the text with which the next one may begin
 
     def leads_to(self, text: bytes) -> bool:
-        """Return whether it is this text, or one that begins with what the stream has read."""
+        """Return whether the text is this one, or begins with what the stream has read."""
         read = self.trace.text[: self.stream._count]
         return self.trace.text == text or bool(read and text.startswith(read))
 
@@ -188,7 +188,7 @@ class Reader:
         if kept:
             stream = kept.stream
             values = [kept.trace.values_TH[: stream._count]]
-        # Other models read windows, which must begin where those of the whole text do.
+        # Other models read windows, which must begin at the same places as in the whole text.
         goes_on = self.run.config.model.longest_window is None
         if goes_on and (piece := text[stream._count : -_LAST_EDITED]):
             values.append(stream.feed(piece).states)

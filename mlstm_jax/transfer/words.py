@@ -40,7 +40,7 @@ class Words:
         return (1 - self.weight) * states_NK + words_NK
 
     def probabilities(self, texts: Sequence[str]) -> Floats:
-        """Return [texts, classes]; a text without a known word has those of the intercepts."""
+        """Return [texts, classes]; without a known word, the intercepts decide."""
         from scipy.special import softmax
 
         scores_NK = self._counts.transform(texts) @ self.weights_KV.T + self.intercepts_K
@@ -66,7 +66,7 @@ def _unfitted(vocabulary: list[str] | None = None, min_df: int = 1) -> Any:
 
 
 def pipeline(C: float, texts: int) -> Any:
-    """Return the unfitted estimator for so many texts."""
+    """Return the unfitted estimator for a number of texts."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
 
