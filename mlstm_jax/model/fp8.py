@@ -28,7 +28,7 @@ _LEAST_NORMAL = 2.0**-6
 _LEAST = 2.0**-9
 # How many updates a scale looks back.
 UPDATES = 16
-# Only every eighth step of a window is searched for its maxima: a search of all would read all dz.
+# Every eighth step of a window is searched for its maxima: a search of all would read all dz.
 _EVERY = 8
 # Maxima of m, and of dz and dmh times the positions of the loss, before the first update. With a
 # scale of 1 nearly all of the first dz would be rounded to zero.

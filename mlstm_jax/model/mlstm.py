@@ -107,7 +107,7 @@ def advance(
 
 
 def step_gradient(gates: Gates, before_c: Array, dh: Array, dc: Array) -> tuple[Gates, Array]:
-    """Return the cotangents of z and of c before the step, from the cotangents of h and c after it."""
+    """Return the cotangents of z, and of c before the step, from those of h and c after it."""
     i, f, o, u = gates
     tanh_c = jnp.tanh(f * before_c + i * u)
     dc = dc + dh * o * (1 - tanh_c * tanh_c)

@@ -34,7 +34,7 @@ def layers_of(
 
 
 def require_index(name: str, index: int, count: int) -> None:
-    """Raise UserError unless `number` is the index of one of `count` units or layers."""
+    """Raise UserError unless `index` is that of one of `count` units or layers."""
     if not 0 <= index < count:
         shown = reprlib.repr(index)
         raise UserError(f"{name} {shown} does not exist: the model has {name}s 0 to {count - 1}.")
