@@ -149,7 +149,7 @@ class Viewer:
         return [*self.run.config.model.states, "mean_h"]
 
     def _classes(self, text: str) -> tuple[list[dict[str, Any]], bool]:
-        """Return the classes, and whether the text is unlike the texts that the classifier knows."""
+        """Return the classes, and whether the text is unlike what the classifier knows."""
         cleaned = clean(text, self.run.cleaning)
         if not self._classifier or not self._about or not cleaned:
             return [], False
