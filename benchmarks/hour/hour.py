@@ -244,10 +244,10 @@ def _processor() -> str:
 def table() -> str:
     """Return the entries as a Markdown table, the best first."""
     entries = [json.loads(path.read_text()) for path in ENTRIES.glob("*.json")]
-    lines = [
-        "| | bits per byte | seed 0 | seed 1 | seed 2 | without repeats | CPU s | artefact, MB |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    seeds = sorted({run["seed"] for entry in entries for run in entry["runs"]})
+    columns = ["bits per byte", *(f"seed {seed}" for seed in seeds)]
+    columns += ["without repeats", "CPU s", "artefact, MB"]
+    lines = [f"| | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
 
     def mean(entry: dict[str, Any], field: str) -> float:
         values = [run.get(field) for run in entry["runs"]]
@@ -255,7 +255,7 @@ def table() -> str:
 
     for entry in sorted(entries, key=lambda entry: mean(entry, "bits_per_byte")):
         by_seed = {run["seed"]: f"{run['bits_per_byte']:.4f}" for run in entry["runs"]}
-        each = " | ".join(by_seed.get(seed, "") for seed in range(3))
+        each = " | ".join(by_seed.get(seed, "") for seed in seeds)
         fresh = mean(entry, "bits_per_byte_not_repeated")
         shown = f"{fresh:.4f}" if fresh == fresh else ""
         lines.append(

@@ -201,7 +201,7 @@ class TrainedModel:
         scored = 0
         strings = self._texts(texts, text_column)
         featurizer = self._featurizer("h", score=True)
-        for _, read in featurizer.read_each(strings, "score", not show_progress):
+        for _, read in featurizer.read_each(strings, "score", quiet=not show_progress):
             nats += float(read.nats_N.sum())
             scored += int(read.scored_N.sum())
         if not scored:

@@ -50,10 +50,10 @@ def train(
 ) -> Path:
     """Train a run from its newest complete checkpoint, or from step 0; return its folder.
 
-    `score_labels` returns the loss of the labels of validation texts, which then chooses the best
-    checkpoint, and their accuracy. Of all other arguments, see `mlstm_jax.train`. Raises UserError
-    if config, corpus, run folder or processes do not fit together. After Diverged, Interrupted and
-    CheckpointFailed the checkpoints in the run folder are intact.
+    `score_labels` returns the loss of the labels of the validation texts, and their accuracy; this
+    loss then chooses the best checkpoint. The other arguments are those of `mlstm_jax.train`.
+    Raises UserError if config, corpus, run folder or processes do not fit together. After Diverged,
+    Interrupted and CheckpointFailed the checkpoints in the run folder are intact.
     """
     folder = Path(config.out)
     with ExitStack() as stack:
@@ -80,7 +80,7 @@ def train(
             )
         else:
             begin = begin_new(cluster, devices, model, config, phases, resume=resume)
-        if begin.meta.origin != START:
+        if begin.meta.origin != START:  # After --reset-carry the length of a run may differ.
             phases = resolve_phases(config, corpus, begin.meta.origin)
         total = phases[-1].last
         if cluster.is_first:
@@ -156,12 +156,12 @@ def _train_phase(
 ) -> Beginning:
     """Train to the end of a phase; return where the next one begins.
 
-    The order of the loop may not change. Evaluation and checkpoint come before the step, so the
-    checkpoint at step k has seen exactly k batches. The metrics of step k−1 are read after step k
-    is dispatched, so the devices never wait for the host. Every transfer is explicit; the transfer
-    guard raises an error for any other.
+    The order of the loop may not change. Evaluation and checkpoint come before the step, which
+    takes over the memory of state and carry: the checkpoint at step k has seen exactly k batches.
+    The metrics of one batch are read after the next batch is dispatched, so the devices never wait
+    for the host. Every transfer is explicit; the transfer guard raises an error for any other.
     """
-    train = phase.config.train
+    options = phase.config.train
     rows = devices.rows(phase.config.data.batch)
     carry = begin.carry
     if carry is None or (begin.step == phase.first and not phase.continues):
@@ -176,23 +176,23 @@ def _train_phase(
         weight: devices.replicate(np.float32(weight)) for weight in (0.0, *guard.WEIGHTS.values())
     }
     saved = begin
-    unread = None  # metrics of the last step
-    stop = 0.0  # the weights of the signals that all processes have received
+    unread = None  # metrics of the last batch
+    stop = 0.0  # the weights of the signals that processes have received, summed; 0: no signal
 
-    def report(step: int) -> float:
+    def report(step: int, unread: Any) -> float:
         watchdog.beat(f"the devices compute step {step}")
-        metrics = devices.unreplicate(unread)
-        reporter.step(step, metrics)
-        return float(metrics.stop)
+        results = devices.unreplicate(unread)
+        reporter.step(step, results)
+        return float(results.stop)
 
     batches = prefetch(lambda step: phase.stream.batch(step, rows), range(begin.step, phase.last))
     with closing(batches), jax.transfer_guard("disallow"):
         for step in range(begin.step, phase.last + 1):
             is_last = step == phase.last
-            evaluates = is_last or step % train.eval_every == 0
-            saves = evaluates or step % train.checkpoint_every == 0 or stop > 0
+            evaluates = is_last or step % options.eval_every == 0
+            saves = evaluates or step % options.checkpoint_every == 0 or stop > 0
             if saves and step > begin.step:
-                stop = report(step)
+                stop = report(step, unread)
                 unread = None
                 score = None
                 if evaluates:
@@ -218,19 +218,19 @@ def _train_phase(
             batch = next(batches)
             reporter.waited(time.monotonic() - fetch_started)
             batch = devices.split_rows(batch)
-            weight = stop_weights[guard.weight(signals)]
-            state, carry, metrics = train_step(state, carry, batch, weight)
+            signal_weight = stop_weights[guard.weight(signals)]
+            state, carry, results = train_step(state, carry, batch, signal_weight)
             if unread is not None:
-                stop = report(step)
+                stop = report(step, unread)
                 checkpoints.check()
-            unread = metrics
+            unread = results
     return saved
 
 
 def _start_process(
     stack: ExitStack, config: Config, *, owns_process: bool
 ) -> tuple[Cluster, Watchdog, list[Signals]]:
-    """Join the other processes; a process of its own is watched, and stops at signals."""
+    """Join the other processes; if this call owns its process, watch it and receive signals."""
     folder = Path(config.out)
     cluster = Cluster(config.distributed, folder)
     if cluster.processes > 1 and not owns_process:

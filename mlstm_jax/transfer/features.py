@@ -172,10 +172,12 @@ class Featurizer:
         self, texts: Sequence[str] | TextFile, name: str = "", *, quiet: bool = True
     ) -> Features:
         """Return the features of any number of texts, float32 [texts, columns]; see `read_each`."""
-        return np.concatenate([read.features for _, read in self.read_each(texts, name, quiet)])
+        return np.concatenate(
+            [read.features for _, read in self.read_each(texts, name, quiet=quiet)]
+        )
 
     def read_each(
-        self, texts: Sequence[str] | TextFile, name: str, quiet: bool
+        self, texts: Sequence[str] | TextFile, name: str, *, quiet: bool
     ) -> Iterator[tuple[Sequence[str], Reading]]:
         """Read texts, those of a file in parts, and yield each part with what reading it gives.
 

@@ -45,7 +45,7 @@ def label_texts(
     total = 0
     firsts: dict[str, int] = {}
     counts = Counter[str]()
-    for part, read in featurizer.read_each(texts, "classify", quiet):
+    for part, read in featurizer.read_each(texts, "classify", quiet=quiet):
         blank_N = read.scored_N == 0  # every cleaning adds a byte to a text
         marked = {_BLANK: blank_N}
         if about.familiar:
