@@ -252,13 +252,20 @@ def plot_runs(
     import matplotlib.pyplot as plt
 
     histories = load_histories(*map(str, runs))
-    figure, axes = plt.subplots(len(PANELS), 1, figsize=(8, 2.4 * len(PANELS)), sharex=True)
+    size = (8, 2.4 * len(PANELS))
+    figure, axes = plt.subplots(len(PANELS), 1, figsize=size, sharex=True, layout="constrained")
     plt.close(figure)  # otherwise a notebook would show it twice
-    for panel, name in zip(axes, PANELS, strict=True):
-        plot(panel, histories, x, name)
-    dots = {"ls": "", "marker": "o", "ms": 3}
-    kind = "evaluations"
-    plot(axes[0], histories, x, "bpc", kind=kind, label=lambda run: "_", style=lambda run: dots)
+
+    def draw(history: History, color: str) -> None:
+        for panel, name in zip(axes, PANELS, strict=True):
+            plot(panel, [history], x, name, style=lambda run: {"color": color})
+        dots = {"color": color, "ls": "", "marker": "o", "ms": 3, "label": "_"}
+        plot(axes[0], [history], x, "bpc", kind="evaluations", style=lambda run: dots)
+
+    for number, history in enumerate(histories):
+        draw(history, f"C{number}")
+    for panel in axes[:-1]:
+        panel.set_xlabel("")
     axes[0].set_ylim(limits(histories, "bpc"))
     axes[0].plot([], [], "o", ms=3, color="0.5", label="validation")
     axes[0].legend(fontsize=8)

@@ -122,6 +122,17 @@ def test_a_run_that_has_just_begun_can_be_shown(tmp_path: Path) -> None:
     assert not axes.lines
 
 
+def test_the_dots_of_a_run_have_the_color_of_its_line(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name) for name in "ab"]
+    panel, *_ = analysis.plot_runs(runs, "step").axes
+    colors: dict[str, list[str]] = {"-": [], "None": []}
+    for line in panel.lines:
+        if len(line.get_xdata()):
+            colors[line.get_linestyle()].append(line.get_color())
+    assert colors["-"] == colors["None"]
+    assert colors["-"][0] != colors["-"][1]
+
+
 def test_smoothing_starts_at_the_first_value_and_passes_over_gaps() -> None:
     values = pd.Series([4.0, 4.0, np.nan, 4.0])
     np.testing.assert_allclose(analysis.smooth(values, 5), 4)
