@@ -34,16 +34,17 @@ test: .venv/ready-test
 test-all: .venv/ready-test-all
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-# With programs that are optimized as a user's are: the other tests save that time.
+# With programs that are optimized as a user's are: the other tests save that time. The numeric ones,
+# too, since optimization changes how numbers are rounded.
 test-slow: .venv/ready-test-all
-	XLA_FLAGS= $(BIN)/python -m pytest -m slow -n 2 --dist worksteal tests
+	XLA_FLAGS= $(BIN)/python -m pytest -m "slow or numeric" -n 2 --dist worksteal tests
 
 # The instruction sets below this processor's own, which `make test` uses. Those that this processor
 # lacks change nothing. With F16C missing, as in SSE4_2, fp16 is skipped.
 NUMERIC := $(BIN)/python -m pytest -q -m "numeric and not slow" --durations=3 -n 2 --dist loadfile
 ISAS ?= SSE4_2 AVX2
 test-portable: .venv/ready-test
-	set -e; for isa in $(ISAS); do XLA_FLAGS=--xla_cpu_max_isa=$$isa $(NUMERIC); done
+	set -e; for isa in $(ISAS); do MLSTM_JAX_TEST_ISA=$$isa $(NUMERIC); done
 
 # In an environment of its own: beside it, JAX without GPUs must be told that there are none. All but
 # the compiler is that of .venv.

@@ -14,7 +14,7 @@ from mlstm_jax.config import Devices
 # programs that they compile, and so do later sessions; `make clean` removes them.
 os.environ.setdefault(environment.CACHE, str(Path(__file__).parents[1] / ".pytest_cache/programs"))
 # Most of a small program's time is that of compiling it: with these flags a third of it.
-# `make test-portable` sets XLA_FLAGS, and so has programs that are optimized as a user's are.
+# `make test-slow` sets XLA_FLAGS, and so has programs that are optimized as a user's are.
 FLAGS = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
     "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 "
@@ -23,6 +23,8 @@ FLAGS = (
 if "XLA_FLAGS" not in os.environ:
     unknown = environment.unknown_flags(FLAGS)
     known = [flag for flag in FLAGS.split() if flag not in unknown]
+    if isa := os.environ.get("MLSTM_JAX_TEST_ISA"):
+        known.append(f"--xla_cpu_max_isa={isa}")
     os.environ["XLA_FLAGS"] = " ".join(known)
 # pytest would capture XLA's own message.
 environment.require_known_flags()

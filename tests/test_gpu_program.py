@@ -80,20 +80,19 @@ def stacks(arrays: list[Array]) -> list[Array]:
     return [one for one in arrays if len(one.shape) > 2 and WINDOW in one.shape[:2]]
 
 
+# Several options to a program, because a program takes seconds to compile.
 CONFIGS = {
     "bytes": make_config(),
-    "fp16": make_config("fp16"),
-    "layers": make_config(model=Model(hidden=512, layers=2)),
+    "fp16, layers, heads": make_config("fp16", model=Model(hidden=512, layers=2, rating_head=True)),
     "recompute": make_config(train=Train(recompute_every=8)),
     "micro": make_config(train=Train(micro_batches=2)),
-    "heads": make_config(model=Model(hidden=512, rating_head=True)),
-    "pallas": make_config(devices=Devices(kernels="pallas")),
     "pallas, layers, recompute": make_config(
         model=Model(hidden=512, layers=2),
         train=Train(recompute_every=8),
         devices=Devices(kernels="pallas"),
     ),
 }
+PALLAS = make_config(devices=Devices(kernels="pallas"))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -157,9 +156,7 @@ def test_the_papers_step_fits_its_bound(kernels_of, recurrent, most) -> None:
 
 
 def test_fp8_is_in_the_recurrent_products_alone() -> None:
-    config = dataclasses.replace(
-        CONFIGS["pallas"], precision=Precision(compute="bf16", recurrent="fp8")
-    )
+    config = dataclasses.replace(PALLAS, precision=Precision(compute="bf16", recurrent="fp8"))
     program = parse(compiled(config).text)
     assert {one.operands for one in products(program)} == {("f8e4m3fn",) * 2, ("bf16",) * 2}
     found = kernels(program)
@@ -172,7 +169,7 @@ def test_fp8_is_in_the_recurrent_products_alone() -> None:
 
 def test_our_own_kernels_move_what_they_must() -> None:
     """Of 64 rows of 512 units, in units of [64, 512]: bf16 2 bytes, float32 4."""
-    found = kernels(parse(compiled(CONFIGS["pallas"]).text))
+    found = kernels(parse(compiled(PALLAS).text))
     moved = {one.source.split("/")[-2]: one.bytes for one in found if "moves_" in one.source}
     unit = 64 * 512
     assert moved == {
@@ -195,10 +192,10 @@ def test_it_compiles_for_each_machine_that_is_described(machine: str) -> None:
     assert {one.result for one in products(parse(made.text))} <= {"f32", NAMES[compute]}
     # For a B200 ptxas failed once beside another compilation: its kernels are not compiled here.
     if machine == "h100":
-        assert compiled(CONFIGS["pallas"], machine=path).text.count("mosaic_gpu_v2") == 16
+        assert compiled(PALLAS, machine=path).text.count("mosaic_gpu_v2") == 16
     elif machine != "b200":
         with pytest.raises(UserError, match=r"needs|compute capability 9\.0"):
-            compile_step(CONFIGS["pallas"], load_machine(path), 1)
+            compile_step(PALLAS, load_machine(path), 1)
 
 
 def reading_programs() -> dict[str, Compiled]:

@@ -4,6 +4,7 @@ The state is the same on every device; the carry differs from row to row, so it 
 (see `mlstm_jax.model.architecture`).
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -96,15 +97,9 @@ class TrainState(NamedTuple):
 
 
 def init_state(
-    config: Config, model: LanguageModel, optimizer: optax.GradientTransformation, seed: Array | int
+    config: Config, optimizer: optax.GradientTransformation, params: Parameters
 ) -> TrainState:
-    """The state before the first step; it depends only on `seed`, uint32.
-
-    The seed is an argument, so that runs with different seeds share one program.
-    """
-    # Name the generator, because JAX's default can be changed from outside the process.
-    key = jax.random.key(seed, impl="threefry2x32")
-    params = model.init_parameters(key)
+    """The state before the first step."""
     return TrainState(
         step=jnp.int32(0),
         applied=jnp.int32(0),
@@ -117,11 +112,20 @@ def init_state(
     )
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _draw_parameters(model: LanguageModel, seed: Array) -> Parameters:
+    """Draw initial parameters from a uint32 scalar; all seeds share one program."""
+    # Name the generator, because JAX's default can be changed from outside the process.
+    return model.init_parameters(jax.random.key(seed, impl="threefry2x32"))
+
+
 def state_shapes(
     config: Config, model: LanguageModel, optimizer: optax.GradientTransformation
 ) -> TrainState:
     """The shapes and types of the state."""
-    return jax.eval_shape(lambda: init_state(config, model, optimizer, 0))
+    return jax.eval_shape(
+        lambda: init_state(config, optimizer, _draw_parameters(model, jnp.uint32(0)))
+    )
 
 
 def fresh_state(
@@ -132,19 +136,21 @@ def fresh_state(
 ) -> TrainState:
     """The state before the first step, NumPy; nothing of it stays on a device.
 
-    Parameters to start from replace all but the label head, which is for the other run's labels;
-    UserError if they have another number of units or layers.
+    It depends only on `train.seed` and `start`, parameters to start from. They replace all but the
+    label head, which is for the other run's labels; UserError if they have another number of units
+    or layers.
     """
-    seeded = jax.jit(lambda seed: init_state(config, model, optimizer, seed))
-    if start is None:
-        return jax.device_get(seeded(np.uint32(config.train.seed)))
-    _require_shapes(config, start)
-    fresh = jax.device_get(seeded(np.uint32(config.train.seed)))
-    params = flatten(fresh.params)
-    for name in params:
-        if not name.startswith("label_"):
-            params[name] = np.asarray(start[name])
-    return fresh._replace(params=unflatten(params))
+    if start is not None:
+        _require_shapes(config, start)
+    params = jax.device_get(_draw_parameters(model, np.uint32(config.train.seed)))
+    if start is not None:
+        named = flatten(params)
+        for name in named:
+            if not name.startswith("label_"):
+                named[name] = np.asarray(start[name])
+        params = unflatten(named)
+    initial = jax.jit(lambda params: init_state(config, optimizer, params))
+    return jax.device_get(initial(params))
 
 
 def _require_shapes(config: Config, theirs: Arrays) -> None:
