@@ -17,7 +17,7 @@ from mlstm_jax.training.evaluation import Score
 from mlstm_jax.training.metrics import BITS_PER_NAT, MetricsLog
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.phases import ResolvedPhase
-from mlstm_jax.training.resume import Beginning
+from mlstm_jax.training.resume import Snapshot
 from mlstm_jax.training.step import StepMetrics
 
 
@@ -75,7 +75,7 @@ class Reporter:
     """Writes the results of a phase's steps as lines, and stops a run that has diverged."""
 
     def __init__(
-        self, phase: ResolvedPhase, log: MetricsLog, progress: ProgressLine, begin: Beginning
+        self, phase: ResolvedPhase, log: MetricsLog, progress: ProgressLine, begin: Snapshot
     ) -> None:
         self._phase = phase
         self._config = phase.config
@@ -226,7 +226,7 @@ def announcement(
     phases: list[ResolvedPhase],
     devices: Parallel,
     cluster: Cluster,
-    begin: Beginning,
+    begin: Snapshot,
     changed: list[str],
     notes: list[str],
 ) -> str:

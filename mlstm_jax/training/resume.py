@@ -18,8 +18,8 @@ from mlstm_jax.training.phases import ResolvedPhase
 from mlstm_jax.training.state import TrainState, fresh_state, state_shapes
 
 
-class Beginning(NamedTuple):
-    """Where a session or a phase begins; what a checkpoint contains."""
+class Snapshot(NamedTuple):
+    """A run at a step: what a checkpoint contains, and where a session or a phase begins."""
 
     step: int
     state: TrainState  # NumPy
@@ -40,7 +40,7 @@ def begin_new(
     phases: list[ResolvedPhase],
     *,
     resume: bool,
-) -> Beginning:
+) -> Snapshot:
     """Begin at step 0, with new parameters or those that `train.start_from` names.
 
     Raises UserError if the run must not start over, or if the path is not a run, does not fit the
@@ -57,7 +57,7 @@ def begin_new(
         run.require_known_corpus(arrays, phases[0].corpus, ("train", "valid"))
     tx = optimizer.build(config.optimizer, config.model, lambda count: 0.0)
     state = devices.copy_first_process(fresh_state(config, model, tx, arrays))
-    return Beginning(0, state, None, phases[0].meta(0)._replace(start=start))
+    return Snapshot(0, state, None, phases[0].meta(0)._replace(start=start))
 
 
 def require_new(folder: Path, *, resume: bool) -> None:
@@ -101,7 +101,7 @@ def resume_newest(
     phases: list[ResolvedPhase],
     *,
     reset_carry: bool,
-) -> tuple[Beginning, list[str]]:
+) -> tuple[Snapshot, list[str]]:
     """Begin at the newest checkpoint that every process can read; set aside those after it.
 
     Also returns notes for the user. With `reset_carry` the checkpoint may have other rows. Raises
@@ -154,7 +154,7 @@ def resume_newest(
             f"are now {_describe(expected.rows)}; they begin {epoch:.2f} epochs into the text"
         )
         saved = saved._replace(origin=Origin(step, saved.epoch, saved.bytes_seen))
-    return Beginning(step, state, devices.own_rows(carry), saved), notes
+    return Snapshot(step, state, devices.own_rows(carry), saved), notes
 
 
 def _difference(saved: Meta, expected: Meta, *, has_phases: bool) -> str | None:

@@ -33,7 +33,7 @@ from mlstm_jax.training.metrics import MetricsLog
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.phases import ResolvedPhase, resolve_phases, segments
 from mlstm_jax.training.report import Diverged, Reporter, announcement
-from mlstm_jax.training.resume import Beginning, begin_new, resume_newest
+from mlstm_jax.training.resume import Snapshot, begin_new, resume_newest
 from mlstm_jax.training.state import TrainState, require_memory
 from mlstm_jax.training.step import make_train_step
 
@@ -142,7 +142,7 @@ def train(
 
 def _train_phase(
     phase: ResolvedPhase,
-    begin: Beginning,
+    begin: Snapshot,
     devices: Parallel,
     model: LanguageModel,
     train_step: Callable[..., Any],
@@ -153,7 +153,7 @@ def _train_phase(
     reporter: Reporter,
     watchdog: Watchdog,
     signals: list[Signals],
-) -> Beginning:
+) -> Snapshot:
     """Train to the end of a phase; return where the next one begins.
 
     The order of the loop may not change. Evaluation and checkpoint come before the step, which
@@ -200,7 +200,7 @@ def _train_phase(
                     reporter.evaluation(step, score)
                 watchdog.beat(f"the checkpoint of step {step} is written")
                 compare(step, state)
-                saved = Beginning(
+                saved = Snapshot(
                     step,
                     devices.unreplicate(state),
                     devices.fetch_rows(carry),
