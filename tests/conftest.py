@@ -1,6 +1,7 @@
 """Four virtual CPU devices and no silent broadcasting between ranks, for every test."""
 
 import functools
+import gc
 import json
 import os
 import sys
@@ -43,6 +44,8 @@ from mlstm_jax.run import Run, load_run  # noqa: E402
 from mlstm_jax.training.train import train as run_train  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# All that is imported stays: the garbage collector need not search it at each of its rounds.
+gc.freeze()
 
 
 @functools.cache
