@@ -178,15 +178,16 @@ class Reader:
         The mean of h after a byte is over the text up to that byte; after the last, it is the
         feature.
         """
-        # Free traces that cannot be reused.
-        self._kept = {key: kept for key, kept in self._kept.items() if kept.leads_to(text)}
-        kept = self._kept.get((state, layer))
+        # Other threads may read with this reader: what it keeps is replaced, never changed.
+        usable = {key: kept for key, kept in self._kept.items() if kept.leads_to(text)}
+        self._kept = usable  # frees the others
+        kept = usable.get((state, layer))
         if kept and kept.trace.text == text:
             return kept.trace
         stream = self.stream(state, layer)
         values = []
         if kept:
-            stream = kept.stream
+            stream = copy.copy(kept.stream)
             values = [kept.trace.values_TH[: stream._count]]
         # Other models read windows, which must begin at the same places as in the whole text.
         goes_on = self.run.config.model.longest_window is None
@@ -195,7 +196,7 @@ class Reader:
         before = copy.copy(stream)
         values.append(stream.feed(text[stream._count :]).states)
         trace = stream.trace(text, np.concatenate(values))
-        self._kept[state, layer] = _CachedTrace(trace, before)
+        self._kept = usable | {(state, layer): _CachedTrace(trace, before)}
         return trace
 
 

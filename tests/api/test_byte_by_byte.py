@@ -136,6 +136,34 @@ def test_the_next_text_is_read_on_from_the_last(kind, run, monkeypatch) -> None:
     assert len(reader._kept) == 1  # it keeps no other text
 
 
+@pytest.mark.parametrize("is_overtaken", [False, True])
+def test_a_read_that_another_stops_or_overtakes_spoils_none(is_overtaken, run, monkeypatch) -> None:
+    """Ctrl-C in the middle of a text, or a thread that reads with the same reader meanwhile."""
+    feed = Stream.feed
+    typed = clean(TEXT, "radford")
+    text, other = typed[:60], typed[:32] + b"X" * 30  # both go on from the first 32 bytes
+    reader = Reader(run)
+    reader(typed[:40])
+
+    def stopped(stream: Stream, piece: bytes) -> Stream:
+        feed(stream, piece)
+        raise KeyboardInterrupt
+
+    def overtaken(stream: Stream, piece: bytes) -> Stream:
+        monkeypatch.setattr(Stream, "feed", feed)
+        reader(other)
+        return feed(stream, piece)
+
+    if is_overtaken:
+        monkeypatch.setattr(Stream, "feed", overtaken)
+    else:
+        monkeypatch.setattr(Stream, "feed", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            reader(other)
+        monkeypatch.setattr(Stream, "feed", feed)
+    np.testing.assert_array_equal(reader(text).values_TH, Reader(run)(text).values_TH)
+
+
 def test_spans_are_the_states_after_the_last_byte_of_words(model: mlstm.TrainedModel) -> None:
     """Found by other means: each word is in the cleaned text once."""
     texts = [
