@@ -11,6 +11,7 @@ validation labels, of a calibrated head, is measured; it chooses the checkpoint.
     corpus/        the texts, in the order they are read
     run/           a run folder like any other
     classifier/    the head, for `mlstm-jax classify`
+    start-*        the first parameters, if they are not those of the given run's best checkpoint
 """
 
 import dataclasses
@@ -32,10 +33,11 @@ from mlstm_jax.data import corpus
 from mlstm_jax.data.corpus import FORMAT_VERSION, Cleaning, Manifest
 from mlstm_jax.errors import UserError
 from mlstm_jax.fields import Between, Checked, Count, Fraction, Positive
+from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.output import atomic_directory
-from mlstm_jax.run import Run, load_run
+from mlstm_jax.run import Run, as_weights, load_run
 from mlstm_jax.training import parallel
 from mlstm_jax.training.train import train
 from mlstm_jax.transfer import known, words
@@ -251,12 +253,27 @@ def make_config(run: Run, out: Path, classes: int, options: FinetuneOptions) -> 
             label_weight=options.label_weight,
             dropout=options.dropout,
             seed=options.seed,
-            start_from=str(run.folder),
+            start_from=str(_start(run, out)),
             log_every=max(1, steps // 50),
             eval_every=steps,
             checkpoint_every=max(1, min(steps, 500)),
         ),
     )
+
+
+def _start(run: Run, out: Path) -> Path:
+    """Return where the trainer finds the parameters of a run.
+
+    In a run folder it takes the best checkpoint; those of another are written to a file in `out`.
+    """
+    if run.imported:
+        return run.folder
+    identity = fingerprint(run.params)
+    if fingerprint(load_run(run.folder).params) == identity:
+        return run.folder
+    path = out / f"start-{identity[:12]}.safetensors"
+    weights.save(path, as_weights(run))
+    return path
 
 
 def _rows(windows: int, devices: int) -> int:

@@ -166,6 +166,18 @@ def test_few_texts_have_small_batches(windows: int, devices: int, rows: int) -> 
     assert finetune._rows(windows, devices) == rows
 
 
+def test_the_given_parameters_are_tuned_even_if_another_checkpoint_is_better(run, tmp_path) -> None:
+    """`train.start_from` names a run, of which it takes the best checkpoint."""
+    other = dataclasses.replace(run, params=jax.tree.map(lambda x: 2 * x, run.params))
+    texts = Labelled(["my guitar is good", "my piano is bad"] * 20, ["x", "y"] * 20)
+    finetune.write_corpus(tmp_path / "corpus", texts, texts, ["x", "y"], "radford")
+    for given in (run, other):
+        config = finetune.make_config(given, tmp_path, 2, FinetuneOptions(window=16))
+        params = first_parameters(config)
+        np.testing.assert_array_equal(params["embedding"], given.params["embedding"])
+    assert len(list(tmp_path.glob("*.safetensors"))) == 1
+
+
 def test_a_batch_larger_than_the_texts_is_refused(run: Run, tmp_path: Path) -> None:
     texts = {part: Labelled(["fine", "poor"], ["yes", "no"]) for part in ("train", "valid")}
     with pytest.raises(UserError, match="0 windows of 128 bytes, too few for a `batch` of 8"):
