@@ -130,7 +130,7 @@ def _columns_of(
     name: str, table: Table, text_column: str | None, label_column: str
 ) -> tuple[Any, Any]:
     """Return the texts and the classes of a table; UserError if it lacks a column."""
-    columns = [str(column) for column in table.columns]
+    columns = {str(column): column for column in table.columns}  # a number, without a header
     wanted = TEXT_COLUMNS if text_column is None else (text_column,)
     found = {
         "text": next((column for column in wanted if column in columns), None),
@@ -142,7 +142,7 @@ def _columns_of(
                 f"{name} is a table with no {what} among its columns, {', '.join(columns)}; give "
                 f"`{what}_column`, or a tuple such as (df.text, df.label) ({SEVERAL_LABELS})."
             )
-    return table[str(found["text"])], table[label_column]
+    return table[columns[str(found["text"])]], table[columns[label_column]]
 
 
 def span_ends(

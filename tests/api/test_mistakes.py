@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import mlstm_jax as mlstm
+from mlstm_jax.api.arguments import as_labelled
 from mlstm_jax.errors import Note, UserError
 from tests.tolerance import assert_close
 
@@ -87,6 +88,10 @@ def test_a_table_is_taken_by_its_columns(model) -> None:
         with pytest.raises(UserError, match=f"no {missing} among .*stars, review.*{missing}_col"):
             model.transfer(table, **given)
         table[missing] = table["review"]
+    bare = pandas.DataFrame({0: LABELS, 1: TEXTS})  # of a file without a header
+    (labelled,) = as_labelled({"train": bare}, "1", "0").values()
+    assert labelled.texts == TEXTS
+    assert labelled.labels == list(map(str, LABELS))
 
 
 def refused(method: str, given: dict[str, Any], **mistakes: Any) -> Any:
