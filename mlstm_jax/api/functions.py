@@ -62,6 +62,7 @@ def train(
         OSError: a checkpoint could not be written.
         mlstm_jax.errors.KnownError: the run diverged or was interrupted.
     """
+    callbacks = list(callbacks)
     for callback in callbacks:
         if not callable(callback):
             raise UserError(f"callbacks has {callback!r}, but each must be a function.")
@@ -167,10 +168,11 @@ def plan(
         corpus_bytes = open_corpus(corpus).manifest.splits["train"].bytes
     if devices is None:
         devices = [count for count in _DEVICES if _can_share(config, count)] or [1]
+    devices = list(devices)
     for count in devices:
         require_kind("devices", count, Count)
     require(len(devices) > 0, "devices", devices, "one number or more")
-    return make_plan(config, described, list(devices), corpus_bytes)
+    return make_plan(config, described, devices, corpus_bytes)
 
 
 @public
@@ -238,6 +240,7 @@ def plot_metrics(
         runs: run folders, or folders of run folders.
         x: the quantity on the horizontal axis.
     """
+    runs = list(runs)
     require(len(runs) > 0, "runs", runs, "one run folder or more")
     with extra("notebooks", "plots need matplotlib and pandas"):
         from mlstm_jax import analysis

@@ -362,7 +362,7 @@ class TrainedModel:
             Of each text float32 [spans, H].
         """
         strings = as_texts(texts)
-        ends = span_ends(strings, spans, self._run.cleaning)
+        ends = span_ends(strings, list(spans), self._run.cleaning)
         (name,) = states_of(self.config.model, state and (state,))
         return states_at(self._run, self._spans_reader, self._run.cleaned(strings), ends, name)
 

@@ -179,8 +179,8 @@ def test_spans_are_the_states_after_the_last_byte_of_words(model: mlstm.TrainedM
     ]
     spans[0].append((0, len(texts[0])))  # to the last character that cleaning keeps
     words[0].append(".")
-    for state in (None, "h"):
-        found = model.spans(texts, spans, state)
+    for state, given in ((None, spans), ("h", iter(spans))):
+        found = model.spans(texts, given, state)
         assert [len(one) for one in found] == [6, 0, 2, 2]
         for text, some, one in zip(texts, words, found, strict=True):
             if not some:

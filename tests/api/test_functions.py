@@ -34,7 +34,7 @@ def trained(corpus, tmp_path_factory) -> tuple[mlstm.TrainedModel, list[dict[str
     handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "_exit", lambda code: pytest.fail("os._exit"))
-        model = mlstm.train(config, callbacks=[note], show_progress=False)
+        model = mlstm.train(config, callbacks=iter([note]), show_progress=False)
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
     return model, lines
 

@@ -171,14 +171,14 @@ def refused(method: str, given: dict[str, Any], **mistakes: Any) -> Any:
             runs=(3, {"a": mlstm.Config()}, {("a", "b"): 3}, {("..", "b"): mlstm.Config()}),
         ),
         *refused(
-            "plan", {"config": "small_512", "machine": "h200"}, devices=((1.5,), "8"),
+            "plan", {"config": "small_512", "machine": "h200"}, devices=((1.5,), "8", iter([])),
             corpus_bytes=(NAN,), machine=(3,),
         ),
         *refused(
             "prepare", {"sources": "a.csv", "out": "x"}, out=(None,), options=(3,),
             sources=(3, {"train": 3}, np.array(["a text"])),
         ),
-        *refused("plot_metrics", {"runs": ["x"]}, runs=("runs/x", []), x=("hours",)),
+        *refused("plot_metrics", {"runs": ["x"]}, runs=("runs/x", [], iter([])), x=("hours",)),
         ("config", lambda m: mlstm.vary(3, a=1)),
         ("piece", lambda m: m.reader().feed("text")),
         ("no field 'dat'; did you mean", lambda m: mlstm.vary(m.config, dat__batch=1)),
