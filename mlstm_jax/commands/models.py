@@ -194,7 +194,7 @@ def _held(text: str) -> tuple[int, float]:
 def _byte(text: str) -> bytes:
     """Return the byte of a character or an escape sequence; b"" for an empty text."""
     try:
-        code = text.encode("latin-1").decode("unicode_escape").encode("latin-1")
+        code = text.encode("ascii").decode("unicode_escape").encode("latin-1")
     except UnicodeError:
         code = b"??"
     if len(code) > 1:

@@ -115,6 +115,7 @@ REFUSED: list[tuple[str, Callable[[mlstm.TrainedModel, Path], Any], str]] = [
     ("heatmap MODEL --text a --out x.html", lambda m, i: m.heatmap("a"), "unit"),
     ("heatmap MODEL --text a --unit 1 --out x.gif",
      lambda m, i: m.heatmap("a", 1).save("x.gif"), "x.gif"),
+    ("generate MODEL --stop é", lambda m, i: m.generate(stop="é"), "stop"),
     ("evaluate MODEL --corpus none", lambda m, i: m.evaluate(corpus="none"), "none"),
     ("export MODEL --out x.bin", lambda m, i: m.export("x.bin"), "x.bin"),
     ("transfer MODEL --train IN/a.jsonl --label-column stars --out x",
