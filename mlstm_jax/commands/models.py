@@ -237,7 +237,7 @@ def heatmap(
     output.require_file(out, file, overwrite=overwrite)
     require_suffix(out, "out")
     if file is not None:
-        text = file.read_text(encoding="utf-8", errors="replace")
+        text = file.read_text(encoding="utf-8-sig", errors="replace")
     heat = reading.load(run).heatmap(
         text, unit, score=score, label=label, state=state, layer=layer, scale=scale
     )

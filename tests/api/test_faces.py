@@ -28,6 +28,7 @@ def files(tmp_path_factory: pytest.TempPathFactory, model: mlstm.TrainedModel) -
     folder = tmp_path_factory.mktemp("files")
     rows = [{"text": text, "label": label} for text, label in zip(TEXTS, LABELS, strict=True)]
     (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "windows.txt").write_text("my", encoding="utf-8-sig")
     a = folder / "a.jsonl"
     model.transfer(a, valid=a, out=folder / "known", options=mlstm.TransferOptions(state="mean_h"))
     return folder
@@ -75,6 +76,8 @@ SAME: list[tuple[str, str | None, Callable[[mlstm.TrainedModel, Path, Path], Any
      ).folder / "classifier.safetensors").read_bytes()),
     ("heatmap MODEL --unit 3 --text my --scale 1 --out OUT/h.html", "h.html",
      lambda m, i, o: saved(m.heatmap("my", 3, scale=1.0), o / "h.html")),
+    ("heatmap MODEL --unit 3 --file IN/windows.txt --scale 1 --out OUT/h.html", "h.html",
+     lambda m, i, o: saved(m.heatmap("my", 3, scale=1.0), o / "h.html")),
     ("heatmap MODEL --score IN/known --label bad --text my --out OUT/h.html", "h.html",
      lambda m, i, o: saved(m.heatmap("my", score=i / "known", label="bad"), o / "h.html")),
     ("export MODEL --dtype float16 --out OUT/m.safetensors", "m.safetensors",
@@ -112,10 +115,10 @@ REFUSED: list[tuple[str, Callable[[mlstm.TrainedModel, Path], Any], str]] = [
     ("generate MODEL --set-unit 9999=1", lambda m, i: m.generate(set_unit={9999: 1.0}), "set_unit"),
     ("generate MODEL --set-unit 3", lambda m, i: m.generate(set_unit="3"), "set_unit"),
     ("generate MODEL --stop ab", lambda m, i: m.generate(stop="ab"), "stop"),
+    ("generate MODEL --stop é", lambda m, i: m.generate(stop="é"), "stop"),
     ("heatmap MODEL --text a --out x.html", lambda m, i: m.heatmap("a"), "unit"),
     ("heatmap MODEL --text a --unit 1 --out x.gif",
      lambda m, i: m.heatmap("a", 1).save("x.gif"), "x.gif"),
-    ("generate MODEL --stop é", lambda m, i: m.generate(stop="é"), "stop"),
     ("evaluate MODEL --corpus none", lambda m, i: m.evaluate(corpus="none"), "none"),
     ("export MODEL --out x.bin", lambda m, i: m.export("x.bin"), "x.bin"),
     ("transfer MODEL --train IN/a.jsonl --label-column stars --out x",
