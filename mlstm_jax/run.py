@@ -76,10 +76,14 @@ class Run:
         """Whether the model is from another program or an exported file."""
         return self.folder.is_file() or (self.folder / WEIGHTS).is_file()
 
-    def cleaned(self, texts: Sequence[str], name: str = "texts") -> list[bytes]:
-        """Return the bytes that the model reads of texts; see `require_known`."""
+    def cleaned(self, texts: Sequence[str], name: str = "texts", *, first: int = 1) -> list[bytes]:
+        """Return the bytes that the model reads of texts; see `require_known`.
+
+        In its message the first text has the number `first`.
+        """
         cleaned = [clean(text, self.cleaning) for text in texts]
-        require_known(self.params, name, ((f"text {n}", text) for n, text in enumerate(cleaned, 1)))
+        pieces = ((f"text {number:,}", text) for number, text in enumerate(cleaned, first))
+        require_known(self.params, name, pieces)
         return cleaned
 
 

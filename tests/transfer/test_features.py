@@ -15,6 +15,7 @@ import pytest
 from mlstm_jax import cli, environment, host
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.errors import Note, UserError
+from mlstm_jax.model.language_model import NEVER
 from mlstm_jax.run import Run, load_run, with_compute
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer import features
@@ -85,6 +86,17 @@ def test_a_file_is_read_in_parts(run: Run, tmp_path: Path, monkeypatch: pytest.M
         file.write_text("".join(json.dumps({"text": text}) + "\n" for text in changed))
         with pytest.raises(UserError, match="has changed since"):
             list(source)
+
+
+def test_a_byte_without_a_symbol_is_placed_in_the_file(run, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(features, "_MOST_TEXTS", 3)
+    bias_V = run.params["decoder_bias"].copy()
+    bias_V[ord("X")] = NEVER
+    made = replace(run, params=run.params | {"decoder_bias": bias_V})
+    file = tmp_path / "texts.txt"
+    file.write_text("a\nb\nc\nd\neX\n")
+    with pytest.raises(UserError, match="the first in text 5, are none that the model can"):
+        Featurizer(made)(TextFile(file, None, run.cleaning))
 
 
 @pytest.mark.parametrize(
