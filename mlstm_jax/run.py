@@ -55,6 +55,7 @@ class Run:
     corpus: str | None = None  # identity of the corpus it was trained on; None if imported
     # Reads several rows, and generates; None: `model` does.
     batch_model: LanguageModel | None = None
+    source: str | None = None  # where imported parameters come from
 
     @property
     def name(self) -> str:
@@ -213,7 +214,9 @@ def _of_weights(folder: Path, file: Path, config: Config | None, checkpoint: str
             f"{folder}: config.json and {file.name} are from different models; import it again."
         )
     model = _language_model(config)
-    return Run(folder, config, 0, imported.cleaning, model, imported.params)
+    return Run(
+        folder, config, 0, imported.cleaning, model, imported.params, source=imported.source
+    )
 
 
 def _language_model(config: Config) -> LanguageModel:
@@ -258,10 +261,9 @@ def write_imported(folder: Path, imported: ModelWeights) -> None:
 
 def as_weights(run: Run) -> ModelWeights:
     """Return a trained or imported model in the form that `weights.save` writes."""
-    if run.imported:
-        file = run.folder if run.folder.is_file() else run.folder / WEIGHTS
-        return weights.load_weights(file)  # keeps its source
-    source = f"mlstm_jax {__version__}, step {run.step}"
+    source = run.source
+    if source is None:
+        source = f"mlstm_jax {__version__}, step {run.step}"
     return ModelWeights(run.config.model, run.cleaning, run.params, source)
 
 

@@ -85,6 +85,10 @@ def test_export_and_load_again(model: mlstm.TrainedModel, tmp_path: Path) -> Non
         model.export(path)
     with pytest.raises(ValueError, match="has no metrics"):
         _ = again.metrics
+    # What it has loaded, whatever the file has become.
+    content = path.read_bytes()
+    mlstm.load("reviews-1024").export(path, overwrite=True)
+    assert again.export(tmp_path / "copy.safetensors").read_bytes() == content
     with pytest.raises(ValueError, match="is a file; choose another folder"):
         model.export(path / "m.safetensors")
     (tmp_path / "tuned/run").mkdir(parents=True)
