@@ -179,7 +179,7 @@ class TrainedModel:
                 predicted sentiment best in our tests, or "mean_h" of a model that has no c.
             all_layers: use every layer, the lowest first; otherwise only the top one.
             batch_size: texts read at a time, over all devices, at most; unset: 256 for each
-                device, or 64 of a model other than an mLSTM.
+                device, or 64 of a Transformer.
 
         Returns:
             float32 [texts, H]; of all layers [texts, layers · H]; of c+mean_h twice as many.
