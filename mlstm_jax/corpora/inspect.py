@@ -82,8 +82,12 @@ def _ratings(split: Split) -> dict[str, Any] | None:
     known = split.ratings[~np.isnan(split.ratings)]
     values, counts = np.unique(known, return_counts=True)
     kept = np.sort(np.argsort(-counts, kind="stable")[:_MOST_RATINGS])
+    by_value = {}
+    for n in kept:
+        # As many digits as tell it from other float32 numbers: 4.1 and 1234567.
+        by_value[f"{float(str(values[n])):.9g}"] = int(counts[n])
     return {
-        "counts": {f"{values[n]:g}": int(counts[n]) for n in kept},
+        "counts": by_value,
         "other": int(counts.sum() - counts[kept].sum()),
         "without": len(split.ratings) - len(known),
     }

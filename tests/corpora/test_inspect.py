@@ -48,6 +48,14 @@ def test_a_summary_counts_what_is_there(made: Path) -> None:
     assert "too few" in format_summary(too_large)
 
 
+def test_ratings_that_are_almost_the_same_are_counted_apart(tmp_path: Path) -> None:
+    ratings = [1234567, 1234568, 1234568, 4.1]
+    records = [{"text": f"number {n}", "rating": rating} for n, rating in enumerate(ratings)]
+    prepare([jsonl(tmp_path / "a.jsonl", records)], tmp_path / "corpus", split=(1, 0, 0))
+    found = summarise(open_corpus(tmp_path / "corpus"), batch=1, window=8)
+    assert found["ratings"]["counts"] == {"4.1": 1, "1234567": 1, "1234568": 2}
+
+
 def test_inspect_as_json(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["inspect", str(made), "--json", "--verify", "--batch", "1", "--window", "8"])
     found = json.loads(capsys.readouterr().out)
