@@ -187,11 +187,12 @@ def _has_begun(folder: Path) -> bool:
 
 
 def _is_unused(folder: Path) -> bool:
-    """Whether a run was killed in the folder before it wrote its config, or nothing is there."""
+    """Whether a run ended in the folder before it wrote its config, or nothing is there."""
     if not folder.is_dir():
         return False
-    names = (_LOCK, run.ENVIRONMENT)
-    return all(one.name in names or one.suffix == ".partial" for one in folder.iterdir())
+    # The watchdog leaves stacks also of a run that hangs before it has a config.
+    patterns = (_LOCK, run.ENVIRONMENT, "*.partial", "stacks-*.txt")
+    return all(any(map(one.match, patterns)) for one in folder.iterdir())
 
 
 def write_folder(config: Config, inputs: Mapping[str, str | None] = {}) -> None:

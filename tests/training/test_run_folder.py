@@ -42,6 +42,15 @@ def test_a_file_system_without_locks_is_warned_of_but_a_refused_lock_may_be_anot
     assert ("make sure that no other run trains" in said) != has_locks
 
 
+def test_a_run_that_hung_before_it_had_a_config_starts_over(tmp_path: Path) -> None:
+    """As its watchdog says, which has written the stacks; see `Watchdog`."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "stacks-12.txt").write_text("Thread 0x00007f (most recent call first):\n")
+    with run_folder.lock(Config(out=str(folder)), resume=False):
+        assert (folder / "config.json").is_file()
+
+
 def test_a_transformer_that_resumes_keeps_its_positions(tmp_path: Path) -> None:
     resumed = partial(
         run_folder.with_run_values, cluster=Cluster(Distributed(), Path()), capability=None
