@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -110,6 +111,13 @@ def test_what_is_no_run_is_said(tmp_path: Path) -> None:
     (run / "config.json").unlink()
     with pytest.raises(UserError, match="has no config"):
         analysis.load_histories(tmp_path)
+
+
+def test_metrics_that_were_set_aside_are_no_run(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "set-aside").mkdir()
+    shutil.copy(run / "metrics.jsonl", run / "set-aside")
+    assert [history.name for history in analysis.load_histories(run)] == ["run"]
 
 
 def test_a_run_that_has_just_begun_can_be_shown(tmp_path: Path) -> None:
