@@ -18,6 +18,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
+import jax
+
 from mlstm_jax import output
 from mlstm_jax.config import MOST_STEPS
 from mlstm_jax.digest import Extent
@@ -205,8 +207,9 @@ class MetricsLog:
         self._file.write(text)
         self._file.flush()
         self._extent = self._extent.extended(text.encode())
-        for callback in self._callbacks:
-            callback(dict(line))
+        with jax.transfer_guard("allow"):  # The loop forbids implicit ones, to itself alone.
+            for callback in self._callbacks:
+                callback(dict(line))
         if self._events:
             _add_scalars(self._events, line)
 

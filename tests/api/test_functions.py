@@ -9,6 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import mlstm_jax as mlstm
@@ -28,6 +30,7 @@ def trained(corpus, tmp_path_factory) -> tuple[mlstm.TrainedModel, list[dict[str
 
     def note(line: dict[str, Any]) -> None:
         time.sleep(0.5 if line["kind"] == "eval" else 0)
+        jnp.sin(np.ones(2))  # It may use JAX in any way.
         lines.append(line)
 
     config = small(corpus, tmp_path_factory.mktemp("trained") / "run", watchdog_seconds=0.2)
