@@ -64,7 +64,8 @@ def require_new(folder: Path, *, resume: bool) -> None:
     """Raise UserError if a run without a checkpoint must not start from its first step.
 
     A run that was killed before its first checkpoint was complete, or that diverged before it,
-    starts over. A run whose metrics record more steps had a checkpoint and has lost it.
+    starts over. A run whose metrics record more steps, or that it was finished or resumed, had a
+    checkpoint and has lost it.
     """
     lines = metrics.read_metrics(folder / metrics.FILE)
     newest = max((line["step"] for line in lines), default=0)
@@ -73,7 +74,10 @@ def require_new(folder: Path, *, resume: bool) -> None:
     intervals = (config.train.eval_every, config.train.checkpoint_every)
     # A save begins after the previous one has ended.
     second_save = sorted({*intervals, 2 * intervals[0], 2 * intervals[1]})[1]
-    is_lost = newest > second_save and lines[-1].get("event") != "diverged"
+    had_one = any(line.get("event") in ("finished", "resumed") for line in lines)
+    is_lost = had_one or newest > second_save
+    if lines and lines[-1].get("event") == "diverged":
+        is_lost = False
     if resume or is_lost:
         known = f", although {metrics.FILE} records {newest:,} steps" if newest else ""
         restart = "" if is_lost else ", or restart this one without `resume`"

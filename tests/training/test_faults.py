@@ -37,7 +37,9 @@ from tests.training.runs import (
     lines_without_time,
     make_config,
     short,
+    train_line,
     write_config,
+    write_lines,
 )
 
 # TensorStore's other reads of a checkpoint that failed report to an event loop that is gone, some
@@ -187,6 +189,19 @@ def test_a_run_killed_before_its_first_checkpoint_may_save_more_often(tmp_path: 
     run_folder.write_folder(vary(rare, train__checkpoint_every=20))
     with pytest.raises(UserError, match="no checkpoint to resume from, although"):
         require_new(tmp_path, resume=False)
+
+
+@pytest.mark.parametrize("event", ["finished", "resumed"])
+def test_a_short_run_that_had_a_checkpoint_does_not_start_over(event: str, tmp_path: Path) -> None:
+    """However few its steps are; one that has diverged since may."""
+    run_folder.write_folder(Config(out=str(tmp_path)))
+    write_lines(tmp_path, train_line(10), {"kind": "event", "step": 10, "event": event})
+    with pytest.raises(
+        UserError, match=r"no checkpoint .*, although .* records 10 steps\. Restore"
+    ):
+        require_new(tmp_path, resume=False)
+    write_lines(tmp_path, {"kind": "event", "step": 12, "event": "diverged"})
+    require_new(tmp_path, resume=False)
 
 
 def test_a_full_disk_is_named_and_costs_only_steps(corpus, straight, stopped, capfd) -> None:
