@@ -164,6 +164,10 @@ def test_differences_part_what_forbids_a_resume_from_what_does_not() -> None:
     assert found.forbidden == ["model.hidden: 4096 → 8"]
     assert found.resets_carry == ["data.batch: 128 → 64"]
     assert found.allowed == ["optimizer.learning_rate: 0.0005 → 1.0"]
+    # The tree of moments is another one.
+    decoder = vary(old, optimizer__muon_decoder=True)
+    forbidden = ["optimizer.muon_decoder: False → True"]
+    assert config_text.differences(old, decoder) == (forbidden, [], [])
     # A run keeps its kind of model.
     other = vary(old, model=configs.LSTM(hidden=8), data__batch=64)
     kind, batch = ["model: model:mlstm → model:lstm"], ["data.batch: 128 → 64"]

@@ -14,6 +14,7 @@ from mlstm_jax.errors import UserError
 _FIXED_IN_A_RUN = (
     "model.",
     "optimizer.name",
+    "optimizer.muon_decoder",
     "precision.compute",
     "precision.recurrent",
     "precision.cell",
