@@ -265,7 +265,8 @@ def _advice(config: Config, machine: Machine, row: Row) -> str:
     limit = machine.memory_bytes * MEMORY_FRACTION
     config = dict(phases(config))[row.phase]
     ways = []
-    if config.train.recompute_every is None:
+    # With fp8 operands everything is kept.
+    if config.train.recompute_every is None and config.precision.recurrent == "compute":
         every = max(1, round(math.sqrt(config.data.window)))
         recomputed = memory_bytes(vary(config, train__recompute_every=every), rows)
         if recomputed <= limit:

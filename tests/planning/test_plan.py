@@ -193,6 +193,17 @@ def test_advice_on_memory_is_what_train_accepts(capsys: pytest.CaptureFixture[st
         assert "do not fit" not in capsys.readouterr().out
 
 
+def test_advice_on_memory_does_not_recompute_with_fp8() -> None:
+    """What `train` refuses."""
+    config = vary(paper(), data__batch=8192, precision__compute="bf16")
+    machine = load_machine(MACHINES / "h100.json")
+    for recurrent, is_advised in (("compute", True), ("fp8", False)):
+        config = vary(config, precision__recurrent=recurrent)
+        said = str(planning.plan(config, machine, [1], None))
+        assert "rows on each device fit" in said
+        assert ("recompute_every" in said) == is_advised
+
+
 def test_a_transformer_has_the_positions_of_the_window() -> None:
     config = Config(model=Transformer(hidden=64, layers=1, heads=1), data=Data(window=2048))
     config = dataclasses.replace(config, precision=Precision(compute="bf16"))
