@@ -10,6 +10,7 @@ import functools
 import io
 import itertools
 import statistics
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -190,8 +191,10 @@ def write_tables(runs: Runs, out: Path) -> list[RunSummary]:
     """Write table.csv and table.md of the existing results; return the results."""
     results = [result(key, folder(out, key)) for key in runs]
     out.mkdir(parents=True, exist_ok=True)
-    output.write_text(out / "table.csv", as_csv(results))
-    output.write_text(out / "table.md", as_markdown(results))
+    suffix = f".{uuid.uuid4().hex}.partial"  # Another process may write them at the same time.
+    for name, text in (("table.csv", as_csv(results)), ("table.md", as_markdown(results))):
+        with output.atomic_file(out / name, suffix) as partial:
+            partial.write_text(text, encoding="utf-8")
     return results
 
 

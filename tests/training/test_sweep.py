@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import io
+import os
 import re
 import shutil
 from pathlib import Path
@@ -109,6 +110,21 @@ def test_two_processes_share_a_sweep(swept, out, capsys, monkeypatch) -> None:
     stale = list(sweep.load_sweep(spec).items())
     monkeypatch.setattr(sweep, "pending", lambda runs, out: iter(stale))
     assert "of 2" not in run_sweep(spec, out)
+
+
+def test_two_processes_write_the_tables_at_once(tmp_path: Path, monkeypatch) -> None:
+    """One begins and ends while the other is between its two steps."""
+    runs = {("8", "tame"): Config()}
+    rename = os.replace
+
+    def between(source: Path, target: Path) -> None:
+        monkeypatch.setattr(os, "replace", rename)
+        sweep.write_tables(runs, tmp_path)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", between)
+    sweep.write_tables(runs, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["table.csv", "table.md"]
 
 
 def test_the_table_has_the_rows_of_the_last_phase(tmp_path: Path) -> None:
