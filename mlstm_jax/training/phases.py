@@ -5,11 +5,13 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from mlstm_jax.config import MOST_STEPS, Config, Optimizer, Train, by_phase
-from mlstm_jax.data.corpus import Corpus
+from mlstm_jax.data.corpus import Corpus, Split
 from mlstm_jax.data.shards import TRAINING_SLACK
 from mlstm_jax.data.stream import START, Origin, TrainStream
-from mlstm_jax.errors import require
+from mlstm_jax.errors import UserError, require
 from mlstm_jax.record import Meta
 from mlstm_jax.training.schedule import Segment
 
@@ -137,11 +139,14 @@ def train_stream(config: Config, corpus: Corpus, origin: Origin = START) -> Trai
     """Return the training rows of a config."""
     data = config.data
     model = config.model
+    split = corpus.split("train")
     labels: Literal["ratings", "classes"] | None = None
     if model.labels:
         labels = "ratings" if model.rating_head else "classes"
+    if model.classes:
+        _require_classes(split, model.classes)
     return TrainStream(
-        corpus.split("train"),
+        split,
         batch=data.batch,
         window=data.window,
         shards=data.shards,
@@ -154,6 +159,20 @@ def train_stream(config: Config, corpus: Corpus, origin: Origin = START) -> Trai
         targets_are_inputs=model.masked,
         origin=origin,
     )
+
+
+def _require_classes(split: Split, classes: int) -> None:
+    """Raise UserError unless every rating of a split is the number of a class."""
+    if split.ratings is None:
+        return  # TrainStream says so.
+    ratings = split.ratings[~np.isnan(split.ratings)]
+    wrong = ratings[~np.isin(ratings, np.arange(classes))]
+    if len(wrong):
+        raise UserError(
+            f"model.classes is {classes}, but the {split.name} split has the rating {wrong[0]:g}; "
+            f"the ratings must be class numbers, 0 to {classes - 1}. Number them so, or learn "
+            "ratings with `model.rating_head`, or labels with `mlstm-jax finetune`."
+        )
 
 
 def total_steps(train: Train, steps_per_epoch: int, ahead: int = 0) -> int:

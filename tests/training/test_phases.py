@@ -10,6 +10,7 @@ import pytest
 
 from mlstm_jax import cli
 from mlstm_jax.config import Config, Data, Devices, Optimizer, Phase, vary
+from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import UserError
 from mlstm_jax.record import steps_in
@@ -17,6 +18,7 @@ from mlstm_jax.training import optimizer, schedule
 from mlstm_jax.training.phases import ResolvedPhase, resolve_phases
 from mlstm_jax.training.schedule import Segment
 from mlstm_jax.training.train import train as run_train
+from tests.corpora.written import jsonl
 from tests.tolerance import assert_close
 from tests.training.runs import (
     assert_same_run,
@@ -53,6 +55,19 @@ def resolved(corpus: Path, *phases: Phase) -> list[ResolvedPhase]:
 @pytest.fixture(scope="module")
 def straight(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_train(phased(corpus, tmp_path_factory.mktemp("straight") / "run"))
+
+
+@pytest.mark.parametrize(("wrong", "shown"), [(5, "5"), (-1, "-1"), (2.5, "2.5")])
+def test_ratings_that_are_no_class_numbers_are_refused(wrong: float, shown: str, tmp_path) -> None:
+    """Stars from 1 to 5, for example: class 5 of five would be learned as no class at all."""
+    ratings = [wrong, *[1] * 8] * 20
+    records = [{"text": f"review {n}", "rating": rating} for n, rating in enumerate(ratings)]
+    made = tmp_path / "corpus"
+    prepare([jsonl(tmp_path / "a.jsonl", records)], made, split=(1, 0, 0))
+    config = phased(made, Path("unused"), (Phase(steps=2, batch=1, window=16),))
+    config = vary(config, model__classes=5)
+    with pytest.raises(UserError, match=rf"the train split has the rating {shown}; .* 0 to 4\."):
+        resolve_phases(config, open_corpus(made))
 
 
 def test_phases_are_one_run(corpus: Path, straight: Path) -> None:
