@@ -62,7 +62,7 @@ def adjust_loss_scale(loss_scale: LossScale, finite: Array, precision: Precision
 
 
 class MetricSums(NamedTuple):
-    """Sums over the applied updates since the last line of metrics.
+    """Sums over the applied updates that had a target, since the last line of metrics.
 
     They are kept on the device and in the checkpoint, so that a line is the same whether or not the
     run was killed before it was complete.

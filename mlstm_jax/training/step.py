@@ -245,11 +245,14 @@ def make_train_step(
         finite = jnp.isfinite(loss) & jnp.isfinite(square)
 
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+        has_loss = finite
         if batch.active_fraction_B is not None:
             # At the end of an epoch few rows may be left. Most optimizers undo the gradient's own
             # scale, so their updates are multiplied by the fraction of rows that still read.
             fraction = batch.active_fraction_B[0]
             updates = jax.tree.map(lambda update: update * fraction, updates)
+            # The rows that are left may each have one byte, which has no target.
+            has_loss = finite & (fraction > 0)
         params = optax.apply_updates(state.params, updates)
         history_U3 = state.maxima_U3
         if history_U3 is not None:
@@ -281,7 +284,7 @@ def make_train_step(
             params=params,
             opt_state=opt_state,
             loss_scale=adjust_loss_scale(state.loss_scale, finite, config.precision),
-            tally=_select(finite, with_update, tally),
+            tally=_select(has_loss, with_update, tally),
             maxima_U3=history_U3,
         )
         metrics = StepMetrics(

@@ -392,6 +392,16 @@ def test_the_tally_is_the_mean_of_a_line(plain: Trainer) -> None:
     assert float(sums[5].loss) < float(sums[4].loss) / 4
 
 
+def test_a_step_without_a_target_is_in_no_mean(plain: Trainer) -> None:
+    """The last one of an epoch, if all rows that still read have one byte left."""
+    before = plain.restart().run(0, 2)
+    params = plain.host_state.params
+    nothing = {"targets_B": np.zeros(8, np.int32), "active_fraction_B": np.zeros(8, np.float32)}
+    after = plain.take(plain.stream.batch(2)._replace(**nothing))
+    jax.tree.map(np.testing.assert_array_equal, after.tally, before.tally)
+    jax.tree.map(np.testing.assert_array_equal, plain.host_state.params, params)
+
+
 @pytest.mark.parametrize(
     ("chosen", "finite", "expected"),
     [
