@@ -173,16 +173,23 @@ def unknown_flags(flags: str) -> list[str]:
     libraries = [path for folder in folders for path in Path(folder).glob("libjax_common.*")]
     if not words or not libraries:
         return []
-    unknown = []
     with (
         libraries[0].open("rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library,
     ):
-        for word in words:
-            name = word[2:].partition("=")[0]
-            if library.find(f"{name}\0".encode()) < 0:
-                unknown.append(word)
-    return unknown
+        return [word for word in words if not _has_name(library, word[2:].partition("=")[0])]
+
+
+def _has_name(library: mmap.mmap, name: str) -> bool:
+    """Whether a library contains a name, and not only as the end of a longer one."""
+    wanted = f"{name}\0".encode()
+    place = library.find(wanted)
+    while place >= 0:
+        before = library[place - 1 : place]
+        if not (before.isalnum() or before == b"_"):
+            return True
+        place = library.find(wanted, place + 1)
+    return False
 
 
 def require_deterministic() -> None:

@@ -195,3 +195,8 @@ def test_an_unknown_flag_of_xla_is_named(tmp_path, monkeypatch, refused) -> None
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to= --xla_no_such_flag=1")
     for line in ("plan --machine h200", "schedule", "train --out run", "generate reviews-1024"):
         assert "XLA_FLAGS has --xla_no_such_flag=1," in refused(*line.split())
+    # The end of a flag is not a flag.
+    assert environment.unknown_flags("--gpu_autotune_level=0 --dump_to=x --xla_dump_to=x") == [
+        "--gpu_autotune_level=0",
+        "--dump_to=x",
+    ]
