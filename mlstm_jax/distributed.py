@@ -10,6 +10,7 @@ each leaves a file in the shared run folder until all are connected, and gives u
 """
 
 import json
+import math
 import os
 import socket
 import threading
@@ -127,9 +128,10 @@ class Cluster:
                 self._store.get_live_nodes(list(range(self.processes)))
             jax.distributed.shutdown()
             return
-        if isinstance(error, jax.errors.JaxRuntimeError):
+        seconds = self._options.heartbeat_timeout_seconds
+        if isinstance(error, jax.errors.JaxRuntimeError) and seconds < _LONGEST:
             # If a lost process caused it, the watching thread names that process.
-            time.sleep(self._options.heartbeat_timeout_seconds + _GRACE_SECONDS)
+            time.sleep(seconds + _GRACE_SECONDS)
         self.stop(error)
 
     def gather(self, value: Any) -> list[Any]:
@@ -228,7 +230,10 @@ class Cluster:
                 # It finds the coordinator where srun, mpirun or Kubernetes tells it.
                 cluster_detection_method="deactivate" if coordinator else None,
                 initialization_timeout=int(seconds) + 60,
-                heartbeat_timeout_seconds=int(min(options.heartbeat_timeout_seconds, _LONGEST)),
+                # Whole ones: with 0 JAX would abort every process at once.
+                heartbeat_timeout_seconds=math.ceil(
+                    min(options.heartbeat_timeout_seconds, _LONGEST)
+                ),
                 coordinator_bind_address=coordinator if is_local else None,
             )
         except ValueError as error:
@@ -236,7 +241,8 @@ class Cluster:
                 f"the launcher does not tell where process 0 is ({error}); set "
                 "`distributed.coordinator` HOST:PORT."
             ) from error
-        limit.cancel()
+        finally:
+            limit.cancel()
         self._store = global_state.client
         hosts = self.gather(self.host)
         visible = self.gather(os.environ.get("CUDA_VISIBLE_DEVICES"))

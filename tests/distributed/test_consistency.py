@@ -1,12 +1,14 @@
 """What processes tell each other to see that they are alike: hundreds of them, as threads."""
 
 import json
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import pytest
 
 from mlstm_jax.config import Config, Distributed, vary
@@ -40,6 +42,39 @@ class Simulated(Cluster):
         if self.is_first:
             self.longest = max(self.longest, len(json.dumps(values)))
         return values
+
+
+def test_an_error_is_told_at_once_where_no_process_is_ever_lost(tmp_path, monkeypatch) -> None:
+    """Without a limit on heartbeats there is no lost process to wait for."""
+    options = Distributed(heartbeat_timeout_seconds=math.inf)
+    cluster = Cluster(options, tmp_path)
+    cluster.processes = 2
+    told: list[BaseException] = []
+    monkeypatch.setattr(cluster, "stop", told.append)
+    error = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+    cluster.__exit__(type(error), error, None)
+    assert told == [error]
+
+
+def test_a_process_that_cannot_connect_is_not_ended_later(tmp_path, monkeypatch) -> None:
+    """By the time limit, although its program has caught the error and goes on."""
+    limits: list[threading.Timer] = []
+
+    class Recorded(threading.Timer):
+        def start(self) -> None:
+            limits.append(self)
+
+    def initialize(*_: object, heartbeat_timeout_seconds: int, **__: object) -> None:
+        assert heartbeat_timeout_seconds == 1  # JAX aborts all processes with 0.
+        raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setattr(threading, "Timer", Recorded)
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    options = Distributed(processes=2, index=0, heartbeat_timeout_seconds=0.4)
+    with pytest.raises(UserError, match="does not tell where process 0 is"):
+        Cluster(options, tmp_path).__enter__()
+    (limit,) = limits
+    assert limit.finished.is_set()
 
 
 def together(count: int, act: Callable[[Simulated], None]) -> tuple[list[str], int]:
