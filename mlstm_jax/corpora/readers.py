@@ -5,7 +5,6 @@ Only a newline ends a line, so that line numbers match an editor's.
 
 import gzip
 import io
-import json
 import math
 import zlib
 from collections import Counter
@@ -29,6 +28,7 @@ from mlstm_jax.corpora.records import (
     Line,
     RecordOrReject,
     Rejects,
+    as_json,
     fasta_records,
     json_records,
     reject,
@@ -180,7 +180,7 @@ def read_source(
             elif text is None:
                 yield None
             else:
-                excerpt = json.dumps(text, default=str)
+                excerpt = as_json(text)
                 why = f"its text is {excerpt[:EXCERPT]}, not a string"
                 yield reject(NOT_TEXT, source, where, why, excerpt)
     except _GZIP_ERRORS as error:

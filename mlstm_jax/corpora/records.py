@@ -187,12 +187,20 @@ def _object(
 ) -> RecordOrReject:
     if isinstance(value, _Repeating) and (twice := value.fields.intersection(fields)):
         why = f"its field {min(twice)} occurs more than once; keep only the correct one."
-        return reject("field twice", source, where, why, json.dumps(value))
+        return reject("field twice", source, where, why, as_json(value))
     if isinstance(value, dict):
         return where, value
-    excerpt = json.dumps(value)
+    excerpt = as_json(value)
     why = f"{excerpt[:40]} is not a record; a record is a JSON object, such as"
     return reject("not a JSON object", source, where, f'{why} {{"text": "..."}}', excerpt)
+
+
+def as_json(value: object) -> str:
+    """A value of a record as JSON, for a message."""
+    try:
+        return json.dumps(value, default=str)
+    except RecursionError:  # Before Python 3.12 writing it may need more of the stack than reading.
+        return "[[..."
 
 
 class Rejects:
