@@ -142,7 +142,7 @@ class Devices(Checked, section="devices"):
     # Number of devices that each process trains on; unset: all that it has. Paper: 8 per machine.
     count: Count | None = None
     # Kernels of the elementwise part of a training step on GPUs: XLA's, or this package's Pallas
-    # kernels, half as many; a step on an H100 was 1.08 to 1.22 times as fast (results/speed). auto:
+    # kernels, half as many; a step on an H100 was 1.08 to 1.23 times as fast (results/speed). auto:
     # Pallas for an mLSTM where it is proven, on GPUs of compute capability 9.0 (H100, H200), and
     # with fp8, otherwise XLA; a run that resumes keeps its kernels.
     kernels: Literal["auto", "xla", "pallas"] = "auto"
