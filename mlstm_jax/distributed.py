@@ -54,12 +54,12 @@ def process_info(options: Distributed, environment: Mapping[str, str]) -> tuple[
     for size_name, rank_name in _LAUNCHERS:
         size = environment.get(size_name, "1")
         if rank_name in environment and size != "1":
-            count = count or int(size)
+            count = count or _as_number(size_name, size)
             if index is None:
-                index = int(environment[rank_name])
+                index = _as_number(rank_name, environment[rank_name])
             break
     if index is None and _KUBERNETES in environment:  # which does not tell the number
-        index = int(environment[_KUBERNETES])
+        index = _as_number(_KUBERNETES, environment[_KUBERNETES])
     if count is None and options.coordinator is None:
         return 0, 1
     require(count is not None, "distributed.processes", count, "set: no launcher sets it")
@@ -68,6 +68,13 @@ def process_info(options: Distributed, environment: Mapping[str, str]) -> tuple[
     assert count is not None
     require(0 <= index < count, "distributed.index", index, f"0 to {count - 1}")
     return index, count
+
+
+def _as_number(name: str, value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise UserError(f"the variable {name} is {value!r}; it must be a whole number.") from None
 
 
 def choose_gpu(index: int, hosts: Sequence[str], visible: Sequence[str | None]) -> int | None:

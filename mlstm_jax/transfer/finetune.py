@@ -113,7 +113,7 @@ class FinetuneOptions(Checked):
 
     epochs: Positive = 3.0
     learning_rate: Positive = 1e-3
-    label_weight: Annotated[float, Between(0, ends="[)")] = 1000.0
+    label_weight: Positive = 1000.0
     batch: Count | None = None
     window: Count = 128
     dropout: Fraction = 0.2

@@ -43,6 +43,7 @@ def test_index_and_count(options, environment, expected) -> None:
         (HEAD, JOB, "distributed.processes"),
         (Distributed(coordinator="a:1", processes=2), JOB, "distributed.index is 5"),
         (HEAD, SRUN | {"SLURM_PROCID": "-1"}, "distributed.index is -1"),
+        (HEAD, SRUN | {"SLURM_PROCID": "x"}, "SLURM_PROCID is 'x'"),
     ],
 )
 def test_a_missing_or_wrong_number_is_named(options, environment, field) -> None:
