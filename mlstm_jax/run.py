@@ -214,9 +214,7 @@ def _of_weights(folder: Path, file: Path, config: Config | None, checkpoint: str
             f"{folder}: config.json and {file.name} are from different models; import it again."
         )
     model = _language_model(config)
-    return Run(
-        folder, config, 0, imported.cleaning, model, imported.params, source=imported.source
-    )
+    return Run(folder, config, 0, imported.cleaning, model, imported.params, source=imported.source)
 
 
 def _language_model(config: Config) -> LanguageModel:

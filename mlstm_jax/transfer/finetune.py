@@ -20,7 +20,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from mlstm_jax.corpora.writer import check_out, durable, write_split
 from mlstm_jax.data import corpus
 from mlstm_jax.data.corpus import FORMAT_VERSION, Cleaning, Manifest
 from mlstm_jax.errors import UserError
-from mlstm_jax.fields import Between, Checked, Count, Fraction, Positive
+from mlstm_jax.fields import Checked, Count, Fraction, Positive
 from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.model.language_model import LanguageModel, Parameters
