@@ -27,17 +27,18 @@ import numpy as np
 from mlstm_jax import host, output
 from mlstm_jax.config import Compute, Config, Data, Devices, Optimizer, Train
 from mlstm_jax.config.sections import Seed
+from mlstm_jax.config.text import flatten
 from mlstm_jax.corpora.documents import clean, in_order
 from mlstm_jax.corpora.writer import check_out, durable, write_split
 from mlstm_jax.data import corpus
 from mlstm_jax.data.corpus import FORMAT_VERSION, Cleaning, Manifest
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, note
 from mlstm_jax.fields import Checked, Count, Fraction, Positive
 from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.output import atomic_directory
-from mlstm_jax.run import Run, as_weights, load_run
+from mlstm_jax.run import Run, as_weights, load_run, read_config
 from mlstm_jax.training import parallel
 from mlstm_jax.training.train import train
 from mlstm_jax.transfer import known, words
@@ -162,6 +163,7 @@ def finetune(
     out.mkdir(parents=True, exist_ok=True)
     write_corpus(out / "corpus", texts["train"], texts["valid"], classes, run.cleaning)
     config = make_config(run, out, len(classes), options)
+    _note_changes(config)
     state = config.model.label_state
 
     def read(run: Run, *names: str, quiet: bool = not show_progress) -> dict[str, Examples]:
@@ -259,6 +261,23 @@ def make_config(run: Run, out: Path, classes: int, options: FinetuneOptions) -> 
             checkpoint_every=max(1, min(steps, 500)),
         ),
     )
+
+
+def _note_changes(config: Config) -> None:
+    """Note options other than those of the last call in this folder: a finished run stays."""
+    begun = read_config(Path(config.out))
+    if begun is None:
+        return
+    before = flatten(begun)
+    now = flatten(config)
+    names = ("optimizer.learning_rate", "train.label_weight", "train.dropout")
+    changed = [name for name in names if before[name] != now[name]]
+    if changed:
+        shown = ", ".join(f"{name}: {before[name]} → {now[name]}" for name in changed)
+        note(
+            f"{config.out} was last given other options ({shown}), and what it has trained stays "
+            "as it is; to train anew, choose another folder with `out`."
+        )
 
 
 def _start(run: Run, out: Path) -> Path:
