@@ -216,8 +216,9 @@ def _features(
         # Features are saved before all else: other files without them are from another call.
         if is_begun and len(features) < len(texts):
             raise UserError(
-                f"{out} exists, but its features are of other texts, states or parameters; repeat "
-                "the command that created it, or choose another folder with `out`."
+                f"{out} exists, but its features are damaged, or of other texts, states or "
+                "parameters; repeat the command that created it, choose another folder with "
+                "`out`, or remove it."
             )
         with output.write_errors(out):
             (out / "features").mkdir(parents=True, exist_ok=True)
