@@ -75,6 +75,8 @@ def step_seconds(config: Config, machine: Machine, rows: int) -> float:
     micro_batches = config.train.micro_batches
     rows = rows // micro_batches
     weight_bytes = 1 if kind == "fp8" else compute_bytes(config)
+    every = config.train.recompute_every
+    recomputes = every is not None and every < window  # see stack.run_layer
 
     def scan(weights: int) -> float:
         reading = weights * weight_bytes / machine.memory_bytes_per_s
@@ -85,7 +87,7 @@ def step_seconds(config: Config, machine: Machine, rows: int) -> float:
     for layer in range(config.model.layers):
         products = config.model.products(layer)
         scans += scan(products.forward) + scan(products.backward)
-        if config.train.recompute_every:
+        if recomputes:
             scans += scan(products.forward)
         outside += products.others
     optimizer = _OPTIMIZER_BYTES * parameter_count(config) / machine.memory_bytes_per_s

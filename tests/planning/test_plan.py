@@ -157,6 +157,17 @@ def test_plans_of_an_h100_and_h200_are_what_one_h100_measured(machine: str) -> N
         assert row.seconds_per_iteration == pytest.approx(measured, rel=0.01)
 
 
+def test_a_window_that_is_not_longer_than_recompute_every_costs_no_second_pass() -> None:
+    machine = load_machine(MACHINES / "h100.json")
+
+    def seconds(every: int | None) -> float:
+        config = Config(data=Data(batch=256, window=64), train=Train(recompute_every=every))
+        config = vary(config, precision__compute="bf16")
+        return planning.step_seconds(config, machine, 256)
+
+    assert seconds(64) == seconds(65) == seconds(None) < seconds(63)
+
+
 def test_fp8_takes_rates_of_its_own(tmp_path: Path) -> None:
     row = {"what": "train_step", "dtype": "bf16", "hidden": 64, "recompute_every": None, "flops": 6}
     rows = [
