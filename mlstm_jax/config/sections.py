@@ -109,8 +109,8 @@ class Optimizer(Checked, section="optimizer"):
 
     @property
     def moments(self) -> int:
-        """The most numbers that the optimizer keeps for one parameter."""
-        return 1 if self.name == "muon" else 2
+        """Numbers that the optimizer keeps for each parameter of a large matrix."""
+        return 1 if self.name in ("lars", "muon") else 2
 
     @property
     def other_rates(self) -> dict[str, float]:

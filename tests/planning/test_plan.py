@@ -27,10 +27,10 @@ from mlstm_jax.config import (
 )
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
-from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.model.language_model import LanguageModel, parameter_shapes
 from mlstm_jax.planning.machine import load_machine, rate_type, with_measured_rate
 from mlstm_jax.training.objective import cross_entropy
-from mlstm_jax.training.optimizer import orthogonalise
+from mlstm_jax.training.optimizer import build, orthogonalise
 from mlstm_jax.training.state import memory_bytes, parameter_count
 
 ROOT = Path(__file__).parents[2]
@@ -120,6 +120,16 @@ def test_memory_of_other_models_is_what_the_compiler_counts(kind: str) -> None:
     # The gradient is a result here; masters and moments are no part of it.
     temporary = memory_bytes(config, 16) - 16 * parameter_count(config)
     assert temporary == pytest.approx(counted, rel=1 / 3)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "lamb", "lars", "muon"])
+def test_moments_are_what_an_optimizer_keeps(name: Any) -> None:
+    options = Optimizer(name=name)
+    model = Model(hidden=512)
+    state = jax.eval_shape(build(options, model, lambda _: 1.0).init, parameter_shapes(model))
+    kept = sum(leaf.size for leaf in jax.tree.leaves(state))
+    # With Muon, the small parameters and the decoder have two.
+    assert kept / parameter_count(Config(model=model)) == pytest.approx(options.moments, abs=0.15)
 
 
 def test_a_measured_rate_gives_the_measured_time(tmp_path: Path) -> None:
