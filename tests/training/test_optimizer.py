@@ -1,6 +1,7 @@
 """The learning rate's scaling, warm-up and decay; the optimizers against their equations."""
 
 import dataclasses
+import re
 from typing import Any
 
 import jax
@@ -61,6 +62,22 @@ def test_adam_goes_on_when_the_bytes_of_an_update_change() -> None:
         assert_close(after_V, ratio * before_V, 8)
     fixed = dataclasses.replace(chosen, b2_half_life=None)
     assert optimizer.rescale_second_moment(fixed, state, 1024, 65536) is state
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "rule"),
+    [
+        ("b2", 1 - 1e-9, "at most 0.9999999"),
+        ("b2_half_life", 1e11, "at most 7e+09 with updates of 1,024"),
+    ],
+)
+def test_a_second_moment_without_a_decay_in_float32_is_refused(field, value, rule) -> None:
+    """Adam would divide by zero: NaN for every parameter whose gradient is zero."""
+    chosen = Optimizer(**{field: value})
+    with pytest.raises(UserError, match=re.escape(rule)):
+        optimizer.build(chosen, Model(), lambda _: 1.0, update_bytes=1024)
+    lars = dataclasses.replace(chosen, name="lars")
+    optimizer.build(lars, Model(), lambda _: 1.0, update_bytes=1024)
 
 
 # Of a schedule: a few, one after the other, in float32.
