@@ -8,7 +8,7 @@
 # port there. INDEX is 0 to PROCESSES - 1, a different one on each machine. The run folder must be
 # on a file system that all machines share, and the corpus on it or copied to each machine.
 set -euo pipefail
-[ $# -ge 4 ] || { sed -n '2,10p' "$0" | cut -c3-; exit 2; }
+[ $# -ge 4 ] || { sed -n '2,9p' "$0" | cut -c3-; exit 2; }
 coordinator=$1 processes=$2 index=$3
 shift 3
 exec mlstm-jax train "$@" --distributed.coordinator "$coordinator" \
