@@ -1,10 +1,10 @@
-"""Krause et al. 2016, the mLSTM paper, on enwik8: one layer of 2,800 units, 46 M parameters.
+r"""Krause et al. 2016, the mLSTM paper, on enwik8: one layer of 2,800 units, 46 M parameters.
 
 Corpus:    the usual split of enwik8 (100,000,000 bytes of Wikipedia), 90, 5 and 5 million bytes:
                head -c 90000000 enwik8 > train.txt
                tail -c 10000000 enwik8 | head -c 5000000 > valid.txt
                tail -c 5000000 enwik8 > test.txt
-           mlstm-jax prepare --train train.txt --valid valid.txt --test test.txt --clean none \\
+           mlstm-jax prepare --train train.txt --valid valid.txt --test test.txt --clean none \
                --out corpora/enwik8
 Command:   mlstm-jax train enwik8_2800
 Hardware:  one GPU of 16 GB or more

@@ -1,10 +1,10 @@
-"""Penn Treebank by characters (Mikolov et al. 2012), 5 MB: one layer of 1,000 units.
+r"""Penn Treebank by characters (Mikolov et al. 2012), 5 MB: one layer of 1,000 units.
 
 Corpus:    the usual splits, with the spaces between characters taken out and `_` for a space:
                for s in train valid test; do
                  tr -d ' ' < ptb.char.$s.txt | tr _ ' ' > $s.txt
                done
-           mlstm-jax prepare --train train.txt --valid valid.txt --test test.txt --clean none \\
+           mlstm-jax prepare --train train.txt --valid valid.txt --test test.txt --clean none \
                --document file --out corpora/penn
 Command:   mlstm-jax train penn_1000
 Hardware:  one GPU, or slowly a CPU

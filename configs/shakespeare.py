@@ -1,9 +1,9 @@
-"""Tiny Shakespeare with nanoGPT's split, 1.1 MB: what everybody can measure, in minutes on a CPU.
+r"""Tiny Shakespeare with nanoGPT's split, 1.1 MB: what everybody can measure, in minutes on a CPU.
 
 Corpus:    input.txt of nanoGPT, 1,115,394 bytes; its last tenth is for validation:
                head -c 1003854 input.txt > train.txt
                tail -c 111540 input.txt > valid.txt
-           mlstm-jax prepare --train train.txt --valid valid.txt --clean none --document file \\
+           mlstm-jax prepare --train train.txt --valid valid.txt --clean none --document file \
                --out corpora/shakespeare
 Command:   mlstm-jax train shakespeare
 Hardware:  one CPU core with AVX512_BF16: six minutes
