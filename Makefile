@@ -58,8 +58,8 @@ test-newest:
 # TEXT is a file to train on; what is in OUT already is not measured again.
 OUT ?= gpu_results
 gpu:
-	$(PYTHON) benchmarks/gpu.py --out $(OUT) $(if $(TEXT),--text $(TEXT))
-	$(PYTHON) benchmarks/gpu_report.py $(OUT)
+	$(PYTHON) benchmarks/gpu.py --out "$(OUT)" $(if $(TEXT),--text "$(TEXT)")
+	$(PYTHON) benchmarks/gpu_report.py "$(OUT)"
 
 test-gpu:
 	.ci/test-gpu
