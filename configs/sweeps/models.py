@@ -1,6 +1,6 @@
 r"""mLSTM, LSTM, GRU and causal Transformer of equal size on equal text.
 
-Corpus:    that of batch_table_128.py
+Corpus:    that of results/batch_table_128
 Command:   mlstm-jax sweep models --out runs/models
 Hardware:  CPU cores with AVX512_BF16, on each 2 to 13 minutes per run of 0.5 M parameters, and
            10 to 30 of 2 M

@@ -1,6 +1,6 @@
-r"""Search for the best rates at 16 and 256 rows, for batch_table_128.py, on a quarter of its text.
+r"""Search for the best rates at 16 and 256 rows, for batch_table_128, on a quarter of its text.
 
-Corpus:    that of batch_table_128.py
+Corpus:    that of ../batch_table_128
 Command:   mlstm-jax sweep results/batch_rates_128/sweep.py --out runs/batch_rates_128
 Hardware:  CPU cores with AVX512_BF16, three to six minutes per run on each
 """

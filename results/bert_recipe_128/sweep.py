@@ -1,6 +1,6 @@
 r"""BERT's large-batch recipe on the mLSTM, complete and without each of its parts.
 
-Corpus:    that of batch_table_128.py
+Corpus:    that of ../batch_table_128
 Command:   mlstm-jax sweep results/bert_recipe_128/sweep.py --out runs/bert_recipe_128
 Hardware:  CPU cores with AVX512_BF16, four minutes per run on each
 

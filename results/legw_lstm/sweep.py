@@ -1,6 +1,6 @@
-r"""LEGW on its paper's own ground: the runs of legw_128.py with an LSTM.
+r"""LEGW on its paper's own ground: the runs of legw_128 with an LSTM.
 
-Corpus:    that of legw_128.py
+Corpus:    that of ../legw_128
 Command:   mlstm-jax sweep results/legw_lstm/sweep.py --out runs/legw_lstm
 Hardware:  CPU cores with AVX-512, eight to thirteen minutes per run on each
 
