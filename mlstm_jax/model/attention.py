@@ -38,6 +38,7 @@ def attention(
     # a multiple of 8.
     units = query.shape[-1]
     fits = mask is None and query.dtype != jnp.float32 and units <= 128 and units % 8 == 0
+    fits = fits and _is_ampere_or_later(jax.local_devices()[0])
     return jax.nn.dot_product_attention(
         query,
         key,
@@ -47,6 +48,13 @@ def attention(
         key_value_seq_lengths=lengths_B,
         implementation="cudnn" if fits and jax.default_backend() == "gpu" else None,
     )
+
+
+def _is_ampere_or_later(device: jax.Device) -> bool:
+    """Whether cuDNN has this attention for a GPU: from compute capability 8.0 on."""
+    # A device that only stands for an absent GPU (benchmarks/compile_without_gpu.py) has none.
+    capability = getattr(device, "compute_capability", None) or "8.0"
+    return int(str(capability).partition(".")[0]) >= 8
 
 
 def _one_head_at_a_time(

@@ -1,6 +1,7 @@
 """The Transformer against NumPy in float64, and how it reads a text."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 
 from benchmarks import reference
 from mlstm_jax.config import Precision
-from mlstm_jax.model.attention import attention
+from mlstm_jax.model.attention import _is_ampere_or_later, attention
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.transformer import Transformer
 from tests.model.test_language_model import applied, initial, make, mean_loss
@@ -181,3 +182,10 @@ def test_the_products_of_a_plan_are_those_that_xla_counts() -> None:
     kind = model.model
     layers = sum(sum(kind.products(layer)) / 3 for layer in range(kind.layers))
     assert 1 <= counted / 512 / (layers + 2 * 256 * 32) < 1.1
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"), [("7.0", False), ("8.0", True), ("10.0", True), (None, True)]
+)
+def test_a_gpu_before_ampere_has_no_attention_of_cudnn(capability, expected) -> None:
+    assert _is_ampere_or_later(SimpleNamespace(compute_capability=capability)) is expected
