@@ -162,7 +162,7 @@ def finetune(
         counted = words.fit(texts["train"], texts["valid"], classes).words
     out.mkdir(parents=True, exist_ok=True)
     write_corpus(out / "corpus", texts["train"], texts["valid"], classes, run.cleaning)
-    config = make_config(run, out, len(classes), options)
+    config = make_config(run, _start(run, out), out, len(classes), options)
     _note_changes(config)
     state = config.model.label_state
 
@@ -218,8 +218,11 @@ def finetune(
     return Finetuned(tuned, classifier, about, accuracy, without_words)
 
 
-def make_config(run: Run, out: Path, classes: int, options: FinetuneOptions) -> Config:
-    """Return the config of the run, which evaluates and reshuffles the shards every epoch."""
+def make_config(run: Run, start: Path, out: Path, classes: int, options: FinetuneOptions) -> Config:
+    """Return the config of the run, which evaluates and reshuffles the shards every epoch.
+
+    `start` has the parameters of the given run, see `_start`.
+    """
     longest = run.config.model.longest_window
     # A model without a carry knows of a document only what is in a window.
     window = longest or options.window
@@ -255,7 +258,7 @@ def make_config(run: Run, out: Path, classes: int, options: FinetuneOptions) -> 
             label_weight=options.label_weight,
             dropout=options.dropout,
             seed=options.seed,
-            start_from=str(_start(run, out)),
+            start_from=str(start),
             log_every=max(1, steps // 50),
             eval_every=steps,
             checkpoint_every=max(1, min(steps, 500)),

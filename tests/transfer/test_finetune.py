@@ -174,7 +174,8 @@ def test_the_given_parameters_are_tuned_even_if_another_checkpoint_is_better(run
     texts = Labelled(["my guitar is good", "my piano is bad"] * 20, ["x", "y"] * 20)
     finetune.write_corpus(tmp_path / "corpus", texts, texts, ["x", "y"], "radford")
     for given in (run, other):
-        config = finetune.make_config(given, tmp_path, 2, FinetuneOptions(window=16))
+        start = finetune._start(given, tmp_path)
+        config = finetune.make_config(given, start, tmp_path, 2, FinetuneOptions(window=16))
         params = first_parameters(config)
         np.testing.assert_array_equal(params["embedding"], given.params["embedding"])
     assert len(list(tmp_path.glob("*.safetensors"))) == 1
