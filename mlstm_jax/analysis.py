@@ -175,9 +175,10 @@ def noise_scale(history: History) -> float:
 def updates_to(history: History, bpc: float) -> float:
     """The step at which the validation BPC first reaches `bpc`; NaN if it never does.
 
-    It is interpolated between two evaluations, in the logarithm of the step.
+    It is interpolated between two evaluations, in the logarithm of the step. An evaluation
+    without a number, as after a divergence, does not count.
     """
-    scores = history.evaluations
+    scores = history.evaluations.dropna(subset="bpc")
     reached = np.flatnonzero(scores["bpc"] <= bpc)
     if not len(reached):
         return float("nan")

@@ -43,7 +43,8 @@ def score(step: int, bpc: float) -> dict[str, object]:
 
 
 def test_updates_to_a_score_are_interpolated_between_evaluations(tmp_path: Path) -> None:
-    scores = (score(100, 3.0), score(400, 2.0), score(1600, 2.5), score(3200, 1.5))
+    diverged = score(200, 0.0) | {"bpc": None}
+    scores = (score(100, 3.0), diverged, score(400, 2.0), score(1600, 2.5), score(3200, 1.5))
     (history,) = analysis.load_histories(write_lines(write_run(tmp_path / "a"), *scores))
     history = history._replace(evaluations=history.evaluations[1:])
     # Half of the way from 3 to 2 is at the geometric mean of 100 and 400.

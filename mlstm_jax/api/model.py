@@ -276,7 +276,7 @@ class TrainedModel:
             top_p=top_p,
             seed=int(seed),
             held=dict(set_unit or {}),
-            stop=stop.encode(),
+            stop=stop.encode("utf-8", "surrogatepass"),  # no single byte: refused
         )
         return prompt + "".join(as_text(piece for (piece,) in pieces))
 

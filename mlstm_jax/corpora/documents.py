@@ -278,6 +278,8 @@ def label_of(value: object) -> str | None:
     """
     if not isinstance(value, str | int | float | Decimal):
         return None
+    if isinstance(value, Decimal) and value.is_nan():
+        return None
     if isinstance(value, float | Decimal) and isfinite(value) and value == int(value):
         return str(int(value))
     if isinstance(value, Decimal):

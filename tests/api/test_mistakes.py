@@ -1,5 +1,6 @@
 """Mistakes in Python: each is a UserError that names the argument, or gives the right result."""
 
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -110,7 +111,8 @@ def refused(method: str, given: dict[str, Any], **mistakes: Any) -> Any:
     [
         *refused(
             "generate", {}, bytes=(-1, 1.5, True, "3", 10**12), seed=(-1, 2**40), top_k=(0, 1.5),
-            temperature=(NAN, -1, None, 1e39), top_p=(0, NAN, "x"), stop=("ab", b"a", None),
+            temperature=(NAN, -1, None, 1e39), top_p=(0, NAN, "x"),
+            stop=("ab", "\ud800", b"a", None),
             set_unit=(
                 {9999: 1}, {-1: 1}, {0: NAN}, {True: 1}, {"3": 1}, {3: "a"}, [3], "3=1", {3: 1e39},
             ),
@@ -148,6 +150,7 @@ def refused(method: str, given: dict[str, Any], **mistakes: Any) -> Any:
         )),
         (r"\[1\], text 1: the label is empty", lambda m: m.transfer((["a", "b"], [1, None]))),
         ("text 0: the label is empty", lambda m: m.transfer((["a"], [np.nan]))),
+        ("text 0: the label is empty", lambda m: m.transfer((["a"], [Decimal("sNaN")]))),
         ("text 0: .* neither a string nor", lambda m: m.transfer((["a"], [[1]]))),
         (r"train\[1\]", lambda m: m.transfer((["a"], np.array([[1, 0]])))),
         *[(r"y\[1\]", lambda m, y=y: mlstm.FineTuned(m).fit(["a", "b"], y))
