@@ -137,8 +137,9 @@ class Cluster:
             return
         seconds = self._options.heartbeat_timeout_seconds
         if isinstance(error, jax.errors.JaxRuntimeError) and seconds < _LONGEST:
-            # If a lost process caused it, the watching thread names that process.
-            time.sleep(seconds + _GRACE_SECONDS)
+            # If a lost process caused it, the watching thread names that process: the heartbeat is
+            # missed, both sides look once more, and it waits for `_GRACE_SECONDS` itself.
+            time.sleep(seconds + 3 * _GRACE_SECONDS)
         self.stop(error)
 
     def gather(self, value: Any) -> list[Any]:
