@@ -50,7 +50,7 @@ def make_config(corpus: Path, out: Path, **sections: Any) -> Config:
         "model": Model(hidden=48, embedding=16),
         "data": Data(corpus=str(corpus), batch=8, window=16),
         "optimizer": Optimizer(learning_rate=5e-3, decay_steps=1000),
-        "train": short(steps=300, epochs=None, eval_every=60, checkpoint_every=50),
+        "train": short(steps=300, epochs=None, eval_every=100, checkpoint_every=50),
     }
     return Config(out=str(out), **(values | sections))
 

@@ -8,7 +8,6 @@ import re
 import resource
 import shutil
 import threading
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -59,19 +58,11 @@ def config_of(corpus: Path, out: Path, steps: int, **changes: Any) -> Config:
     return vary(make_config(corpus, out, train=train, precision=precision, devices=one), **changes)
 
 
-def changed(trained: run.Run) -> ModelWeights:
-    """A model with other parameters."""
-    return run.as_weights(trained)._replace(params=jax.tree.map(lambda x: x + 1, trained.params))
-
-
-def halve(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
 def cut_short(folder: Path, step: int) -> None:
     """Cut the largest file of a checkpoint in half, as a crash of a file system may."""
     files = [path for path in (folder / f"checkpoints/{step}").rglob("*") if path.is_file()]
-    halve(max(files, key=lambda path: path.stat().st_size))
+    largest = max(files, key=lambda path: path.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +93,7 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
 
 def test_a_checkpoint_of_another_run_is_named(corpus, straight, stopped) -> None:
     """Whether the checkpoint was moved, or environment.json; a run moved as a whole is itself."""
-    sibling = run_train(config_of(corpus, stopped.parent / "sibling", 2, train__seed=7))
+    sibling = run_train(config_of(corpus, stopped.parent / "sibling", 2))
     config = config_of(corpus, stopped, 40)
     shutil.copytree(sibling / "checkpoints/2", stopped / "checkpoints/2")
     with pytest.raises(UserError, match=rf"checkpoints/2 .*{run.id_of(sibling)}"):
@@ -180,28 +171,26 @@ def test_a_run_that_has_lost_its_checkpoints_does_not_start_over(corpus, straigh
     assert lines_without_time(stopped) == lines_without_time(straight)
 
 
-def test_a_run_killed_before_its_first_checkpoint_may_save_more_often(tmp_path: Path) -> None:
-    """Its config, not the new one, tells when there must have been a checkpoint."""
-    rare = Config(out=str(tmp_path), train=Train(eval_every=1000, checkpoint_every=1000))
-    run_folder.write_folder(rare)
-    (tmp_path / "metrics.jsonl").write_text('{"kind": "eval", "step": 50, "bpc": 2}\n')
-    require_new(tmp_path, resume=False)
-    run_folder.write_folder(vary(rare, train__checkpoint_every=20))
-    with pytest.raises(UserError, match="no checkpoint to resume from, although"):
+@pytest.mark.parametrize(
+    ("every", "events", "lost"),
+    [
+        # The second save begins when the first has ended.
+        (20, [], False),
+        (19, [], True),
+        (1000, ["finished"], True),
+        (1000, ["resumed"], True),
+        (1000, ["resumed", "diverged"], False),
+    ],
+)
+def test_metrics_tell_of_a_checkpoint_that_is_gone(every, events, lost, tmp_path) -> None:
+    train = Train(eval_every=1000, checkpoint_every=every)
+    run_folder.write_folder(Config(out=str(tmp_path), train=train))
+    write_lines(tmp_path, train_line(40))
+    for event in events:
+        write_lines(tmp_path, {"kind": "event", "step": 40, "event": event})
+    message = r"no checkpoint .*, although .* records 40 steps\. Restore"
+    with pytest.raises(UserError, match=message) if lost else nullcontext():
         require_new(tmp_path, resume=False)
-
-
-@pytest.mark.parametrize("event", ["finished", "resumed"])
-def test_a_short_run_that_had_a_checkpoint_does_not_start_over(event: str, tmp_path: Path) -> None:
-    """However few its steps are; one that has diverged since may."""
-    run_folder.write_folder(Config(out=str(tmp_path)))
-    write_lines(tmp_path, train_line(10), {"kind": "event", "step": 10, "event": event})
-    with pytest.raises(
-        UserError, match=r"no checkpoint .*, although .* records 10 steps\. Restore"
-    ):
-        require_new(tmp_path, resume=False)
-    write_lines(tmp_path, {"kind": "event", "step": 12, "event": "diverged"})
-    require_new(tmp_path, resume=False)
 
 
 def test_a_full_disk_is_named_and_costs_only_steps(corpus, straight, stopped, capfd) -> None:
@@ -259,23 +248,16 @@ def test_a_run_that_diverges_names_the_checkpoint_that_a_restart_takes(corpus, s
     assert f"resuming at step {step} of" in capfd.readouterr().err
 
 
-class Stop(Exception):
-    """Ends a session as a kill does."""
-
-
-def stop_at(step: int) -> Callable[[dict[str, Any]], None]:
-    def callback(line: dict[str, Any]) -> None:
-        if line["step"] >= step:
-            raise Stop
-
-    return callback
-
-
 def test_how_long_the_loss_was_too_high_survives_a_restart(corpus: Path, tmp_path: Path) -> None:
     high = {"train__divergence_bpc": 0.01, "train__divergence_steps": 9}  # always too high
     config = config_of(corpus, tmp_path / "run", 80, train__checkpoint_every=3, **high)
-    with pytest.raises(Stop):
-        run_train(config, callbacks=[stop_at(5)])
+
+    def stop(line: dict[str, Any]) -> None:
+        if line["step"] >= 5:
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        run_train(config, callbacks=[stop])
     with pytest.raises(Diverged) as resumed:
         run_train(config)
     assert resumed.value.step == 9
@@ -283,8 +265,8 @@ def test_how_long_the_loss_was_too_high_survives_a_restart(corpus: Path, tmp_pat
 
 def test_a_run_resumes_with_the_parameters_it_started_from_and_no_others(corpus, stopped, tmp_path):
     """Those at the same path may have been trained further."""
-    trained = run.load_run(stopped)
-    first, later = run.as_weights(trained), changed(trained)
+    first = run.as_weights(run.load_run(stopped))
+    later = first._replace(params=jax.tree.map(lambda x: x + 1, first.params))
 
     def train(folder: Path, steps: int, name: str | None, model: ModelWeights) -> None:
         start_from = name and str(tmp_path / f"{name}.safetensors")

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mlstm_jax import cli, environment, guard, host, run
+from mlstm_jax import cli, environment, guard, run
 from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import Config, Devices, Optimizer, Precision, Train, vary
 from mlstm_jax.corpora.prepare import prepare
@@ -129,7 +129,7 @@ def test_the_run_folder_holds_what_it_says(undisturbed: Path) -> None:
     lines = lines_of(undisturbed)
     train, evals = lines["train"], lines["eval"]
     assert [line["step"] for line in train] == list(range(5, 301, 5))
-    assert [line["step"] for line in evals] == [60, 120, 180, 240, 300]
+    assert [line["step"] for line in evals] == [100, 200, 300]
     assert set(train[0]) == {
         *("kind", "step", "epoch", "bytes_seen", "loss", "bpc", "learning_rate", "grad_norm"),
         *("loss_scale", "skipped", "bytes_per_second", "data_wait_fraction", "seconds"),
@@ -142,7 +142,7 @@ def test_the_run_folder_holds_what_it_says(undisturbed: Path) -> None:
     environment = json.loads((undisturbed / "environment.json").read_text())
     assert environment["platform"] == "cpu"
     assert environment["versions"]["jax"] == jax.__version__
-    assert run.read_config(undisturbed) is not None
+    assert run.read_config(undisturbed).precision.compute == "fp32"
     assert list((undisturbed / "tensorboard").glob("events.*"))
 
 
@@ -150,20 +150,21 @@ def test_the_newest_checkpoints_and_the_best_are_kept(corpus: Path, tmp_path: Pa
     config = make_config(
         corpus,
         tmp_path / "run",
-        # A rate so high that the last evaluation is seldom the best.
+        # A rate so high that the first evaluation is the best.
         optimizer=Optimizer(learning_rate=3.0, decay_steps=10**6),
         precision=Precision(max_consecutive_skips=1),
         train=short(eval_every=10, checkpoint_every=5, divergence_bpc=1e3, divergence_steps=1),
         devices=ONE,
     )
     # What is best is known in another session, too.
-    for steps in (25, 50):
+    for steps in (15, 30):
         run_train(vary(config, train__steps=steps))
     evals = {line["step"]: line["bpc"] for line in lines_of(tmp_path / "run")["eval"]}
     best = min(evals, key=lambda step: evals[step])
-    assert steps_in(tmp_path / "run") == sorted({best, 45, 50})
+    assert best < 25
+    assert steps_in(tmp_path / "run") == [best, 25, 30]
     assert run.load_run(tmp_path / "run").step == best
-    assert run.load_run(tmp_path / "run", "latest").step == 50
+    assert run.load_run(tmp_path / "run", "latest").step == 30
     with pytest.raises(UserError, match=r"checkpoint 7: .* has checkpoints at"):
         run.load_run(tmp_path / "run", "7")
 
@@ -189,23 +190,6 @@ def test_a_resume_that_does_not_fit_is_refused(short_run, text_file, tmp_path) -
         with pytest.raises(UserError, match=message):
             run_train(vary(short_run, **{field: value}))
     assert (Path(short_run.out) / "config.json").read_text() == before
-
-
-def test_a_run_keeps_the_compute_type_that_was_fastest_at_first(short_run, tmp_path, monkeypatch):
-    def trained() -> str | None:
-        return run.read_config(run_train(config)).precision.compute
-
-    config = vary(short_run, out=str(tmp_path / "run"), train__steps=2)
-    assert config.precision.compute is None
-    monkeypatch.setattr(host, "fastest_compute", lambda units: "bf16")
-    assert trained() == "bf16"
-    monkeypatch.undo()
-    config = vary(config, train__steps=6)
-    assert trained() == "bf16"
-    resumed = [one for one in lines_of(tmp_path / "run")["event"] if one["event"] == "resumed"]
-    assert resumed[0]["changed"] == ["train.steps: 2 → 6"]
-    config = vary(config, out=str(tmp_path / "small"))
-    assert trained() == "fp32"  # so few units are hardly faster in bf16
 
 
 def test_one_process_trains_in_a_folder_and_a_finished_run_is_left_alone(short_run: Config) -> None:
@@ -248,6 +232,8 @@ def test_a_finished_run_can_be_made_longer(short_run, monkeypatch) -> None:
     assert max(held) < 1.25, held  # the state once, carry and batches
     assert lines_without_time(folder)[: len(lines)] == lines
     assert lines_without_time(folder)[-1]["step"] == 8
+    (resumed,) = [line for line in lines_of(folder)["event"] if line["event"] == "resumed"]
+    assert resumed["changed"] == ["train.steps: 6 → 8"]
 
 
 def test_resume_needs_a_run_and_a_run_needs_its_own_folder(corpus: Path, tmp_path: Path) -> None:
@@ -335,7 +321,8 @@ def test_proteins_are_learned_one_by_one_and_their_stop_with_them(tmp_path: Path
     (tmp_path / "p.fasta").write_text(text)
     corpus = tmp_path / "corpus"
     prepare([str(tmp_path / "p.fasta")], corpus, split=(20, 1, 1), clean="protein")
-    run_train(make_config(corpus, tmp_path / "run", devices=ONE))
+    once = short(steps=300, eval_every=300, checkpoint_every=300)
+    run_train(make_config(corpus, tmp_path / "run", train=once, devices=ONE))
     lines = lines_of(tmp_path / "run")
     last = lines["eval"][-1]
     assert last["step"] == 300

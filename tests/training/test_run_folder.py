@@ -4,7 +4,6 @@ import contextlib
 import errno
 import fcntl
 import os
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import run_folder
 from mlstm_jax.training.train import train as run_train
-from tests.training.runs import make_config
+from tests.training.runs import make_config, train_line, write_lines
 
 
 @pytest.mark.parametrize(
@@ -51,16 +50,24 @@ def test_a_run_that_hung_before_it_had_a_config_starts_over(tmp_path: Path) -> N
         assert (folder / "config.json").is_file()
 
 
+def with_run_values(config: Config, capability: tuple[int, int] | None = None) -> Config:
+    return run_folder.with_run_values(config, Cluster(Distributed(), Path()), capability)
+
+
+def begin(config: Config) -> None:
+    """Leave what a run leaves that has begun."""
+    run_folder.write_folder(config)
+    write_lines(Path(config.out), train_line(1))
+
+
 def test_a_transformer_that_resumes_keeps_its_positions(tmp_path: Path) -> None:
-    resumed = partial(
-        run_folder.with_run_values, cluster=Cluster(Distributed(), Path()), capability=None
-    )
+    resumed = with_run_values
     plain = vary(Config(out=str(tmp_path)), precision__compute="fp32", devices__kernels="xla")
     config = vary(plain, model=Transformer(hidden=8, embedding=8, heads=2), data__window=16)
-    run_folder.write_folder(resolve_batch(config, 1))
     shorter, longer = (vary(config, data__window=window) for window in (8, 32))
+    run_folder.write_folder(resolve_batch(config, 1))
     assert resumed(shorter) == shorter  # not yet a run that resumes
-    (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "step": 1}\n')
+    begin(resolve_batch(config, 1))
     assert resumed(shorter).model.longest_window == 16
     assert resumed(longer) == longer
     own = resolve_batch(resumed(shorter), 1)
@@ -84,14 +91,20 @@ def test_a_transformer_that_resumes_keeps_its_positions(tmp_path: Path) -> None:
     ],
 )
 def test_the_kernels_of_a_run_are_the_proven_ones_and_stay(fields, capability, kernels, tmp_path):
-    cluster = Cluster(Distributed(), Path())
     config = vary(Config(out=str(tmp_path)), precision__compute="bf16", **fields)
-    made = run_folder.with_run_values(config, cluster, capability)
+    made = with_run_values(config, capability)
     assert made.devices.kernels == kernels
-    run_folder.write_folder(made)
-    (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "step": 1}\n')
-    resumed = run_folder.with_run_values(config, cluster, None)
-    assert resumed.devices.kernels == kernels
+    begin(made)
+    assert with_run_values(config).devices.kernels == kernels
+
+
+def test_a_run_keeps_the_compute_type_that_was_fastest_at_first(tmp_path, monkeypatch) -> None:
+    config = Config(out=str(tmp_path), model=Model(hidden=48))
+    assert with_run_values(config).precision.compute == "fp32"  # so few are hardly faster in bf16
+    monkeypatch.setattr(host, "fastest_compute", lambda units: "bf16")
+    begin(with_run_values(config))
+    monkeypatch.undo()
+    assert with_run_values(config).precision.compute == "bf16"
 
 
 @pytest.mark.parametrize(
