@@ -19,8 +19,8 @@ from mlstm_jax.corpora.options import PrepareOptions
 from mlstm_jax.errors import UserError
 from mlstm_jax.planning.machine import load_machine
 
-TEXTS = [f"my guitar is {word} {n}." for n in range(12) for word in ("good", "bad")]
-LABELS = ["good", "bad"] * 12
+TEXTS = [f"my guitar is {word} {n}." for n in range(5) for word in ("good", "bad")]
+LABELS = ["good", "bad"] * 5
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from mlstm_jax.errors import Note, UserError
 from tests.tolerance import assert_close
 
 NAN = float("nan")
-TEXTS = [f"{word} {n}" for n in range(9) for word in ("good", "bad")]
-LABELS = [1, 0] * 9
+TEXTS = [f"{word} {n}" for n in range(5) for word in ("good", "bad")]
+LABELS = [1, 0] * 5
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def refused(method: str, given: dict[str, Any], **mistakes: Any) -> Any:
         *refused(
             "transfer", {"test": (TEXTS, LABELS)}, train=(
                 None, 3, [("a", 1)], (TEXTS, LABELS, LABELS), (TEXTS, None), (TEXTS, 1),
-                (TEXTS, "ab" * 9), ("a", [1]), (TEXTS, [*LABELS, 1]), (TEXTS, [None] * 18),
+                (TEXTS, "ab" * 5), ("a", [1]), (TEXTS, [*LABELS, 1]), (TEXTS, [None] * 10),
                 ([], []), (["a", None], [1, 0]), (TEXTS, {1: LABELS}), (TEXTS, {"a": 3}),
             ),
         ),

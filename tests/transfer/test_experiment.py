@@ -19,22 +19,22 @@ from tests.transfer.pieces import COLUMNS, answers_of, write_reviews
 
 
 def test_transfer_and_classify_from_the_outside(run, tmp_path, random, capsys, refused) -> None:
-    train, test = (write_reviews(tmp_path / f"{n}.csv", random, n) for n in (90, 100))
+    train, test = (write_reviews(tmp_path / f"{n}.csv", random, n) for n in (70, 100))
     out = tmp_path / "out"
     with train.open("a") as file:  # Nothing is learned from what `classify` gives no label.
         file.write("fine, \nfair,&nbsp;\n")
-    command = ["transfer", str(run.folder), "--train", str(train), "--test", str(test), *COLUMNS]
-    command += ["--out", str(out), "--state", "c"]
+    paths = ["--train", str(train), "--valid", str(test), "--test", str(test), "--out", str(out)]
+    command = ["transfer", str(run.folder), *paths, *COLUMNS, "--state", "c"]
     cli.main(command)
     said, noted = capsys.readouterr()
-    assert re.findall(r"note: .*90\.csv: 1 of 9. records have no text", noted) == 2 * [ANY]
+    assert re.findall(r"note: .*70\.csv: 1 of 7. records have no text", noted) == 2 * [ANY]
     result = json.loads((out / "report.json").read_text())
     assert (result["classes"], result["state"]) == (["fair", "fine", "poor"], "c")
     assert result["test"] > 0.8 > result["majority"]
     assert result["baseline"]["test"] > 0.9
     assert np.sum(result["confusion"]) == 100
     assert np.trace(result["confusion"]) == pytest.approx(100 * result["test"])
-    assert result["learning_curve"][-1]["examples"] == 90
+    assert [point["examples"] for point in result["learning_curve"]] == [10, 20, 50, 70]
     assert result["learning_curve"][-1]["mean"] == pytest.approx(result["test"])
     assert list(result["top_units"]) == ["1", "2", "5", "10", "50"]
     assert 1 > result["best_unit_test"] >= result["majority"] - 0.05
@@ -74,25 +74,58 @@ def test_transfer_and_classify_from_the_outside(run, tmp_path, random, capsys, r
     assert "exists; choose another folder" in refused(*command)
 
 
-def test_texts_without_words_have_a_report_without_tfidf(run, tmp_path, random, capsys) -> None:
-    """Proteins and the like: single letters. All states of all layers, in one pass."""
+def test_several_states_are_transferred_and_resumed(
+    run, tmp_path, random, monkeypatch, capsys, refused
+) -> None:
+    """All layers, of texts without words, such as proteins; stopped between two states."""
     letters = np.array(list("acdefghiklmnpqrstvwy"))
-    for name, count in (("train", 24), ("test", 10)):
+    for name, count in (("train", 10), ("test", 6), ("others", 10)):
         lines = ["text,label"]
         for number in range(count):
             text = " ".join([*random.choice(letters, 30), *"ab"[number % 2] * 8])
             lines.append(f"{text},{number % 2}")
         (tmp_path / f"{name}.csv").write_text("\n".join(lines))
-    out, test = tmp_path / "out", tmp_path / "test.csv"
+    train, test, others = (str(tmp_path / f"{name}.csv") for name in ("train", "test", "others"))
+    out = tmp_path / "out"
     command = ["transfer", str(run.folder), "--out", str(out), "--all-layers"]
-    command += ["--valid", str(test), "--test", str(test)]
-    command += ["--train", str(tmp_path / "train.csv"), "--state", "mean_h", "c", "c+mean_h"]
-    cli.main(command)
-    said = capsys.readouterr().out
+    command += ["--valid", test, "--test", test]
+    several = [*command, "--state", "mean_h", "c", "c+mean_h"]
+    plain = transfer.write_report
+
+    def stop(folder: Path, *more: Any) -> None:
+        if folder.name == "c":
+            raise ZeroDivisionError
+        plain(folder, *more)
+
+    monkeypatch.setattr(transfer, "write_report", stop)
+    with pytest.raises(ZeroDivisionError):
+        cli.main([*several, "--train", train])
+    assert {path.name for path in out.iterdir()} == {"features", "mean_h", "c"}
+    assert not (out / "c/report.md").exists()
+    before = {path: path.read_bytes() for path in out.glob("*/*")}
+    monkeypatch.setattr(transfer, "write_report", plain)
+    monkeypatch.setattr(Featurizer, "__call__", lambda *_: pytest.fail("read again"))
+    # Of other texts, or of other states: nothing is touched.
+    for wrong in (
+        [*several, "--train", others],
+        [*several[:-1], "--train", train],
+        [*command, "--state", "c+mean_h", "--train", train],
+    ):
+        assert "repeat the command that created it" in refused(*wrong)
+    assert {path: path.read_bytes() for path in out.glob("*/*")} == before
+
+    cli.main([*several, "--train", train])
+    said, noted = capsys.readouterr()
+    assert f"reusing the features of the same texts in {out / 'features'}" in noted
     assert said.count("TF-IDF is omitted: words cannot be counted in these texts (") == 3
+    # Fitted again, they say the same.
+    for path, content in before.items():
+        assert path.suffix == ".png" or path.read_bytes() == content
+    assert f"{out} exists; choose another folder" in refused(*several, "--train", train)
+
     with np.load(out / "features/train.npz") as file:
         kept = dict(file)
-    assert kept["features"].shape == (24, 256)
+    assert kept["features"].shape == (10, 256)
     assert set(kept["state"][:128]) == {"mean_h"}
     for state, words, width in (
         ("mean_h", "mean of h over the text", 128),
@@ -113,18 +146,19 @@ def test_texts_without_words_have_a_report_without_tfidf(run, tmp_path, random, 
 
     # As `transfer` did, so does `classify`.
     folder, labelled = out / "c+mean_h", tmp_path / "labelled.csv"
-    cli.main(["classify", str(run.folder), str(folder), str(test), "--out", str(labelled)])
-    pairs = zip(answers_of(labelled), answers_of(test), strict=True)
+    cli.main(["classify", str(run.folder), str(folder), test, "--out", str(labelled)])
+    pairs = zip(answers_of(labelled), answers_of(Path(test)), strict=True)
     right = np.mean([one["label"] == other["label"] for one, other in pairs])
     assert right == json.loads((folder / "report.json").read_text())["test"]
 
 
 def test_texts_that_are_all_the_same_have_a_report(run: Run, tmp_path: Path) -> None:
     path, out = tmp_path / "same.csv", tmp_path / "out"
-    path.write_text("text,label\n" + "same text,0\nsame text,1\n" * 6)
+    path.write_text("text,label\n" + "same text,0\nsame text,1\n" * 3)
     paths = ["--train", str(path), "--test", str(path), "--out", str(out)]
     cli.main(["transfer", str(run.folder), *paths])
     assert json.loads((out / "report.json").read_text())["test"] == 0.5
+    assert "| | train | cross-validated | **test** |" in (out / "report.md").read_text()
 
 
 def test_features_of_another_reading_or_other_units_have_another_key(run: Run) -> None:
@@ -139,44 +173,3 @@ def test_features_of_another_reading_or_other_units_have_another_key(run: Run) -
     keys = [features_key("abc", reader, ["a"]) for reader in readers]
     assert len(set(keys)) == len(keys)
     assert keys[0] == features_key("abc", Featurizer(run), ["a"])
-
-
-def test_a_transfer_that_was_stopped_resumes(run, tmp_path, random, monkeypatch, capsys, refused):
-    """Between two states, as a kill stops it."""
-    train, test, others = (write_reviews(tmp_path / f"{n}.csv", random, n) for n in (12, 6, 13))
-    out = tmp_path / "out"
-    command = ["transfer", str(run.folder), "--test", str(test), "--out", str(out), *COLUMNS]
-    several = [*command, "--state", "c", "mean_h"]
-    plain = transfer.write_report
-
-    def stop(folder: Path, *more: Any) -> None:
-        if folder.name == "mean_h":
-            raise ZeroDivisionError
-        plain(folder, *more)
-
-    monkeypatch.setattr(transfer, "write_report", stop)
-    with pytest.raises(ZeroDivisionError):
-        cli.main([*several, "--train", str(train)])
-    assert {path.name for path in out.iterdir()} == {"features", "c", "mean_h"}
-    assert not (out / "mean_h/report.md").exists()
-    before = {path: path.read_bytes() for path in out.glob("*/*")}
-    monkeypatch.setattr(transfer, "write_report", plain)
-    monkeypatch.setattr(Featurizer, "__call__", lambda *_: pytest.fail("read again"))
-    # Of other texts, or of other states: nothing is touched.
-    for wrong in (
-        [*several, "--train", str(others)],
-        [*several, "c+mean_h", "--train", str(train)],
-        [*command, "--state", "c+mean_h", "--train", str(train)],
-    ):
-        assert "repeat the command that created it" in refused(*wrong)
-    assert {path: path.read_bytes() for path in out.glob("*/*")} == before
-
-    cli.main([*several, "--train", str(train)])
-    said = f"reusing the features of the same texts in {out / 'features'}"
-    assert said in capsys.readouterr().err
-    for state, words in (("c", "cell state c"), ("mean_h", "mean of h over the text")):
-        assert words in (out / state / "report.md").read_text()
-    # Fitted again, they say the same.
-    for path, content in before.items():
-        assert path.suffix == ".png" or path.read_bytes() == content
-    assert f"{out} exists; choose another folder" in refused(*several, "--train", train)

@@ -28,8 +28,8 @@ pytestmark = pytest.mark.numeric
 TEXTS = ["the guitar is good", "é", "my cable sounds great " * 9]
 
 
-def draw(kind: str) -> Run:
-    config = Config(model=Architecture.kinds[kind](hidden=12, embedding=4, layers=2))
+def draw(kind: str, hidden: int = 12, layers: int = 2) -> Run:
+    config = Config(model=Architecture.kinds[kind](hidden=hidden, embedding=4, layers=layers))
     random, shapes = np.random.default_rng(0), weights.expected_shapes(config.model)
     flat = {name: random.normal(size=shape) / 3 for name, shape in shapes.items()}
     params = weights.unflatten({name: array.astype(np.float32) for name, array in flat.items()})

@@ -68,12 +68,11 @@ def test_four_labels_do_not_make_worse_what_it_knows_without_any(model) -> None:
     labels = ["up", "up", "down", "down"]
     fresh = ["The best guitar I ever had.", "Moving and funny.", "Awful.", "A terrible plot."]
     train, test = (GOOD + BAD, labels), (fresh, labels)
-    with_prior = model.transfer(train, test, options=mlstm.TransferOptions(state="mean_h"))
-    assert (with_prior.result.has_prior, with_prior.result.test) == (True, 1)
-    of_c = model.transfer(train, test, options=mlstm.TransferOptions(state="c"))
-    assert not of_c.result.has_prior
+    result = model.transfer(train, test, options=mlstm.TransferOptions(state="mean_h")).result
+    assert (result.has_prior, result.test) == (True, 1)
     own = load_classifier(shipped.model(Path(NAME) / "sentiment"))
     units = [Column(state, 0, unit) for state in ("c", "mean_h") for unit in range(1024)]
+    assert transfer._prior(own, units[:1024]) is None
     prior = transfer._prior(own, units)
     assert prior is not None
     assert prior.classes == ["negative", "positive"]
@@ -83,8 +82,7 @@ def test_four_labels_do_not_make_worse_what_it_knows_without_any(model) -> None:
 
 def test_a_sample_in_bf16_is_the_same_alone_and_among_others(model: mlstm.TrainedModel) -> None:
     run = dataclasses.replace(model._run, batch_model=with_compute(model._run, "bf16").model)
-
-    reader, how = Reader(run), {"bytes": 400, "seed": 1, "temperature": 0.7}
+    reader, how = Reader(run), {"bytes": 192, "seed": 1, "temperature": 0.7}
     one, three = (whole(generate(reader, "This film", samples=n, **how)) for n in (1, 3))
     assert one == three[:1]
 
@@ -102,8 +100,8 @@ def test_it_notes_texts_unlike_its_training_texts(model, tmp_path, monkeypatch, 
     like = [*GOOD, *BAD, "good", "Great!", "not bad at all"]
     with warnings.catch_warnings(action="error"):
         model.classify(like)
-    with pytest.warns(Note, match="3 of 5 texts, the first number 2, are unlike"):
-        model.classify([GOOD[0], UNLIKE[0], BAD[0], *UNLIKE[1:]])
+    with pytest.warns(Note, match="2 of 5 texts, the first number 2, are unlike"):
+        model.classify([GOOD[0], UNLIKE[0], BAD[0], UNLIKE[1], BAD[1]])
     monkeypatch.chdir(tmp_path)
     Path("new.txt").write_text("\n".join(GOOD + UNLIKE))
     monkeypatch.setattr(features, "_MOST_TEXTS", 2)  # the notes are of all parts
@@ -114,7 +112,7 @@ def test_it_notes_texts_unlike_its_training_texts(model, tmp_path, monkeypatch, 
     assert [row["label"] for row in rows[:2]] == ["positive"] * 2
     assert "note: 3 of 5 texts, the first number 3, are unlike" in written.err
     viewer = Viewer(load_run(Path(NAME)), *load_classifier(Path(f"{NAME}/sentiment")))
-    for text in like + UNLIKE:
+    for text in (GOOD[0], "good", *UNLIKE[1:]):
         assert viewer.read({"text": text})["unlike"] == (text in UNLIKE)
 
 
