@@ -1,4 +1,4 @@
-"""Corpora, training, sweeps and plans in Python."""
+"""Training in Python; test_faces.py has corpora, sweeps and plans beside their commands."""
 
 import os
 import re
@@ -15,17 +15,14 @@ import pytest
 
 import mlstm_jax as mlstm
 from mlstm_jax.config import Distributed
+from mlstm_jax.training.metrics import read_metrics
 from mlstm_jax.training.train import train as run_train
 from tests.training.runs import make_config, short
 
 
-def small(corpus: Path, out: Path, **train: Any) -> mlstm.Config:
-    return make_config(corpus, out, train=short(steps=6, epochs=None, eval_every=3, **train))
-
-
-@pytest.fixture(scope="module")
-def trained(corpus, tmp_path_factory) -> tuple[mlstm.TrainedModel, list[dict[str, Any]]]:
-    """A model, trained without a watchdog, and the lines of its callback."""
+def test_training_gives_a_model_and_its_metrics(corpus, tmp_path, monkeypatch, capfd) -> None:
+    """Without a watchdog; an error in a callback ends the first session, and a second resumes."""
+    pandas = pytest.importorskip("pandas")
     lines: list[dict[str, Any]] = []
 
     def note(line: dict[str, Any]) -> None:
@@ -33,27 +30,33 @@ def trained(corpus, tmp_path_factory) -> tuple[mlstm.TrainedModel, list[dict[str
         jnp.sin(np.ones(2))  # It may use JAX in any way.
         lines.append(line)
 
-    config = small(corpus, tmp_path_factory.mktemp("trained") / "run", watchdog_seconds=0.2)
+    def stop(line: dict[str, Any]) -> None:
+        if line["kind"] == "eval" and line["step"] == 6:
+            raise RuntimeError("enough")
+
+    train = short(steps=6, epochs=None, eval_every=3, checkpoint_every=3, watchdog_seconds=0.2)
+    config = make_config(corpus, tmp_path / "run", train=train)
     handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "_exit", lambda code: pytest.fail("os._exit"))
-        model = mlstm.train(config, callbacks=iter([note]), show_progress=False)
-    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
-    return model, lines
-
-
-def test_training_gives_a_model_and_its_metrics(trained: Any) -> None:
-    pandas = pytest.importorskip("pandas")
-    model, lines = trained
-    assert isinstance(model.metrics, pandas.DataFrame)
+    monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("os._exit"))
+    with pytest.raises(RuntimeError, match="enough"):
+        mlstm.train(config, callbacks=iter([note, stop]), show_progress=False)
     assert [line["step"] for line in lines if line["kind"] == "eval"] == [3, 6]
-    assert lines == model._lines()
-    assert model.evaluate("valid").bpc == pytest.approx(lines[-2]["bpc"], rel=1e-5)
-    assert model.step in (3, 6)
+    lines.clear()
+    longer = mlstm.vary(config, train__steps=9)
+    model = mlstm.train(longer, callbacks=[note], show_progress=False, resume=True)
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert capfd.readouterr().err == ""  # progress is not shown
+    assert isinstance(model.metrics, pandas.DataFrame)
+    assert lines == model._lines()[-len(lines) :]
+    scores = [line for line in model._lines() if line["kind"] == "eval"]
+    assert [line["step"] for line in scores] == [3, 6, 9]
+    best = min(scores, key=lambda line: line["bpc"])
+    assert model.step == best["step"]
+    assert model.evaluate("valid").bpc == pytest.approx(best["bpc"], rel=1e-5)
 
 
-def test_the_documented_trackers_get_every_number(trained, monkeypatch) -> None:
-    _, lines = trained
+def test_the_documented_trackers_get_every_number(run, monkeypatch) -> None:
+    lines = read_metrics(run.folder / "metrics.jsonl")
     page = (Path(__file__).parents[2] / "docs/runs.md").read_text(encoding="utf-8")
     section = page.split("### W&B")[1].split("\n## ")[0]
     helper, *trackers = re.findall(r"(?s)```python\n(.*?)```", section)
@@ -88,17 +91,3 @@ def test_several_processes_need_a_process_of_their_own(tmp_path: Path) -> None:
     cluster = mlstm.Config(out=str(tmp_path / "two"), distributed=several)
     with pytest.raises(ValueError, match="Train with owns_process=True"):
         run_train(cluster)
-
-
-def test_an_error_in_a_callback_ends_the_training(corpus, tmp_path, capfd) -> None:
-    def stop(line: dict[str, Any]) -> None:
-        if line["kind"] == "eval" and line["step"] == 6:
-            raise RuntimeError("enough")
-
-    config = small(corpus, tmp_path / "run", checkpoint_every=3)
-    with pytest.raises(RuntimeError, match="enough"):
-        mlstm.train(config, callbacks=[stop], show_progress=False)
-    # It resumes.
-    longer = mlstm.vary(config, train__steps=9)
-    assert mlstm.train(longer, show_progress=False, resume=True)._lines()[-1]["step"] == 9
-    assert capfd.readouterr().err == ""  # progress is not shown

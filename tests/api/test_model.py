@@ -103,7 +103,7 @@ def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) 
         texts = [f"my guitar is {('bad', 'good')[k]} {n}." for n, k in enumerate(labels, first)]
         return texts, labels
 
-    train, test = examples(0, 60), examples(100, 30)
+    train, test = examples(0, 10), examples(100, 30)
     options = mlstm.TransferOptions(state="mean_h")
     kept = model.transfer(train, test, test, options=options, out=tmp_path / "out")
     assert kept.result.test > 0.9
@@ -122,8 +122,8 @@ def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) 
     assert "2 classes: 0, 1" in repr(made.classifier)
     assert "array(" not in repr([made, made.classifier, model._run])
     # Without test texts a fifth of train is held out.
-    held_out = model.transfer(examples(0, 20), options=options).result
-    assert held_out.texts == {"train": 16, "valid": 0, "test": 4}
+    held_out = model.transfer(train, options=options).result
+    assert held_out.texts == {"train": 8, "valid": 0, "test": 2}
     shares = made.classifier.probabilities(model.encode(test[0], "mean_h"))
     for given in (made, tmp_path / "out"):
         found = model.classify(test[0], given)

@@ -19,7 +19,7 @@ from mlstm_jax.model.language_model import NEVER
 from mlstm_jax.run import Run, load_run, with_compute
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer import features
-from mlstm_jax.transfer.features import Featurizer, State, TextFile
+from mlstm_jax.transfer.features import Featurizer, TextFile
 from mlstm_jax.transfer.reader import ROWS
 from mlstm_jax.transfer.windows import cheapest_rows, read_steps
 from tests.tolerance import assert_close

@@ -82,7 +82,7 @@ def test_four_labels_do_not_make_worse_what_it_knows_without_any(model) -> None:
 
 def test_a_sample_in_bf16_is_the_same_alone_and_among_others(model: mlstm.TrainedModel) -> None:
     run = dataclasses.replace(model._run, batch_model=with_compute(model._run, "bf16").model)
-    reader, how = Reader(run), {"bytes": 192, "seed": 1, "temperature": 0.7}
+    reader, how = Reader(run), {"bytes": 192, "seed": 1, "temperature": 1.0}
     one, three = (whole(generate(reader, "This film", samples=n, **how)) for n in (1, 3))
     assert one == three[:1]
 
