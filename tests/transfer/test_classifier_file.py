@@ -92,33 +92,29 @@ def test_what_is_wrong_is_named(tmp_path, made, change, message) -> None:
         load_classifier(tmp_path)
 
 
-def test_files_that_are_damaged_or_elsewhere_are_named(tmp_path: Path) -> None:
+def test_files_that_are_damaged_or_elsewhere_are_named(tmp_path, monkeypatch) -> None:
+    def load(message: str, folder: str = "") -> None:
+        with pytest.raises(UserError, match=message):
+            load_classifier(tmp_path / folder)
+
     save(tmp_path, PLAIN, ABOUT)
     (tmp_path / "classifier.safetensors").write_bytes(b"no")
-    with pytest.raises(UserError, match="cannot be read"):
-        load_classifier(tmp_path)
+    load("cannot be read")
     (about := tmp_path / "classifier.json").write_text(about.read_text().replace("bad", "Bad"))
-    with pytest.raises(UserError, match=r"classifier\.json: .* does not match its crc32"):
-        load_classifier(tmp_path)
-    with pytest.raises(UserError, match="there is no folder"):
-        load_classifier(tmp_path / "none")
+    load(r"classifier\.json: .* does not match its crc32")
+    load("there is no folder", "none")
     (tmp_path / "tuned/classifier").mkdir(parents=True)
     save(tmp_path / "tuned/classifier", PLAIN, ABOUT)
-    with pytest.raises(UserError, match=r"give .*tuned/classifier\. .* the run .*tuned/run"):
-        load_classifier(tmp_path / "tuned")
-
-
-def test_a_half_written_classifier_is_not_loaded(tmp_path, monkeypatch) -> None:
-    save(tmp_path, PLAIN, ABOUT)
+    load(r"give .*tuned/classifier\. .* the run .*tuned/run", "tuned")
 
     def is_full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
+    # One that is written half is not loaded.
     monkeypatch.setattr(arrays, "write_safetensors", is_full)
     with pytest.raises(KnownError, match="cannot be written: No space left on device"):
         save(tmp_path, PLAIN, ABOUT)
-    with pytest.raises(UserError, match=r"has no classifier\.json"):
-        load_classifier(tmp_path)
+    load(r"has no classifier\.json")
 
 
 def test_a_classifier_of_another_model_is_refused(run) -> None:

@@ -108,9 +108,6 @@ def test_a_prior_says_what_few_labels_cannot(classes: int, random: np.random.Gen
     assert fit(few, names, 0.5).score(test) < 0.8
 
 
-BARE = [1.0] * 5  # losses without the prior at each C, above the least
-
-
 def choice_by(
     monkeypatch: Any,
     losses_of: Callable[[float, Prior | None], Any],
@@ -138,6 +135,8 @@ def prior_of(features: int) -> Prior:
     return Prior(np.random.default_rng(1).normal(size=features), 2.0, OTHER)
 
 
+# Losses above the least, at each C.
+BARE = [1.0] * 5
 FLAT = [0.0] * 5
 ABOVE = [0.11] * 5
 

@@ -59,12 +59,6 @@ def test_features_do_not_depend_on_batch_mates_order_or_calls(run: Run) -> None:
     np.testing.assert_array_equal(read(TEXTS * 30), together)
 
 
-def test_a_text_that_takes_most_of_the_time_is_noted(run: Run, monkeypatch) -> None:
-    monkeypatch.setattr(features, "_LONG", 500)
-    with pytest.warns(Note, match=f"{len(run.cleaned(TEXTS)[2])} bytes"):
-        Featurizer(run)(TEXTS)
-
-
 def test_a_file_is_read_in_parts(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features, "_MOST_TEXTS", 3)
     file, out = tmp_path / "texts.jsonl", tmp_path / "features.npz"
@@ -87,7 +81,11 @@ def test_a_file_is_read_in_parts(run: Run, tmp_path: Path, monkeypatch: pytest.M
             list(source)
 
 
-def test_a_byte_without_a_symbol_is_placed_in_the_file(run, tmp_path, monkeypatch) -> None:
+def test_what_is_odd_about_a_text_is_told(run, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(features, "_LONG", 500)
+    with pytest.warns(Note, match=f"{len(run.cleaned(TEXTS)[2])} bytes"):
+        Featurizer(run)(TEXTS)
+    # A byte without a symbol is placed in its file, which is read in parts.
     monkeypatch.setattr(features, "_MOST_TEXTS", 3)
     bias_V = run.params["decoder_bias"].copy()
     bias_V[ord("X")] = NEVER
@@ -130,20 +128,17 @@ def test_every_byte_of_a_text_is_read_once_in_its_row(lengths: list[int]) -> Non
     assert cells <= 2 * read + 64 * 2 * 16 + 8 * 16
 
 
-@pytest.mark.parametrize(
-    ("lengths", "most"),
-    [
+def test_reading_begins_with_the_rows_that_cost_least() -> None:
+    for lengths, most in (
         ([], 1),
         ([90], 1),
         ([90] * 9, 8),
         ([90] * 64, 64),
         ([1000, *[20] * 63], 8),  # a long text would keep 64 rows waiting
         ([90] * 1000, 256),
-    ],
-)
-def test_reading_begins_with_the_rows_that_cost_least(lengths: list[int], most: int) -> None:
-    texts, sizes = [bytes(n) for n in lengths], (1, 8, 32, 64, 256)
-    assert cheapest_rows(texts, sizes, (16, 128), 4)[-1] == most
+    ):
+        texts = [bytes(n) for n in lengths]
+        assert cheapest_rows(texts, (1, 8, 32, 64, 256), (16, 128), 4)[-1] == most
 
 
 @pytest.mark.parametrize("count", [2, 50, 300, 2000])
@@ -212,13 +207,12 @@ def test_units_and_layers_are_columns_of_the_whole(run: Run) -> None:
 def test_two_states_stand_side_by_side(run: Run) -> None:
     """In the order of their name, whatever else is read in the same pass."""
     read = Featurizer(run, states=("mean_h", "c+mean_h", "h"), all_layers=True)
-    found = read(TEXTS)
     assert len(read.columns) == 3 * 128
     columns = read.columns_of("c+mean_h")
     alone = Featurizer(run, states=("c+mean_h",), all_layers=True)
     assert alone.columns == [read.columns[n] for n in columns]
     parts = [Featurizer(run, states=(one,), all_layers=True)(TEXTS) for one in ("c", "mean_h")]
-    np.testing.assert_array_equal(found[:, columns], np.concatenate(parts, axis=1))
+    np.testing.assert_array_equal(read(TEXTS)[:, columns], np.concatenate(parts, axis=1))
 
 
 def test_the_command_keeps_the_places_of_records(run, tmp_path, capsys) -> None:

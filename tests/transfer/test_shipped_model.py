@@ -137,16 +137,13 @@ def test_a_folder_of_ones_own_goes_before_it(run, tmp_path, monkeypatch) -> None
         found.classify(["a"])
 
 
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
+def test_refusals_say_what_to_give_instead(tmp_path, monkeypatch, refused) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("new.txt").write_text(GOOD[0])
+    for command, words in (
         (["classify", NAME, NAME, "new.txt"], f"give {NAME}/sentiment"),
         (["evaluate", "reviews-102"], "reviews-102 does not exist.*did you mean reviews-1024"),
         (["evaluate", NAME], f"{NAME}, a pretrained model, comes without a corpus"),
         (["evaluate", "runs/none"], f"runs/none does not exist.*pretrained model, {NAME}\\.$"),
-    ],
-)
-def test_refusals_say_what_to_give_instead(command, words, tmp_path, monkeypatch, refused) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("new.txt").write_text(GOOD[0])
-    assert re.search(words, refused(*command))
+    ):
+        assert re.search(words, refused(*command))

@@ -31,6 +31,7 @@ from mlstm_jax.transfer.heatmap_drawing import Heatmap, as_html, colour, ink
 from mlstm_jax.transfer.trace import Reader, characters, heat, score_heat
 from tests.tolerance import assert_close, bound
 from tests.transfer.pieces import whole
+from tests.transfer.test_features import one_device
 from tests.transfer.test_kinds import draw
 
 pytestmark = pytest.mark.numeric
@@ -112,45 +113,28 @@ def test_generation_draws_from_the_model(run: Run) -> None:
     assert abs(share - expected) < 4 * np.sqrt(expected * (1 - expected) / 250)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "cleaning", "expected"),
-    [
+def test_prompts_are_cleaned_as_the_corpus_was() -> None:
+    for prompt, cleaning, expected in (
         ("", "radford", b"\n "),
         ("a &amp; b\nc", "radford", b"\n a & b c"),
         ("trailing ", "radford", b"\n trailing "),
         ("caf\u00e9", "none", b"caf\xc3\xa9"),
         ("", "none", b"\n"),
-    ],
-)
-def test_prompts_are_cleaned_as_the_corpus_was(prompt: str, cleaning: str, expected: bytes) -> None:
-    assert prompt_bytes(prompt, cleaning) == expected
+    ):
+        assert prompt_bytes(prompt, cleaning) == expected
 
 
 def test_text_cut_inside_a_character_is_joined() -> None:
-    whole = "naïve — 日本".encode()
-    pieces = iter([whole[:3], whole[3:7], whole[7:], b"\xff"])
-    assert "".join(as_text(pieces)) == "naïve — 日本�"
+    text = "naïve — 日本".encode()
+    assert "".join(as_text(iter([text[:3], text[3:7], text[7:], b"\xff"]))) == "naïve — 日本�"
 
 
 HEAT_TEXT = "my café is <great> & good $5"
 
 
-@pytest.fixture(scope="module")
-def states(run: Run) -> Any:
-    """Those after each byte of HEAT_TEXT, by the model itself."""
-    text = prompt_bytes(HEAT_TEXT, run.cleaning)
-    bytes_BT = np.frombuffer(text, np.uint8)[None]
-    apply = jax.jit(partial(run.model.apply, return_states=True))
-    return apply({"params": run.params}, bytes_BT, run.model.init_carry(1)).states
-
-
-def test_a_heat_map_shows_the_unit_after_each_character(run, states, tmp_path) -> None:
+def test_a_heat_map_is_a_page_of_its_own(run: Run, tmp_path: Path) -> None:
+    """Nothing to fetch, nothing to run, the text escaped."""
     made = heat(Reader(run), HEAT_TEXT, 7)
-    assert "".join(made.texts) == prompt_bytes(HEAT_TEXT, run.cleaning).decode()
-    ends = np.cumsum([len(one.encode()) for one in made.texts]) - 1
-    assert_close(made.values, states.c[0, ends, -1, 7], terms=2 * 3 * 64)
-    assert made.scale == pytest.approx(np.abs(made.values).max())
-    # A page of its own: nothing to fetch, nothing to run, the text escaped.
     page = as_html(made)
     assert "&lt;" in page
     assert "<great>" not in page
@@ -164,21 +148,29 @@ def test_a_heat_map_shows_the_unit_after_each_character(run, states, tmp_path) -
     assert path.read_text(encoding="utf-8") == page
 
 
-@pytest.mark.parametrize("layer", [0, 1])
-def test_a_heat_map_shows_what_units_were_ranked_by(run: Run, states: Any, layer: int) -> None:
-    """After the last character it is the feature of `transfer`, in each state of each layer."""
+def test_a_heat_map_shows_the_unit_after_each_character(run: Run) -> None:
+    """In each state of each layer; the last value is the feature of `transfer`."""
     text = prompt_bytes(HEAT_TEXT, run.cleaning)
-    c_T, h_T = (np.asarray(x[0, :, layer, 9], np.float64) for x in (states.c, states.h))
-    mean_T = h_T.cumsum() / np.arange(1, len(h_T) + 1)
-    reader, expected = Reader(run), {"c": c_T, "h": h_T, "mean_h": mean_T}
-    for state, values_T in expected.items():
-        trace = reader(text, state, layer)
-        assert_close(trace.values_TH[:, 9], values_T, terms=2 * 3 * 64)
-        assert_close(trace.end_LH[state][layer, 9], values_T[-1], terms=2 * 3 * 64)
-        made = heat(reader, HEAT_TEXT, 9, state=state, layer=layer)
-        assert made.values[-1] == trace.values_TH[-1, 9]
-        assert f"unit 9 of layer {layer}" in (page := as_html(made)).lower()
-        assert {"c": "cell state c", "h": "character: h of", "mean_h": "mean of h"}[state] in page
+    apply = jax.jit(partial(run.model.apply, return_states=True))
+    bytes_BT = np.frombuffer(text, np.uint8)[None]
+    states = apply({"params": run.params}, bytes_BT, run.model.init_carry(1)).states
+    reader = Reader(run)
+    names = {"c": "cell state c", "h": "character: h of", "mean_h": "mean of h"}
+    for layer in (0, 1):
+        c_T, h_T = (np.asarray(x[0, :, layer, 9], np.float64) for x in (states.c, states.h))
+        mean_T = h_T.cumsum() / np.arange(1, len(h_T) + 1)
+        for state, values_T in (("c", c_T), ("h", h_T), ("mean_h", mean_T)):
+            trace = reader(text, state, layer)
+            assert_close(trace.values_TH[:, 9], values_T, terms=2 * 3 * 64)
+            assert_close(trace.end_LH[state][layer, 9], values_T[-1], terms=2 * 3 * 64)
+            made = heat(reader, HEAT_TEXT, 9, state=state, layer=layer)
+            assert "".join(made.texts) == text.decode()
+            ends = np.cumsum([len(one.encode()) for one in made.texts]) - 1
+            np.testing.assert_array_equal(made.values, trace.values_TH[ends, 9])
+            assert made.scale == pytest.approx(np.abs(made.values).max())
+            page = as_html(made)
+            assert f"unit 9 of layer {layer}" in page.lower()
+            assert names[state] in page
 
 
 def test_text_is_readable_on_every_colour() -> None:
@@ -334,14 +326,23 @@ def test_scores_are_the_log_odds_of_what_is_answered(classes: int, fields: dict)
 
 
 @pytest.mark.parametrize(
-    ("state", "all_layers"), [("c", False), ("h", True), ("mean_h", False), ("c+mean_h", True)]
+    ("kind", "state", "all_layers"),
+    [
+        (None, "c", False),
+        (None, "h", True),
+        (None, "mean_h", False),
+        (None, "c+mean_h", True),
+        ("lstm", "mean_h", False),
+        ("transformer", "mean_h", False),
+    ],
 )
-def test_the_last_score_is_the_classifiers_own(run, state, all_layers) -> None:
+def test_the_last_score_is_the_classifiers_own(run, kind, state, all_layers) -> None:
     """And that after each character is what it answers to the text up to there."""
-    featurizer = Featurizer(run, states=(state,), all_layers=all_layers)
+    read = draw(kind) if kind else run
+    featurizer = Featurizer(read, states=(state,), all_layers=all_layers, devices=one_device())
     classifier = classifier_of(len(featurizer.columns))
     about = classifier_file.Description(state, all_layers, "abc", None)
-    made = score_heat(Reader(run), TEXT, classifier, about)
+    made = score_heat(Reader(read), TEXT, classifier, about)
     assert "".join(made.texts) == f"\n {TEXT} "
     features = featurizer([TEXT, TEXT[:7]])
     whole, part = classifier.scores(features)[:, 1]
@@ -353,7 +354,7 @@ def test_the_last_score_is_the_classifiers_own(run, state, all_layers) -> None:
     assert abs(made.values[9] - part) <= limit
     ends = [n for n in range(2, len(made.texts) - 1) if made.texts[n + 1] == " " != made.texts[n]]
     assert made.scale == np.abs(made.values[ends]).max()
-    negative = score_heat(Reader(run), TEXT, classifier, about, "negative")
+    negative = score_heat(Reader(read), TEXT, classifier, about, "negative")
     np.testing.assert_array_equal(negative.values, -made.values)
 
 

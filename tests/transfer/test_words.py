@@ -1,16 +1,14 @@
 """The classifier of states and word counts together."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from mlstm_jax.api.model import TrainedModel, load
+from mlstm_jax.api.model import TrainedModel
 from mlstm_jax.errors import UserError
 from mlstm_jax.transfer import report, words
 from mlstm_jax.transfer.classifier_file import load_classifier
-from mlstm_jax.transfer.finetune import FinetuneOptions
 from mlstm_jax.transfer.labels import Labelled, codes
 from mlstm_jax.transfer.transfer import TransferOptions, Transferred
 from mlstm_jax.view.viewer import Viewer
@@ -118,22 +116,6 @@ def test_the_saved_classifier_is_a_mean_of_both(model, made) -> None:
     percent = [f"{100 * together[name]:.1f}" for name in together]
     row = "| features and words together, `words` | {} | {} | **{}** |".format(*percent)
     assert row in (made.folder / "report.md").read_text()
-
-
-def test_a_fine_tuned_classifier_counts_words_too(model, tmp_path) -> None:
-    names, out = ["9", "10"], tmp_path / "out"
-    train, valid = labelled(names, 40), labelled(names, 20, 40)
-    options = FinetuneOptions(epochs=1, batch=4, window=32, words=True)
-    tuned = model.finetune(train[:2], valid[:2], out=out, options=options)
-    report = json.loads((out / "report.json").read_text())
-    assert report["accuracy"] == tuned.accuracy
-    assert report["without_words"] == tuned.without_words
-    assert tuned.without_words["valid"] < tuned.accuracy["valid"] == 1  # the words decide here
-    assert report["word_weight"] == 1
-    again, counts = load(out / "run", tuned.run.step), words.fit(train, valid, names).words
-    answers = [[*one.values()] for one in again.classify(NEW, out / "classifier")]
-    expected = counts.probabilities(NEW)
-    np.testing.assert_allclose(answers, expected, rtol=0, atol=4 * np.finfo(np.float64).eps)
 
 
 def test_what_needs_the_states_alone_refuses_words(model, made, tmp_path, refused) -> None:
