@@ -76,6 +76,12 @@ def test_folders_and_patterns_are_the_files_in_them(tmp_path: Path) -> None:
     assert manifest.sources[0].documents == 1
 
 
+def test_a_name_that_begins_with_a_tilde_is_of_no_home_folder(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("~a.txt").write_text("one\n")
+    assert found_names("*.txt") == [str(tmp_path / "~a.txt")]
+
+
 def small(path: Path) -> Path:
     """A text file of three documents."""
     path.write_text("one\ntwo\nthree\n")

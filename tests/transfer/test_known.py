@@ -1,5 +1,6 @@
 """Texts that a model or a classifier has learned from are counted, and named."""
 
+import dataclasses
 import gzip
 import json
 import os
@@ -11,6 +12,7 @@ import pytest
 
 import mlstm_jax as mlstm
 from mlstm_jax import shipped
+from mlstm_jax.config import vary
 from mlstm_jax.errors import Note
 from mlstm_jax.run import load_run
 from mlstm_jax.transfer import known
@@ -70,12 +72,15 @@ def test_texts_that_the_model_has_read_are_noted(model, read) -> None:
         mlstm.Features(model).fit(NEW, LABELS[:6])
 
 
-def test_the_model_in_the_box_knows_what_it_has_read() -> None:
+def test_the_model_in_the_box_knows_what_it_has_read(tmp_path: Path) -> None:
     """Of every ten labelled reviews of IMDB the first eight, and the sentences of SST's fit."""
     run = load_run(Path(shipped.MODEL))
     read = known.read_with_ratings(run)
     assert (read.dtype, len(read)) == (np.uint32, 34_147)
     assert (np.diff(read.astype(np.int64)) > 0).all()
+    config = vary(run.config, train__start_from=str(run.folder))
+    tuned = dataclasses.replace(run, folder=tmp_path, config=config)
+    np.testing.assert_array_equal(known.read_with_ratings(tuned), read)
     folder = shipped.model(Path(shipped.MODEL))
     kept = [*folder.glob("*.npy"), *folder.glob("*/classifier.safetensors")]
     assert sum(path.stat().st_size for path in kept) <= 204_800

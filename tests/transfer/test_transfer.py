@@ -369,4 +369,7 @@ def test_a_page_has_the_score_after_each_word() -> None:
     )
     assert page.count("<span style") == len(texts)
     assert "<good>" not in page
+    (points,) = re.findall(r'<polyline points="(.*?)"', page)
+    heights = [float(point.split(",")[1]) for point in points.split()]  # downwards
+    assert (np.argmin(heights), np.argmax(heights)) == (3, 7)
     assert "<rt>" not in as_html(made._replace(by_word=False))
