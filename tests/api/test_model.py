@@ -16,12 +16,14 @@ TEXTS = ["my guitar is good 1.", "", "that strap sounds bad 12.", "the café wor
 TERMS = 3 * 64
 
 
-def test_a_model_is_shown_in_a_few_lines(model: mlstm.TrainedModel) -> None:
+def test_a_model_is_shown_in_a_few_lines_and_cannot_be_changed(model: mlstm.TrainedModel) -> None:
     lines = repr(model).splitlines()
     assert len(lines) == 3
     assert "2 x 64 units" in lines[1]
     assert "step 150" in lines[2]
     assert model.hidden == 64
+    with pytest.raises(ValueError, match="read-only"):
+        model.parameters["decoder_bias"][0] = 1
 
 
 def test_progress_counts_the_bytes_that_are_read(model, monkeypatch, capsys) -> None:
@@ -58,11 +60,6 @@ def test_a_heat_map_shows_itself(model: mlstm.TrainedModel, tmp_path: Path) -> N
     page = (tmp_path / "heat.html").read_text(encoding="utf-8")
     assert page.startswith("<!DOCTYPE html>")
     assert part in page
-
-
-def test_what_a_model_shows_of_itself_cannot_be_changed(model: mlstm.TrainedModel) -> None:
-    with pytest.raises(ValueError, match="read-only"):
-        model.parameters["decoder_bias"][0] = 1
 
 
 def test_copies_and_pickles(model: mlstm.TrainedModel) -> None:

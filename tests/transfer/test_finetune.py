@@ -33,6 +33,7 @@ from mlstm_jax.transfer.finetune import FinetuneOptions
 from mlstm_jax.transfer.labels import Labelled, read_labelled
 from tests.tolerance import assert_close
 from tests.transfer.pieces import COLUMNS, answers_of, write_reviews
+from tests.transfer.test_kinds import draw
 
 pytestmark = pytest.mark.numeric
 
@@ -88,11 +89,12 @@ def test_the_corpus_of_labelled_texts_is_the_same_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_the_head_is_a_classifier_of_h(run, random, count) -> None:
+def test_the_head_is_a_classifier_of_h(random: np.random.Generator, count: int) -> None:
     """Its probabilities are those of the model's own logits at the text's end."""
+    run = draw("mlstm", layers=1)
     config = vary(run.config, model__classes=count)
     params = run.params | {
-        "label_kernel": random.normal(size=(64, count)).astype(np.float32),
+        "label_kernel": random.normal(size=(12, count)).astype(np.float32),
         "label_bias": random.normal(size=count).astype(np.float32),
     }
     model = LanguageModel(config.model, config.precision)
@@ -102,8 +104,8 @@ def test_the_head_is_a_classifier_of_h(run, random, count) -> None:
     read = jax.jit(model.apply)({"params": params}, bytes_BT, model.init_carry(1))
     classes = [str(n) for n in range(count)]
     found = finetune.head(tuned, classes).probabilities(Featurizer(tuned, states=("h",))([text]))
-    # Two layers of three products over 64 units, and the head.
-    assert_close(found[0], jax.nn.softmax(read.labels_BTK[0, -1]), terms=7 * 64)
+    # Three products over 12 units, and the head.
+    assert_close(found[0], jax.nn.softmax(read.labels_BTK[0, -1]), terms=4 * 12)
     with pytest.raises(UserError, match=f"predicts {count} classes, but the texts have 4"):
         finetune.head(tuned, ["a", "b", "c", "d"])
 

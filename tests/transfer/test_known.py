@@ -84,9 +84,8 @@ def test_the_model_in_the_box_knows_what_it_has_read(tmp_path: Path) -> None:
     folder = shipped.model(Path(shipped.MODEL))
     kept = [*folder.glob("*.npy"), *folder.glob("*/classifier.safetensors")]
     assert sum(path.stat().st_size for path in kept) <= 204_800
-    shared = Path(
-        os.environ.get("MLSTM_JAX_SHARED_DATA") or Path(__file__).parents[2].parent / "shared/data"
-    )
+    given = os.environ.get("MLSTM_JAX_SHARED_DATA")
+    shared = Path(given) if given else Path(__file__).parents[2].parent / "shared/data"
     imdb = shared / "imdb/train.jsonl.gz"
     if not imdb.is_file():
         pytest.skip("no real reviews: MLSTM_JAX_SHARED_DATA/imdb has no train.jsonl.gz")

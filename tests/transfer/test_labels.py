@@ -90,7 +90,7 @@ def test_labels_are_the_same_in_every_format(tmp_path, suffix, values, expected)
         assert read() == Labelled(texts, expected)
 
 
-def test_labels_of_every_type() -> None:
+def test_labels_of_every_type_and_those_that_are_merged() -> None:
     values = {
         "1": [1, 1.0, np.float32(1), Decimal("1.0")],
         "true": [True],
@@ -103,6 +103,10 @@ def test_labels_of_every_type() -> None:
     }
     for label, same in values.items():
         assert set(of_classes(["a"] * len(same), same, ["label"] * len(same)).labels) == {label}
+    with pytest.warns(Note, match="'1', '1.0' are read as one class, '1'"):
+        of_classes(["a"] * 4, ["1", "1.0", " 1", "2"], ["label"] * 4)
+    with warnings.catch_warnings(action="error"):
+        of_classes(["a"] * 4, [1, 1.0, " a", "a"], ["label"] * 4)
 
 
 @pytest.mark.parametrize(
@@ -126,13 +130,6 @@ def test_labels_that_differ_only_in_form_are_noted(names: list[str], told: str) 
         require_classes(Labelled(["a text"] * 3, ["1", "2", "one"]))
         # As floats these are equal.
         require_classes(Labelled(["a text"] * 2, ["12345678901234567", "12345678901234568"]))
-
-
-def test_labels_that_are_merged_are_noted() -> None:
-    with pytest.warns(Note, match="'1', '1.0' are read as one class, '1'"):
-        of_classes(["a"] * 4, ["1", "1.0", " 1", "2"], ["label"] * 4)
-    with warnings.catch_warnings(action="error"):
-        of_classes(["a"] * 4, [1, 1.0, " a", "a"], ["label"] * 4)
 
 
 @pytest.mark.parametrize(

@@ -124,9 +124,12 @@ def test_prompts_are_cleaned_as_the_corpus_was() -> None:
         assert prompt_bytes(prompt, cleaning) == expected
 
 
-def test_text_cut_inside_a_character_is_joined() -> None:
+def test_characters_of_cut_and_damaged_text() -> None:
     text = "naïve — 日本".encode()
     assert "".join(as_text(iter([text[:3], text[3:7], text[7:], b"\xff"]))) == "naïve — 日本�"
+    texts, ends = characters("é日".encode() + b"\xffa\xe6\x97")
+    assert texts == ["é", "日", "�", "a", "�", "�"]
+    assert ends == [1, 4, 5, 6, 7, 8]
 
 
 HEAT_TEXT = "my café is <great> & good $5"
@@ -191,12 +194,6 @@ def test_one_outlier_leaves_the_others_their_colours(run: Run) -> None:
     made = heat(Reader(run), "my guitar is good " * 30, 3)
     assert made.scale < np.abs(made.values).max()
     assert (np.abs(made.values) > made.scale).mean() <= 0.01
-
-
-def test_characters_of_damaged_text() -> None:
-    texts, ends = characters("é日".encode() + b"\xffa\xe6\x97")
-    assert texts == ["é", "日", "�", "a", "�", "�"]
-    assert ends == [1, 4, 5, 6, 7, 8]
 
 
 @contextmanager
