@@ -132,7 +132,7 @@ def test_finetune_from_the_outside(run, tmp_path, random, capsys, monkeypatch, r
     train, valid = (write_reviews(tmp_path / f"{n}.csv", random, n) for n in (60, 30))
     out = tmp_path / "out"
     command = ["finetune", str(run.folder), "--train", str(train), "--valid", str(valid), *COLUMNS]
-    how = "--epochs 2 --batch 4 --window 32 --label-weight 100 --learning-rate 2e-3 --words"
+    how = "--epochs 2 --batch 4 --window 32 --label-weight 300 --learning-rate 2e-3 --words"
     command += ["--out", str(out), *how.split()]
     cli.main(command)
     told, said = capsys.readouterr()
@@ -144,7 +144,7 @@ def test_finetune_from_the_outside(run, tmp_path, random, capsys, monkeypatch, r
     assert result["without_words"]["valid"] < result["accuracy"]["valid"] == 1
     tuned = load_run(out / "run")
     assert tuned.config.train.start_from == str(run.folder)
-    assert tuned.config.train.label_weight == 100
+    assert tuned.config.train.label_weight == 300
     scores = [line for line in read_metrics(out / "run/metrics.jsonl") if line["kind"] == "eval"]
     assert len(scores) == 3  # of two epochs, and the last step
     best = min(scores, key=lambda line: line["label_loss"])
