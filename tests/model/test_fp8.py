@@ -1,5 +1,7 @@
 """fp8 operands of the recurrent products: rounding, gradients, and the Pallas kernels."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,6 +14,7 @@ from mlstm_jax.model import fp8
 from mlstm_jax.model.architecture import Carry
 from mlstm_jax.model.kernels import INTERPRETED
 from mlstm_jax.model.language_model import LanguageModel
+from tests.model.test_language_model import applied, initial
 from tests.tolerance import error
 
 pytestmark = pytest.mark.numeric
@@ -37,21 +40,30 @@ def test_rounding_is_a_cast_that_saturates(random: np.random.Generator) -> None:
     np.testing.assert_array_equal(np.asarray(as_operand, np.float32), by_cast)
 
 
-def gradient(model: LanguageModel, params: Any, bytes_BT: Any, carry: Any, scales_3: Any) -> Any:
-    """The carry after a window, its maxima, and the gradients of the parameters and the carry."""
+@functools.cache
+def gradient(model: LanguageModel) -> Callable[..., Any]:
+    """A function: the carry after a window, its maxima, and the gradients of a layer and the carry.
 
-    def loss(params: Any, carry: Any, scales_3: Any) -> Any:
-        read = model.apply({"params": params}, bytes_BT, carry, scales_3=scales_3)
-        logits = read.logits_BTV
-        return jnp.mean(jax.nn.logsumexp(logits, -1) - logits[..., 7]), read.carry
+    Of parameters, bytes, carry and scales.
+    """
 
-    with model.product_precision():
-        function = jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))
-        (of_params, of_carry, maxima_3), after = function(params, carry, scales_3)
-    return jax.device_get((after, maxima_3, of_params["layer_0"], of_carry))
+    @jax.jit
+    def function(params: Any, bytes_BT: Any, carry: Any, scales_3: Any) -> Any:
+        def loss(params: Any, carry: Any, scales_3: Any) -> Any:
+            read = model.apply({"params": params}, bytes_BT, carry, scales_3=scales_3)
+            logits = read.logits_BTV
+            return jnp.mean(jax.nn.logsumexp(logits, -1) - logits[..., 7]), read.carry
+
+        with model.product_precision():
+            function = jax.grad(loss, argnums=(0, 1, 2), has_aux=True)
+            (of_params, of_carry, maxima_3), after = function(params, carry, scales_3)
+        return after, maxima_3, of_params["layer_0"], of_carry
+
+    return function
 
 
-HIDDEN, ROWS, WINDOW = 256, 2, 16
+# A turn of the kernels' loop has two steps.
+HIDDEN, ROWS, WINDOW = 256, 2, 18
 SIZE = Model(hidden=HIDDEN, embedding=8)
 
 
@@ -62,7 +74,7 @@ def fp8_model(**fields: Any) -> LanguageModel:
 
 def training_input(random: np.random.Generator) -> tuple[Any, Any, Any]:
     """Parameters, bytes and a carry that is not zero."""
-    params = fp8_model().init_parameters(jax.random.key(0))
+    params = initial(LanguageModel(SIZE, Precision()))
     bytes_BT = random.integers(0, 256, (ROWS, WINDOW), dtype=np.uint8)
     h, c = np.tanh(random.normal(size=(2, ROWS, 1, HIDDEN)) * 0.5).astype(np.float32)
     return params, bytes_BT, Carry(h, c)
@@ -74,11 +86,11 @@ def test_gradients_are_near_those_of_float32_from_the_first_update_on(
 ) -> None:
     """By emulation. test_language_model.py compares float32 with float64."""
     given = training_input(random)
-    _, _, exact, of_carry = gradient(LanguageModel(SIZE, Precision()), *given, None)
+    _, _, exact, of_carry = gradient(LanguageModel(SIZE, Precision()))(*given, None)
     history_U3 = fp8.no_history()
     for _ in range(2):
         scales_3 = fp8.scales(history_U3, ROWS * WINDOW)
-        after, maxima_3, layer, dcarry = gradient(fp8_model(), *given, scales_3)
+        after, maxima_3, layer, dcarry = gradient(fp8_model())(*given, scales_3)
         # Two products of fp8 on the way: mh and dm, and dh of the later steps.
         for name in ("wmh_v", "wh_v", "wmx_v"):
             found = np.linalg.norm(layer[name] - exact[name]) / np.linalg.norm(exact[name])
@@ -95,8 +107,8 @@ def test_kernels_have_the_numbers_of_the_emulation(random: np.random.Generator) 
     history_U3 = fp8.no_history()
     for _ in range(2):
         scales_3 = fp8.scales(history_U3, ROWS * WINDOW)
-        emulated = gradient(fp8_model(), *given, scales_3)
-        interpreted = gradient(fp8_model(loops=INTERPRETED), *given, scales_3)
+        emulated = gradient(fp8_model())(*given, scales_3)
+        interpreted = gradient(fp8_model(loops=INTERPRETED))(*given, scales_3)
         # The same numbers in another order: sums of fewer than 2^13 terms.
         errors = jax.tree.map(error, interpreted, emulated)
         assert max(jax.tree.leaves(errors)) < 2e-5
@@ -118,12 +130,11 @@ def test_scales_are_of_the_largest_maximum_of_the_last_updates() -> None:
 
 
 def test_reading_stays_in_the_compute_type(random: np.random.Generator) -> None:
-    size = Model(hidden=16, embedding=8)
+    given = training_input(random)
     plain, other = (
-        LanguageModel(size, Precision(compute="bf16", recurrent=recurrent))
+        applied(LanguageModel(SIZE, Precision(compute="bf16", recurrent=recurrent)))
         for recurrent in ("compute", "fp8_emulated")
     )
-    params = plain.init_parameters(jax.random.key(0))
-    bytes_BT = random.integers(0, 256, (3, 9), dtype=np.uint8)
-    made = [x.apply({"params": params}, bytes_BT, x.init_carry(3)) for x in (plain, other)]
+    params, *window = given
+    made = [read({"params": params}, *window) for read in (plain, other)]
     jax.tree.map(np.testing.assert_array_equal, *made)

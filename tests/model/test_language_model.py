@@ -14,7 +14,6 @@ from benchmarks import reference
 from mlstm_jax import config
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture, Carry
-from mlstm_jax.model.kernels import INTERPRETED
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.ops import column_norms, weight_norm
 from tests.marks import FP16
@@ -24,9 +23,6 @@ pytestmark = pytest.mark.numeric
 
 # Those with a carry; the others are in test_transformer.py.
 KINDS = [name for name, kind in sorted(Architecture.kinds.items()) if kind().longest_window is None]
-
-
-REST = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("bert", "gru")]
 
 
 @functools.cache
@@ -66,9 +62,10 @@ def mean_loss(model: LanguageModel, params: dict, batch: np.ndarray, carry: Carr
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"), [*((kind, {}) for kind in KINDS), ("lstm", {"weight_norm": True})]
+    ("kind", "recompute_every", "options"),
+    [*((kind, None, {}) for kind in KINDS), ("lstm", 3, {"weight_norm": True})],
 )
-def test_forward_and_gradient_agree_with_float64(kind, options, random):
+def test_forward_and_gradient_agree_with_float64(kind, recompute_every, options, random):
     model, params = make(kind=kind, hidden=4, **options)
     batch = random.integers(0, 256, (3, 5), dtype=np.uint8)
     carry = random_carry(random, 3, model)
@@ -82,11 +79,17 @@ def test_forward_and_gradient_agree_with_float64(kind, options, random):
     terms = 2 * 3 * 4 + 4
     assert_close((logits, model.model.named_states(after)), exact, terms)
 
+    model = model.clone(recompute_every=recompute_every)
     gradient = jax.jit(jax.grad(lambda p: mean_loss(model, p, batch, carry)))(params)
-    # The decoder is the same in all kinds.
-    left_out = () if kind == "mlstm" else ("decoder_kernel", "decoder_bias")
-    gradient = {name: leaf for name, leaf in gradient.items() if name not in left_out}
-    exact = reference.gradient(kind, exact_params, inputs, targets, states, left_out)
+    decoder = {name: exact_params[name] for name in ("decoder_kernel", "decoder_bias")}
+    exact = reference.gradient(kind, exact_params, inputs, targets, states, decoder)
+    # What the decoder reads depends on none of its many numbers.
+    no_decoder = {"decoder_kernel": np.eye(4), "decoder_bias": np.zeros(4)}
+    h_BTH, _ = reference.forward(kind, exact_params | no_decoder, inputs, states)
+    exact |= reference.derivative(
+        lambda p: reference.cross_entropy(h_BTH @ p["decoder_kernel"] + p["decoder_bias"], targets),
+        decoder,
+    )
     assert_close(gradient, exact, 2 * terms + inputs.size)
 
 
@@ -151,38 +154,31 @@ def test_what_a_row_sees_and_where_its_state_is_held(kind, random) -> None:
         np.testing.assert_array_equal(steps[:, 2], found)  # of later bytes, which none reads, none
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_padding_has_no_gradient(kind: str) -> None:
+@pytest.mark.parametrize("recompute_every", [None, 2])
+def test_padding_has_no_gradient(recompute_every: int | None) -> None:
     """Neither in the outputs, which our own kernels would compute as if there were none."""
-    model, params = make(kind=kind)
-
+    model, params = make()
+    model = model.clone(recompute_every=recompute_every)
     bytes_BT = np.zeros((1, 3), np.uint8)
-    for changed in ({}, {"recompute_every": 2}, {"loops": INTERPRETED}):
-        changed_model = model.clone(**changed)
 
-        def read(params: dict, model: LanguageModel = changed_model) -> jax.Array:
-            carry = model.init_carry(1)
-            return model.apply({"params": params}, bytes_BT, carry, bytes_BT > 0).logits_BTV
+    def read(params: dict) -> jax.Array:
+        return model.apply({"params": params}, bytes_BT, model.init_carry(1), bytes_BT > 0)[1]
 
-        with pytest.raises(UserError, match="padding_mask_BT"):
-            jax.vjp(read, params)
+    with pytest.raises(UserError, match="padding_mask_BT"):
+        jax.eval_shape(lambda params: jax.vjp(read, params)[0], params)
 
 
-@pytest.mark.parametrize("kind", ["lstm"])  # a GRU is as this; the mLSTM: test_mlstm.py
-def test_recomputed_steps_give_the_same_gradient(kind: str, random: np.random.Generator) -> None:
-    model, params = make(kind=kind)
-    batch = random.integers(0, 256, (3, 8), dtype=np.uint8)
-    carry = random_carry(random, 3, model)
-    whole, parts = (
-        jax.jit(jax.grad(lambda p, m=m: mean_loss(m, p, batch, carry)))(params)
-        for m in (model, model.clone(recompute_every=3))
-    )
-    assert_close(parts, whole, terms=2 * (2 * 3 * 5 + 4) + batch.size)
-
-
-@pytest.mark.parametrize("compute", ["bf16", FP16])
-@pytest.mark.parametrize("kind", ["lstm", "mlstm", "transformer", *REST])
-def test_half_precision_gradient_is_near_float32(compute, kind, random):
+# The mLSTM's own gradient: test_mlstm.py.
+@pytest.mark.parametrize(
+    ("kind", "compute"),
+    [("lstm", "bf16"), ("transformer", "bf16")]
+    + [pytest.param(kind, "bf16", marks=pytest.mark.slow) for kind in ("bert", "gru", "mlstm")]
+    + [
+        pytest.param(kind, *FP16.values, marks=FP16.marks)
+        for kind in ("bert", "gru", "lstm", "mlstm", "transformer")
+    ],
+)
+def test_half_precision_gradient_is_near_float32(kind, compute, random):
     batch = random.integers(0, 256, (8, 65), dtype=np.uint8)
     exact_model, params = make(kind=kind, hidden=64, layers=1)
     half_model, _ = make(compute, kind, hidden=64, layers=1)
@@ -196,8 +192,7 @@ def test_half_precision_gradient_is_near_float32(compute, kind, random):
 
 
 def test_initial_parameters_are_as_the_paper_has_them() -> None:
-    model = LanguageModel(config.Model(hidden=400, embedding=64), config.Precision())
-    params = jax.jit(model.init_parameters)(jax.random.key(3))
+    params = initial(LanguageModel(config.Model(hidden=400, embedding=64), config.Precision()))
     layer, limit = params["layer_0"], 1 / np.sqrt(400)
     for name in ("wmx", "wmh", "wx", "wh"):
         v, g = np.asarray(layer[f"{name}_v"]), np.asarray(layer[f"{name}_g"])
@@ -212,9 +207,7 @@ def test_initial_parameters_are_as_the_paper_has_them() -> None:
 
 def test_orthogonal_start_keeps_lengths_and_the_gain_is_on_top() -> None:
     sizes = config.Model(hidden=40, recurrent_init="orthogonal", recurrent_gain=1.5)
-    model = LanguageModel(sizes, config.Precision())
-    params = jax.jit(model.init_parameters)(jax.random.key(3))
-    layer = params["layer_0"]
+    layer = initial(LanguageModel(sizes, config.Precision()))["layer_0"]
     wmh = np.asarray(layer["wmh_v"])
     # 40 reflections make it, each a sum over 40 rows.
     assert_close(wmh @ wmh.T, np.eye(40), terms=40 * 40)

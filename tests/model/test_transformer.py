@@ -85,7 +85,7 @@ def test_a_text_is_read_in_windows_as_in_one(random: np.random.Generator) -> Non
     bytes_BT = random.integers(0, 256, (2, 9), dtype=np.uint8)
     lengths = np.array([9, 6])
     whole = applied(model)({"params": params}, bytes_BT, (), return_states=True)
-    for split in ((9,), (1,) * 9, (5, 3, 1)):
+    for split in ((9,), (1,) * 9, (3, 1, 1, 3, 1)):
         carry, states, at = model.reading_carry(2), [], 0
         for size in split:
             window_BT = bytes_BT[:, at : at + size]
@@ -105,14 +105,14 @@ def test_a_text_is_read_in_windows_as_in_one(random: np.random.Generator) -> Non
 
 def test_a_long_text_is_read_with_the_last_positions(random: np.random.Generator) -> None:
     model, params = small("transformer")
-    bytes_BT = random.integers(0, 256, (2, 25), dtype=np.uint8)
-    carry, padding = model.reading_carry(2), np.zeros((2, 5), bool)
-    for at in range(0, 25, 5):
-        window_BT = bytes_BT[:, at : at + 5]
+    bytes_BT = random.integers(0, 256, (2, 27), dtype=np.uint8)
+    carry, padding = model.reading_carry(2), np.zeros((2, 3), bool)
+    for at in range(0, 27, 3):
+        window_BT = bytes_BT[:, at : at + 3]
         found = applied(model)({"params": params}, window_BT, carry, padding, return_states=True)
         carry = found.carry
     last = applied(model)({"params": params}, bytes_BT[:, -16:], ())
-    assert_close(found.logits_BTV, last.logits_BTV[:, -5:], TERMS)
+    assert_close(found.logits_BTV, last.logits_BTV[:, -3:], TERMS)
 
 
 def test_dropout_multiplies_the_branches(random: np.random.Generator) -> None:
@@ -147,26 +147,29 @@ def test_positions_start_as_waves_of_the_bytes_size() -> None:
     assert products[0, 1] > 1.5 * abs(products[0, 50])
 
 
-@pytest.mark.parametrize("seen", ["causal", "causal, some keys", "some keys", "lengths"])
+@pytest.mark.parametrize("seen", ["causal", "causal, some keys", "lengths"])
 def test_attention_is_that_of_jax(seen: str, random: np.random.Generator) -> None:
     """Over more places than a block of queries has, with a gradient."""
-    rows, size, heads, units = 2, 150, 2, 4
+    rows, size, heads, units = 2, 70, 2, 4
     given = random.normal(size=(3, rows, size, heads, units)).astype(np.float32)
     direction = random.normal(size=given.shape[1:]).astype(np.float32)
-    keys_BS = random.random((rows, size)) < 0.7
-    keys_BS[:, 0] = True
-    keys = {"keys_BS": keys_BS} if "some" in seen else {}
-    mask = {"mask": keys_BS[:, None, None]} if keys else {}
+    keys, mask = {}, {}
+    if "some keys" in seen:
+        keys_BS = random.random((rows, size)) < 0.7
+        keys_BS[:, 0] = True
+        keys, mask = {"keys_BS": keys_BS}, {"mask": keys_BS[:, None, None]}
     if seen == "lengths":
-        keys, mask = (
-            {"lengths_B": np.array([150, 33])},
-            {"key_value_seq_lengths": np.array([150, 33])},
-        )
+        lengths_B = np.array([70, 33])
+        keys, mask = {"lengths_B": lengths_B}, {"key_value_seq_lengths": lengths_B}
     causal = "causal" in seen
 
     def both(run: Callable[..., jax.Array], **how: object) -> tuple[jax.Array, jax.Array]:
-        value, back = jax.vjp(lambda x: run(*x, **how), given)
-        return value, back(direction)[0]
+        @jax.jit
+        def program(given: np.ndarray) -> tuple[jax.Array, jax.Array]:
+            value, back = jax.vjp(lambda x: run(*x, **how), given)
+            return value, back(direction)[0]
+
+        return program(given)
 
     ours = both(attention, causal=causal, **keys)
     # Scores over the units, probabilities and values over the keys, and the same backward.
