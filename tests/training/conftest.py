@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -37,6 +38,7 @@ def traced_once() -> Iterator[None]:
         patch.setattr(train, "make_train_step", shared_step)
         make_evaluation_step = functools.cache(evaluation.make_evaluation_step)
         patch.setattr(evaluation, "make_evaluation_step", make_evaluation_step)
+        patch.setattr(jax, "clear_caches", lambda: None)  # as a sweep does after each run
         yield
 
 

@@ -4,32 +4,15 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mlstm_jax.config import Train
 from tests.training import runs
 
-A, B = "10.77.0.1", "10.77.0.2"
-PORT = 8476
-
-
-class Machine:
-    """A network namespace with one link to another."""
-
-    def __init__(self, name: str, folder: Path) -> None:
-        self.name, self.hosts = name, folder / name
-        # The bind mount is seen by this command alone.
-        script = 'mount --bind "$0" /etc/hosts && exec "$@"'
-        self.prefix = ["ip", "netns", "exec", name, "sh", "-c", script, str(self.hosts)]
-        self.set_hosts()
-
-    def set_hosts(self, **addresses: str) -> None:
-        lines = [f"{address} {name}\n" for name, address in addresses.items()]
-        self.hosts.write_text("127.0.0.1 localhost\n" + "".join(lines))
+ADDRESSES = ("10.77.0.1", "10.77.0.2")
 
 
 def ip(words: str) -> None:
@@ -38,69 +21,61 @@ def ip(words: str) -> None:
         raise OSError(f"`ip {words}`: {done.stderr.strip()}")
 
 
-@pytest.fixture(scope="module")
-def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machine, Machine]]:
-    """Two machines, A and B, on one link, which is also their default route."""
+def prefix(machine: str, hosts: Path) -> list[str]:
+    """Of a command that runs on a machine; the bind mount is seen by this command alone."""
+    script = 'mount --bind "$0" /etc/hosts && exec "$@"'
+    return ["ip", "netns", "exec", machine, "sh", "-c", script, str(hosts)]
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[list[str]]:
+    """Two machines on one link, which is also their default route."""
     if os.geteuid() or not shutil.which("ip") or not shutil.which("mount"):
         pytest.skip("network namespaces need root and iproute2")
-    folder = tmp_path_factory.mktemp("hosts")
-    a, b = (Machine(f"mlstm-{letter}-{os.getpid()}", folder) for letter in "ab")
+    names = [f"mlstm-{letter}-{os.getpid()}" for letter in "ab"]
     try:
         try:
-            for machine in (a, b):
-                ip(f"netns add {machine.name}")
-            ip(f"link add eth0 netns {a.name} type veth peer name eth0 netns {b.name}")
-            for machine, address, other in ((a, A, B), (b, B, A)):
-                ip(f"-n {machine.name} link set lo up")
-                ip(f"-n {machine.name} addr add {address}/24 dev eth0")
-                ip(f"-n {machine.name} link set eth0 up")
-                ip(f"-n {machine.name} route add default via {other}")
-            subprocess.run([*a.prefix, "true"], check=True, capture_output=True)
+            for name in names:
+                ip(f"netns add {name}")
+            ip(f"link add eth0 netns {names[0]} type veth peer name eth0 netns {names[1]}")
+            for name, own, other in zip(names, ADDRESSES, ADDRESSES[::-1], strict=True):
+                ip(f"-n {name} link set lo up")
+                ip(f"-n {name} addr add {own}/24 dev eth0")
+                ip(f"-n {name} link set eth0 up")
+                ip(f"-n {name} route add default via {other}")
+            (tmp_path / "hosts").touch()
+            command = [*prefix(names[0], tmp_path / "hosts"), "true"]
+            subprocess.run(command, check=True, capture_output=True)
         except (OSError, subprocess.CalledProcessError) as error:
             pytest.skip(f"no network namespaces here: {error}")
-        yield a, b
+        yield names
     finally:
-        for machine in (a, b):
-            subprocess.run(["ip", "netns", "del", machine.name], capture_output=True)
-
-
-def run_on(
-    where: Sequence[Machine], environment: dict[str, str], words: Callable[[int], Sequence[str]]
-) -> tuple[list[int], list[str]]:
-    """Run a command on each of these machines; return exit codes and what they have written."""
-    pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    processes = [
-        subprocess.Popen([*machine.prefix, *words(index)], env=environment, **pipe)
-        for index, machine in enumerate(where)
-    ]
-    try:
-        texts = [process.communicate(timeout=200)[0].decode() for process in processes]
-        return [process.returncode for process in processes], texts
-    finally:
-        for process in processes:
-            process.kill()
-
-
-def train(
-    environment: dict[str, str], at: str, machines: Sequence[Machine], corpus: Path, folder: Path
-) -> tuple[list[int], list[str]]:
-    """Train one run on these machines, as a user would."""
-    few = Train(steps=20, log_every=5, eval_every=20)
-    config = runs.make_config(corpus, folder / "run", train=few)
-    file = runs.write_config(config, folder / "config.py")
-    command = [str(Path(sys.executable).parent / "mlstm-jax"), "train", str(file)]
-    command += ["--distributed.coordinator", f"{at}:{PORT}", "--devices.virtual-cpu", "1"]
-    command += ["--distributed.processes", str(len(machines)), "--distributed.index"]
-    return run_on(machines, environment, lambda index: [*command, str(index)])
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
 @pytest.mark.slow
 def test_two_machines_train_one_run(machines, corpus, tmp_path, command_environment) -> None:
-    a, b = machines
-    own = os.uname().nodename
-    a.set_hosts(**{"node1": A, own: A})
-    b.set_hosts(**{"node1": A, own: B})
-    # As of a site's proxy, which knows nothing of these machines.
+    """As a user would start it; both machines have one name, and a proxy knows neither."""
+    few = Train(steps=20, log_every=5, eval_every=20)
+    config = runs.make_config(corpus, tmp_path / "run", train=few)
+    file = runs.write_config(config, tmp_path / "config.py")
+    command = [str(Path(sys.executable).parent / "mlstm-jax"), "train", str(file)]
+    command += ["--distributed.coordinator", "node1:8476", "--devices.virtual-cpu", "1"]
+    command += ["--distributed.processes", "2", "--distributed.index"]
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     environment = command_environment | {"http_proxy": "http://127.0.0.1:9"}
-    codes, texts = train(environment, "node1", machines, corpus, tmp_path)
-    assert codes == [0, 0], texts
+    processes = []
+    for index, machine in enumerate(machines):
+        hosts = tmp_path / machine
+        names = {"localhost": "127.0.0.1", "node1": ADDRESSES[0]}
+        names[os.uname().nodename] = ADDRESSES[index]
+        hosts.write_text("".join(f"{address} {name}\n" for name, address in names.items()))
+        words = [*prefix(machine, hosts), *command, str(index)]
+        processes.append(subprocess.Popen(words, env=environment, **pipe))
+    try:
+        for process in processes:
+            runs.finish(process)
+    finally:
+        for process in processes:
+            process.kill()

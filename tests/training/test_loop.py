@@ -25,17 +25,8 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.record import steps_in
 from mlstm_jax.training import phases, run_folder
 from mlstm_jax.training.train import train as run_train
-from tests.training.runs import (
-    assert_same_run,
-    finish,
-    lines_of,
-    lines_without_time,
-    make_config,
-    short,
-    start,
-    wait_for_step,
-    write_config,
-)
+from tests.training import runs
+from tests.training.runs import assert_same_run, lines_of, lines_without_time, make_config, short
 
 ONE = Devices(count=1)
 
@@ -58,16 +49,16 @@ def test_killed_and_cut_off_it_ends_as_if_never_stopped(
     random = np.random.default_rng()
     step = int(random.integers(1, 90))
     print("killed after step", step)
-    process = start(config, tmp_path, command_environment)
-    wait_for_step(process, folder, step)
+    process = runs.start(config, tmp_path, command_environment)
+    runs.wait_for_step(process, folder, step)
     time.sleep(random.uniform(0, 0.05))
     process.send_signal(signal.SIGKILL)
-    finish(process, -signal.SIGKILL)
+    runs.finish(process, -signal.SIGKILL)
 
     ours, theirs = pty.openpty()
     # Makes the terminal its own, as a login does; these tests may run under nohup.
     login = ("env", "--default-signal=HUP", "setsid", "--ctty")
-    process = start(config, tmp_path, command_environment, login, terminal=theirs)
+    process = runs.start(config, tmp_path, command_environment, login, terminal=theirs)
     os.close(theirs)
     # The terminal closes as soon as this process has taken a step that the last one had not.
     first = last_step(folder)
@@ -97,7 +88,7 @@ def test_a_signal_stops_it_with_a_checkpoint(number, code, corpus, tmp_path, mon
     monkeypatch.setattr(TrainStream, "batch", stop)
     config = make_config(corpus, tmp_path / "run", devices=ONE)
     with pytest.raises(SystemExit) as ended:
-        cli.main(["train", str(write_config(config, tmp_path / "config.py"))])
+        cli.main(["train", str(runs.write_config(config, tmp_path / "config.py"))])
     assert ended.value.code == code
     text = capfd.readouterr().err
     assert f"{number.name}: stopping with a checkpoint after this step" in text
@@ -107,7 +98,7 @@ def test_a_signal_stops_it_with_a_checkpoint(number, code, corpus, tmp_path, mon
     assert steps_in(tmp_path / "run")[-1] == last["step"] < 50
 
 
-def test_a_second_signal_leaves_no_error(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_second_signal_leaves_no_error(capfd) -> None:
     """Python writes each signal to a pipe; without a reader it would report an error."""
     received = []
     before = signal.signal(signal.SIGUSR1, lambda number, _: received.append(number))
@@ -147,26 +138,23 @@ def test_the_run_folder_holds_what_it_says(undisturbed: Path) -> None:
 
 
 def test_the_newest_checkpoints_and_the_best_are_kept(corpus: Path, tmp_path: Path) -> None:
-    config = make_config(
-        corpus,
-        tmp_path / "run",
-        # A rate so high that the first evaluation is the best.
-        optimizer=Optimizer(learning_rate=3.0, decay_steps=10**6),
-        precision=Precision(max_consecutive_skips=1),
-        train=short(eval_every=10, checkpoint_every=5, divergence_bpc=1e3, divergence_steps=1),
-        devices=ONE,
-    )
+    folder = tmp_path / "run"
+    train = short(eval_every=10, checkpoint_every=5, divergence_bpc=1e3, divergence_steps=1)
+    skips = Precision(max_consecutive_skips=1)
+    config = make_config(corpus, folder, train=train, precision=skips, devices=ONE)
+    # A rate so high that the first evaluation is the best.
+    config = vary(config, optimizer=Optimizer(learning_rate=3.0, decay_steps=10**6))
     # What is best is known in another session, too.
     for steps in (15, 30):
         run_train(vary(config, train__steps=steps))
-    evals = {line["step"]: line["bpc"] for line in lines_of(tmp_path / "run")["eval"]}
+    evals = {line["step"]: line["bpc"] for line in lines_of(folder)["eval"]}
     best = min(evals, key=lambda step: evals[step])
     assert best < 25
-    assert steps_in(tmp_path / "run") == [best, 25, 30]
-    assert run.load_run(tmp_path / "run").step == best
-    assert run.load_run(tmp_path / "run", "latest").step == 30
+    assert steps_in(folder) == [best, 25, 30]
+    assert run.load_run(folder).step == best
+    assert run.load_run(folder, "latest").step == 30
     with pytest.raises(UserError, match=r"checkpoint 7: .* has checkpoints at"):
-        run.load_run(tmp_path / "run", "7")
+        run.load_run(folder, "7")
 
 
 @pytest.fixture(scope="module")
@@ -195,10 +183,8 @@ def test_a_resume_that_does_not_fit_is_refused(short_run, text_file, tmp_path) -
 def test_one_process_trains_in_a_folder_and_a_finished_run_is_left_alone(short_run: Config) -> None:
     folder = Path(short_run.out)
     before = lines_without_time(folder)
-    with (
-        run_folder.lock(short_run, resume=True),
-        pytest.raises(UserError, match="another process is training in"),
-    ):
+    busy = pytest.raises(UserError, match="another process is training in")
+    with run_folder.lock(short_run, resume=True), busy:
         run_train(short_run)
     run_train(short_run)
     assert lines_without_time(folder) == before
@@ -246,19 +232,21 @@ def test_resume_needs_a_run_and_a_run_needs_its_own_folder(corpus: Path, tmp_pat
         run_train(make_config(corpus, tmp_path / "taken"))
 
 
-def test_a_start_that_was_refused_or_killed_leaves_no_run_behind(corpus, tmp_path, monkeypatch):
-    """What the message advises can be done in the same folder.
-
-    The disk takes half a second a batch, where a step takes a few milliseconds, and that is told.
-    """
+def test_a_start_that_was_refused_or_killed_leaves_no_run_behind(corpus, tmp_path):
+    """What the message advises can be done in the same folder."""
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / ".lock").touch()
     (folder / "config.partial").write_text('{"out"')  # killed before its config was written
-    config = make_config(corpus, folder, train=short(steps=6, log_every=1), devices=ONE)
+    config = make_config(corpus, folder, train=short(steps=2), devices=ONE)
     with pytest.raises(UserError, match=r"lower data\.batch"):
         run_train(vary(config, data__batch=8192))
+    run_train(config)
+    assert run.read_config(folder).data.batch == 8
 
+
+def test_a_line_has_the_rate_and_how_long_the_loop_waited(corpus, tmp_path, monkeypatch) -> None:
+    """The disk takes a third of a second a batch, where a step takes a few milliseconds."""
     plain, complete = TrainStream.batch, []
 
     def slow(self: TrainStream, *arguments: Any) -> Any:
@@ -268,13 +256,13 @@ def test_a_start_that_was_refused_or_killed_leaves_no_run_behind(corpus, tmp_pat
     def look(line: dict[str, Any]) -> None:
         """A run is finished when its last checkpoint is complete."""
         if line.get("event") == "finished":
-            complete.extend(steps_in(folder))
+            complete.extend(steps_in(tmp_path / "run"))
 
     monkeypatch.setattr(TrainStream, "batch", slow)
+    config = make_config(corpus, tmp_path / "run", train=short(steps=4, log_every=1), devices=ONE)
     run_train(config, callbacks=[look])
-    assert complete == [6]
-    assert run.read_config(folder).data.batch == 8
-    first, *others = lines_of(folder)["train"]
+    assert complete == [4]
+    first, *others = lines_of(tmp_path / "run")["train"]
     # The first step of a session includes compilation, so it has no rate.
     assert first["bytes_per_second"] is None
     assert all(line["bytes_per_second"] > 0 for line in others)

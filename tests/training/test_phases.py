@@ -20,13 +20,7 @@ from mlstm_jax.training.schedule import Segment
 from mlstm_jax.training.train import train as run_train
 from tests.corpora.written import jsonl
 from tests.tolerance import assert_close
-from tests.training.runs import (
-    assert_same_run,
-    copy_until,
-    lines_of,
-    make_config,
-    short,
-)
+from tests.training.runs import assert_same_run, copy_until, lines_of, make_config, short
 
 # 4 rows, then 8; these continue with a learning rate of their own.
 GROWING = (Phase(steps=20, batch=4, window=16), Phase(steps=20, batch=8, window=32))
@@ -57,16 +51,14 @@ def straight(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_train(phased(corpus, tmp_path_factory.mktemp("straight") / "run"))
 
 
-@pytest.mark.parametrize(("wrong", "shown"), [(5, "5"), (-1, "-1"), (2.5, "2.5")])
-def test_ratings_that_are_no_class_numbers_are_refused(wrong: float, shown: str, tmp_path) -> None:
+@pytest.mark.parametrize("wrong", [5, -1, 2.5])
+def test_ratings_that_are_no_class_numbers_are_refused(wrong: float, tmp_path: Path) -> None:
     """Stars from 1 to 5, for example: class 5 of five would be learned as no class at all."""
-    ratings = [wrong, *[1] * 8] * 20
-    records = [{"text": f"review {n}", "rating": rating} for n, rating in enumerate(ratings)]
+    records = [{"text": f"review {n}", "rating": wrong if n % 9 == 0 else 1} for n in range(180)]
     made = tmp_path / "corpus"
     prepare([jsonl(tmp_path / "a.jsonl", records)], made, split=(1, 0, 0))
-    config = phased(made, Path("unused"), (Phase(steps=2, batch=1, window=16),))
-    config = vary(config, model__classes=5)
-    with pytest.raises(UserError, match=rf"the train split has the rating {shown}; .* 0 to 4\."):
+    config = phased(made, Path("unused"), (Phase(steps=2, batch=1, window=16),), model__classes=5)
+    with pytest.raises(UserError, match=rf"the train split has the rating {wrong}; .* 0 to 4\."):
         resolve_phases(config, open_corpus(made))
 
 
@@ -132,18 +124,16 @@ def test_phases_that_are_past_cannot_change(corpus, straight, tmp_path, capfd) -
     before = (folder / "metrics.jsonl").read_bytes()
     first, second = GROWING
     longer = Phase(steps=60, batch=8, window=32)
-    changed = r"phases before the checkpoint have changed.*`reset_carry`"
     # The rows would be the same, and the state of one place go on with the text of another.
     shorter = (Phase(steps=10, batch=4, window=16), longer)
+    other_rows = (first, Phase(steps=60, batch=16, window=32))
     for phases, message in (
-        (shorter, changed),
-        ((first, Phase(steps=60, batch=16, window=32)), "rows are batch 8, window 32"),
+        (shorter, r"phases before the checkpoint have changed.*`reset_carry`"),
+        (other_rows, "rows are batch 8, window 32"),
     ):
-        config = phased(corpus, folder, phases, train__steps=60)
         with pytest.raises(UserError, match=message):
-            run_train(config)
+            run_train(phased(corpus, folder, phases, train__steps=60))
     assert (folder / "metrics.jsonl").read_bytes() == before
-    whole = open_corpus(corpus)
     more = resolved(corpus, first, second, Phase(steps=10, batch=16, window=32))
     metas = [parts[1].meta(30) for parts in (more, resolved(corpus, *PHASES))]
     assert metas[0] == metas[1]
@@ -153,7 +143,7 @@ def test_phases_that_are_past_cannot_change(corpus, straight, tmp_path, capfd) -
     assert steps_in(folder)[-1] == 42
     config = phased(corpus, folder, (shorter[0], dataclasses.replace(longer, steps=34)))
     run_train(config, reset_carry=True)
-    epochs = resolve_phases(config, whole)[1].stream.epoch(42)
+    epochs = resolve_phases(config, open_corpus(corpus))[1].stream.epoch(42)
     assert f"they begin {epochs:.2f} epochs into the text" in capfd.readouterr().err
 
 
@@ -161,11 +151,8 @@ def test_a_phase_can_begin_a_schedule_of_its_own() -> None:
     """As in BERT's recipe: warm-up and decay in each of two phases."""
     chosen = Optimizer(learning_rate=1e-3, warmup_steps=10, scaling="sqrt", base_batch=8)
     own = dataclasses.replace(chosen, learning_rate=4e-3, warmup_steps=20)
-    segments = [
-        Segment(0, 100, 8, 50.0),
-        Segment(100, 200, 32, 6.0, own),
-        Segment(200, 300, 8, 6.0),
-    ]
+    segments = [Segment(0, 100, 8, 50.0), Segment(100, 200, 32, 6.0, own)]
+    segments.append(Segment(200, 300, 8, 6.0))
     first, second, third = schedule.rates(chosen, segments)
     assert [float(first(n)) for n in (0, 9, 55, 100)] == pytest.approx([1e-4, 1e-3, 5e-4, 0])
     # Four times the rows, so twice the rate; 200 updates, of which 20 are warm-up.
