@@ -11,30 +11,18 @@ from flax import linen
 
 from mlstm_jax import run
 from mlstm_jax.api.model import load
-from mlstm_jax.config import (
-    BERT,
-    Config,
-    Data,
-    Devices,
-    Model,
-    Optimizer,
-    Precision,
-    Train,
-    Transformer,
-    resolve_batch,
-    vary,
-)
+from mlstm_jax.config import BERT, Config, Model, Precision, Train, Transformer, resolve_batch, vary
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import expected_shapes
 from mlstm_jax.model.architecture import Architecture, Products, Window
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.ops import lookup
-from mlstm_jax.training import parallel
 from mlstm_jax.training.evaluation import Evaluator
+from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.state import memory_bytes
 from mlstm_jax.training.train import train as run_train
-from tests.training.runs import copy_until, lines_of
+from tests.training.runs import copy_until, lines_of, make_config, short
 
 
 @pytest.fixture
@@ -87,16 +75,15 @@ def bigram() -> Iterator[type[Architecture]]:
 def test_every_kind_learns_and_resumes_to_the_bit(kind, objective, corpus, tmp_path) -> None:
     # Layers, Muon's products and micro-batches are compiled: once is enough.
     all_options = kind == "bigram"
-    config = Config(
-        out=str(tmp_path / "run"),
+    config = make_config(
+        corpus,
+        tmp_path / "run",
         model=Architecture.kinds[kind](hidden=16, embedding=8, layers=1 + all_options),
-        data=Data(corpus=str(corpus), batch=8, window=16),
-        optimizer=Optimizer(name="muon" if all_options else "adam", learning_rate=2e-2),
         precision=Precision(compute="bf16"),
-        train=Train(steps=40, eval_every=40, checkpoint_every=20, dropout=0.1, objective=objective),
-        devices=Devices(count=1),
+        train=short(steps=40, eval_every=40, checkpoint_every=20, dropout=0.1, objective=objective),
     )
-    config = vary(config, train__micro_batches=1 + all_options)
+    config = vary(config, optimizer__name="muon" if all_options else "adam", devices__count=1)
+    config = vary(config, optimizer__learning_rate=2e-2, train__micro_batches=1 + all_options)
     whole = run.load_run(run_train(config, quiet=True), "latest")
     assert whole.config.model == resolve_batch(config, 1).model
     lines = lines_of(whole.folder)
@@ -120,7 +107,7 @@ def test_evaluation_reads_no_window_that_is_too_long_for_the_model(kind, window,
     """As where a run's phases have shorter windows than data.window."""
     sizes = Architecture.kinds[kind](hidden=8, embedding=8, layers=1)
     model = LanguageModel(sizes.for_windows(16), Precision())
-    split, device = open_corpus(corpus).split("valid"), parallel.local(Devices(count=1))
+    split, device = open_corpus(corpus).split("valid"), Parallel(jax.local_devices()[:1])
     evaluator = Evaluator(model, split, 256, device)
     assert evaluator.stream.batch(0, 16).inputs_BT.shape == (16, window)
 

@@ -167,13 +167,12 @@ def short_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Config:
 
 
 def test_a_resume_that_does_not_fit_is_refused(short_run, text_file, tmp_path) -> None:
-    other = tmp_path / "other"
-    prepare([str(text_file)], other, split=(20, 1, 1), seed=5)
+    prepare([str(text_file)], tmp_path / "other", split=(20, 1, 1), seed=5)
     before = (Path(short_run.out) / "config.json").read_text()
     for field, value, message in (
         ("model__hidden", 50, r"another model\.hidden: 48 → 50"),
         ("precision__compute", "bf16", r"another precision\.compute: fp32 → bf16"),
-        ("data__corpus", str(other), "trained on another corpus"),
+        ("data__corpus", str(tmp_path / "other"), "trained on another corpus"),
     ):
         with pytest.raises(UserError, match=message):
             run_train(vary(short_run, **{field: value}))
@@ -232,19 +231,6 @@ def test_resume_needs_a_run_and_a_run_needs_its_own_folder(corpus: Path, tmp_pat
         run_train(make_config(corpus, tmp_path / "taken"))
 
 
-def test_a_start_that_was_refused_or_killed_leaves_no_run_behind(corpus, tmp_path):
-    """What the message advises can be done in the same folder."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / ".lock").touch()
-    (folder / "config.partial").write_text('{"out"')  # killed before its config was written
-    config = make_config(corpus, folder, train=short(steps=2), devices=ONE)
-    with pytest.raises(UserError, match=r"lower data\.batch"):
-        run_train(vary(config, data__batch=8192))
-    run_train(config)
-    assert run.read_config(folder).data.batch == 8
-
-
 def test_a_line_has_the_rate_and_how_long_the_loop_waited(corpus, tmp_path, monkeypatch) -> None:
     """The disk takes a third of a second a batch, where a step takes a few milliseconds."""
     plain, complete = TrainStream.batch, []
@@ -254,15 +240,14 @@ def test_a_line_has_the_rate_and_how_long_the_loop_waited(corpus, tmp_path, monk
         return plain(self, *arguments)
 
     def look(line: dict[str, Any]) -> None:
-        """A run is finished when its last checkpoint is complete."""
         if line.get("event") == "finished":
-            complete.extend(steps_in(tmp_path / "run"))
+            complete.extend(steps_in(tmp_path))
 
     monkeypatch.setattr(TrainStream, "batch", slow)
-    config = make_config(corpus, tmp_path / "run", train=short(steps=4, log_every=1), devices=ONE)
+    config = make_config(corpus, tmp_path, train=short(steps=4, log_every=1), devices=ONE)
     run_train(config, callbacks=[look])
-    assert complete == [4]
-    first, *others = lines_of(tmp_path / "run")["train"]
+    assert complete == [4]  # A run is finished when its last checkpoint is complete.
+    first, *others = lines_of(tmp_path)["train"]
     # The first step of a session includes compilation, so it has no rate.
     assert first["bytes_per_second"] is None
     assert all(line["bytes_per_second"] > 0 for line in others)

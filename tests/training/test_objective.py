@@ -20,12 +20,12 @@ def mask(bytes_BT: jax.Array, counted_BT: jax.Array, step: jax.Array, row_B: jax
 def ask(step: int = 3, counted: np.ndarray | None = None, first: int = 0) -> tuple:
     bytes_BT = np.random.default_rng(0).integers(0, 256, (ROWS, SIZE), dtype=np.uint8)[first:]
     counted_BT = np.ones(bytes_BT.shape, bool) if counted is None else counted[first:]
-    return bytes_BT, counted_BT, mask(bytes_BT, counted_BT, step, np.arange(first, ROWS))
+    return bytes_BT, mask(bytes_BT, counted_BT, step, np.arange(first, ROWS))
 
 
 def test_of_the_chosen_bytes_most_are_masked_some_replaced_some_kept() -> None:
     """Each share is within five standard deviations of a binomial's."""
-    bytes_BT, _, asked = ask()
+    bytes_BT, asked = ask()
     chosen = np.asarray(asked.weight_BT) > 0
     np.testing.assert_array_equal(chosen.sum(axis=1), 30)  # 15% of 200
     np.testing.assert_array_equal(asked.targets_BT, bytes_BT)
@@ -46,7 +46,7 @@ def test_of_the_chosen_bytes_most_are_masked_some_replaced_some_kept() -> None:
 
 def test_a_row_weighs_as_many_bytes_as_count() -> None:
     counted = np.arange(SIZE) < np.array([SIZE, 7, 1, 0] * (ROWS // 4))[:, None]
-    _, _, asked = ask(counted=counted)
+    _, asked = ask(counted=counted)
     np.testing.assert_allclose(asked.weight_BT.sum(axis=1), counted.sum(axis=1), rtol=1e-6)
     weight = np.asarray(asked.weight_BT)
     assert not weight[~counted].any()
@@ -55,10 +55,10 @@ def test_a_row_weighs_as_many_bytes_as_count() -> None:
 
 
 def test_what_is_masked_depends_on_seed_step_and_row_only() -> None:
-    _, _, asked = ask()
-    _, _, again = ask(first=20)
+    _, asked = ask()
+    _, again = ask(first=20)
     np.testing.assert_array_equal(asked.inputs_BT[20:], again.inputs_BT)
-    _, _, later = ask(step=4)
+    _, later = ask(step=4)
     assert (np.asarray(later.weight_BT > 0) != (asked.weight_BT > 0)).any(axis=1).all()
     assert len({tuple(row) for row in np.asarray(asked.weight_BT > 0)}) == ROWS
 

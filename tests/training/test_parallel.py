@@ -1,5 +1,6 @@
 """The all-reduce in pieces, with the sums of one piece to the bit; replicas that drift apart."""
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -34,33 +35,27 @@ def make_trees(devices: int) -> tuple[Any, Any]:
     return {"layer_0": layer, "decoder": array(8, 32)}, (array(), array())
 
 
-def mapped(devices: int) -> Any:
-    return jax.pmap(
-        lambda tree, others: parallel.sum_over_devices(tree, others, EARLY, AXIS),
-        axis_name=AXIS,
-        devices=jax.local_devices()[:devices],
-    )
+def summed(tree: Any, others: Any) -> Any:
+    return parallel.sum_over_devices(tree, others, EARLY, AXIS)
 
 
 def test_large_parts_are_pieces_in_the_order_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the sums of one piece to the bit; one device has nothing in pieces."""
     trees = make_trees(4)
-    expected = jax.pmap(lambda x: jax.lax.psum(x, AXIS), axis_name=AXIS)(trees)
+    four, one = Parallel(jax.local_devices()[:4]), Parallel(jax.local_devices()[:1])
+    expected = four.map(lambda *x: jax.lax.psum(x, AXIS))(*trees)
     for least, barriers in ((1, 3), (8 * 32 * 4, 2), (1 << 20, 0)):
         monkeypatch.setattr(parallel, "LEAST_BYTES", least)
-        jax.tree.map(np.testing.assert_array_equal, mapped(4)(*trees), expected)
-        program = str(jax.make_jaxpr(mapped(4))(*trees))
+        mapped = four.map(lambda *x: summed(*x))
+        jax.tree.map(np.testing.assert_array_equal, mapped(*trees), expected)
+        program = str(jax.make_jaxpr(mapped)(*trees))
         assert program.count("optimization_barrier") == barriers
-        pieces = [
-            re.findall(r"f32\[([0-9,]*)\]", line.split("=")[0])
-            for line in program.splitlines()
-            if "= psum" in line
-        ]
+        sums = [line.split("=")[0] for line in program.splitlines() if "= psum" in line]
+        pieces = [re.findall(r"f32\[([0-9,]*)\]", found) for found in sums]
         if barriers == 2:
             assert pieces[:2] == [["8,32"], ["8,64"]]
-            last = [shape for piece in pieces[2:] for shape in piece]
-            assert sorted(last) == ["", "", "16", "8,16"]
-        program = str(jax.make_jaxpr(mapped(1))(*make_trees(1)))
+            assert sorted(itertools.chain(*pieces[2:])) == ["", "", "16", "8,16"]
+        program = str(jax.make_jaxpr(one.map(lambda *x: summed(*x)))(*make_trees(1)))
         assert "optimization_barrier" not in program
 
 

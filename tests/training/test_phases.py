@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlstm_jax import cli
 from mlstm_jax.config import Config, Data, Devices, Optimizer, Phase, vary
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import UserError
 from mlstm_jax.record import steps_in
 from mlstm_jax.training import optimizer, schedule
-from mlstm_jax.training.phases import ResolvedPhase, resolve_phases
+from mlstm_jax.training.phases import ResolvedPhase, expected_segments, resolve_phases
 from mlstm_jax.training.schedule import Segment
 from mlstm_jax.training.train import train as run_train
 from tests.corpora.written import jsonl
@@ -163,23 +162,15 @@ def test_a_phase_can_begin_a_schedule_of_its_own() -> None:
     cosine = dataclasses.replace(own, schedule="cosine", warmup_steps=0)
     _, later = schedule.rates(chosen, [segments[0], segments[1]._replace(begins=cosine)])
     assert float(later(97)) == float(later(100)) > float(later(103))
-    text = schedule.draw(chosen, segments).text
+    text, updates, drawn = schedule.draw(chosen, segments)
+    assert dict(zip(updates, drawn, strict=True))[100] == pytest.approx(4e-4)
+    assert "300 updates, 35.33 epochs" in text  # 2 and twice 100/6
     assert "updates 100 to 200: batch 32, 6 updates per epoch, peak 0.008" in text
     assert "from update 100: scaling sqrt from 0.004 at 8; warm-up 20 updates" in text
     assert "linear until 300" in text
 
 
-def test_a_schedule_is_of_the_phases(tmp_path, capsys) -> None:
-    (tmp_path / "phases.py").write_text(
-        "from mlstm_jax.config import *\n"
-        "config = Config(model=Model(hidden=64), phases=(Phase(steps=900, batch=8, window=64), "
-        "Phase(steps=100, batch=64, window=128)), optimizer=Optimizer(learning_rate=1e-3, "
-        "scaling='linear', base_batch=8, schedule='constant'))\n"
-    )
-    cli.main(["schedule", str(tmp_path / "phases.py"), "--corpus-bytes", "512000"])
-    said = capsys.readouterr().out
-    assert "1,000 updates, 2.50 epochs" in said  # 0.9 and 1.6 of 512,000 bytes
-    assert "updates 0 to 900: batch 8, 1,000 updates per epoch, peak 0.001" in said
-    assert "updates 900 to 1,000: batch 64, 62 updates per epoch, peak 0.008" in said
-    rates = {line.split()[0]: line.split()[-1] for line in said.splitlines() if "e-03" in line}
-    assert (rates["800"], rates["900"], rates["1,000"]) == ("1.000e-03", "8.000e-03", "8.000e-03")
+def test_the_phases_of_a_plan() -> None:
+    phases = (Phase(steps=900, batch=8, window=64), Phase(steps=100, batch=64, window=128))
+    found = expected_segments(Config(phases=phases), 512_000)
+    assert found == [Segment(0, 900, 8, 1000.0), Segment(900, 1000, 64, 62.5)]

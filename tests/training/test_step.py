@@ -136,12 +136,11 @@ TERMS = 8 * 16 + 2 * (2 * 24 + 8)
 
 def test_an_update_from_half_of_the_rows_is_half_as_large(plain: Trainer) -> None:
     """Although Adam undoes the scale of the gradient."""
-    before = plain.host_state.params
-    states = []
-    for reading in (1, 0.5):
-        partial = {"active_fraction_B": np.full(8, reading, np.float32)}
-        batch = plain.stream.batch(0)._replace(targets_B=np.full(8, 16, np.int32), **partial)
-        plain.restart().take(batch)
+    before, states = plain.host_state.params, []
+    for fraction in (1, 0.5):
+        batch = plain.stream.batch(0)._replace(targets_B=np.full(8, 16, np.int32))
+        fraction_B = np.full(8, fraction, np.float32)
+        plain.restart().take(batch._replace(active_fraction_B=fraction_B))
         states.append(plain.host_state)
     whole, half = states
 
@@ -189,6 +188,23 @@ def test_devices_and_micro_batches_make_one_update(compute, devices, micro_batch
     assert_close(parts.host_carry, whole.host_carry, 20 * TERMS, compute)
     assert_close(found.tally.loss, expected.tally.loss, 20 * TERMS, compute)
     parts.assert_replicas_are_equal()
+
+
+def test_devices_and_micro_batches_share_the_maxima(corpus: Path) -> None:
+    """A loss over half of the rows has gradients twice as large, and so half of the scale."""
+    config = make_config(corpus, compute="bf16", recurrent="fp8_emulated")
+    states = []
+    for devices, micro_batches in ((1, 1), (2, 1), (1, 2)):
+        trainer = Trainer(config, devices, micro_batches)
+        trainer.run(0, 3)
+        trainer.assert_replicas_are_equal()
+        states.append(trainer.host_state)
+    expected, *others = states
+    for found in others:
+        assert (np.asarray(found.maxima_U3[:3]) > 0).all()
+        assert not np.asarray(found.maxima_U3[3:]).any()
+        assert_close(found.maxima_U3, expected.maxima_U3, 3, "bfloat16")
+        assert_close(found.params, expected.params, 3, "bfloat16")
 
 
 def test_the_loss_of_labels_is_of_the_documents_that_have_one(random) -> None:
