@@ -44,8 +44,7 @@ def config_of(corpus: Path, out: Path, steps: int, **changes: Any) -> Config:
     train = short(
         steps=steps, eval_every=20, checkpoint_every=10, keep_checkpoints=9, divergence_steps=5
     )
-    precision, one = Precision(max_consecutive_skips=5), Devices(count=1)
-    return vary(make_config(corpus, out, train=train, precision=precision, devices=one), **changes)
+    return vary(make_config(corpus, out, train=train, devices=Devices(count=1)), **changes)
 
 
 def halve(path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from mlstm_jax import cli, environment, guard, run
 from mlstm_jax.checkpoint import Checkpoints
-from mlstm_jax.config import Config, Devices, Optimizer, Precision, Train, vary
+from mlstm_jax.config import Config, Devices, Optimizer, Train, vary
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import UserError
@@ -140,8 +140,7 @@ def test_the_run_folder_holds_what_it_says(undisturbed: Path) -> None:
 def test_the_newest_checkpoints_and_the_best_are_kept(corpus: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     train = short(eval_every=10, checkpoint_every=5, divergence_bpc=1e3, divergence_steps=1)
-    skips = Precision(max_consecutive_skips=1)
-    config = make_config(corpus, folder, train=train, precision=skips, devices=ONE)
+    config = make_config(corpus, folder, train=train, devices=ONE)
     # A rate so high that the first evaluation is the best.
     config = vary(config, optimizer=Optimizer(learning_rate=3.0, decay_steps=10**6))
     # What is best is known in another session, too.
