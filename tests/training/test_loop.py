@@ -141,15 +141,14 @@ def test_the_newest_checkpoints_and_the_best_are_kept(corpus: Path, tmp_path: Pa
     folder = tmp_path / "run"
     train = short(eval_every=10, checkpoint_every=5, divergence_bpc=1e3, divergence_steps=1)
     config = make_config(corpus, folder, train=train, devices=ONE)
-    # A rate so high that the first evaluation is the best.
+    # A rate so high that the last evaluation is seldom the best.
     config = vary(config, optimizer=Optimizer(learning_rate=3.0, decay_steps=10**6))
     # What is best is known in another session, too.
     for steps in (15, 30):
         run_train(vary(config, train__steps=steps))
     evals = {line["step"]: line["bpc"] for line in lines_of(folder)["eval"]}
     best = min(evals, key=lambda step: evals[step])
-    assert best < 25
-    assert steps_in(folder) == [best, 25, 30]
+    assert steps_in(folder) == sorted({best, 25, 30})
     assert run.load_run(folder).step == best
     assert run.load_run(folder, "latest").step == 30
     with pytest.raises(UserError, match=r"checkpoint 7: .* has checkpoints at"):
