@@ -75,8 +75,9 @@ def test_a_table_is_taken_by_its_columns(model) -> None:
     table = pandas.DataFrame({"stars": LABELS, "review": TEXTS})
     options = mlstm.TransferOptions(state="mean_h")
     given = {"options": options, "text_column": "review", "label_column": "stars"}
-    found = model.transfer(table, **given)
-    assert found.result == model.transfer((TEXTS, LABELS), options=options).result
+    found = model.transfer(table, valid=table, **given).result
+    both = (TEXTS, LABELS)
+    assert found == model.transfer(both, valid=both, options=options).result
     for missing in ("text", "label"):
         given[f"{missing}_column"] = None
         with pytest.raises(UserError, match=f"no {missing} among .*stars, review.*{missing}_col"):

@@ -51,12 +51,12 @@ def test_features_are_the_states_after_the_text(run: Run) -> None:
 def test_features_do_not_depend_on_batch_mates_order_or_calls(run: Run) -> None:
     """Up to rounding: products of other numbers of rows add in other orders."""
     read = Featurizer(run, devices=one_device())
-    together = read(TEXTS * 30)
+    together = read(TEXTS * 10)
     assert_close(Featurizer(run)(TEXTS), read(TEXTS), TERMS)  # on four devices
-    assert_close(together, np.tile(read(TEXTS), (30, 1)), TERMS)
+    assert_close(together, np.tile(read(TEXTS), (10, 1)), TERMS)
     for number, text in enumerate(TEXTS):
         assert_close(read([text])[0], together[number], TERMS)
-    np.testing.assert_array_equal(read(TEXTS * 30), together)
+    np.testing.assert_array_equal(read(TEXTS * 10), together)
 
 
 def test_a_file_is_read_in_parts(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

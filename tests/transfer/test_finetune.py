@@ -17,10 +17,10 @@ from mlstm_jax.config import Compute, Config, Data, Optimizer, Train, Transforme
 from mlstm_jax.config.text import to_json
 from mlstm_jax.data.corpus import differing, open_corpus
 from mlstm_jax.errors import Note, UserError
-from mlstm_jax.interop.weights import expected_shapes
+from mlstm_jax.interop import weights
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import LanguageModel
-from mlstm_jax.run import Run, as_weights, load_run, write_imported
+from mlstm_jax.run import Run, as_weights, load_run
 from mlstm_jax.training import optimizer, resume
 from mlstm_jax.training.metrics import read_metrics
 from mlstm_jax.training.phases import train_stream
@@ -61,7 +61,7 @@ def test_a_run_starts_from_the_parameters_of_another(run: Run) -> None:
 def test_a_start_from_other_positions_names_them() -> None:
     model = Transformer(hidden=8, embedding=8, heads=2, layers=1, positions=16)
     config = Config(model=dataclasses.replace(model, positions=32), train=Train(start_from="it"))
-    given = {name: np.zeros(shape) for name, shape in expected_shapes(model).items()}
+    given = {name: np.zeros(shape) for name, shape in weights.expected_shapes(model).items()}
     made = LanguageModel(config.model, config.precision)
     tx = optimizer.build(Optimizer(), config.model, lambda count: 0.0)
     with pytest.raises(UserError, match=r"set `model\.positions` 16, with windows of at most 16"):
@@ -126,8 +126,10 @@ def test_a_classifier_that_is_too_sure_is_calibrated(random) -> None:
     np.testing.assert_array_equal(finetune.calibrated(unsure, valid).weights_KD, weights_KD / 4)
 
 
-def test_finetune_from_the_outside(run, tmp_path, random, capsys, monkeypatch, refused) -> None:
-    """So few texts that word counts do better."""
+def test_finetune_from_the_outside(tmp_path, random, capsys, monkeypatch, refused) -> None:
+    """A model so small, and so few texts, that word counts do better."""
+    weights.save(tmp_path / "a.safetensors", as_weights(draw("mlstm", layers=1)))
+    run = load_run(tmp_path / "a.safetensors")
     monkeypatch.setattr(terminal, "_SECONDS_BETWEEN_PLAIN_LINES", 0.0)
     train, valid = (write_reviews(tmp_path / f"{n}.csv", random, n) for n in (60, 30))
     out = tmp_path / "out"
@@ -138,7 +140,7 @@ def test_finetune_from_the_outside(run, tmp_path, random, capsys, monkeypatch, r
     told, said = capsys.readouterr()
     assert re.search(r"train \d+/\d+  bpc \d\.\d{3}  label loss \d\.\d{3}", said)
     assert re.search(r"validation bpc \d\.\d+  label loss \d\.\d{3}  accuracy \d\.\d{3}", said)
-    assert "accuracy train 1.000, valid 1.000; Classifier of 64 features and " in told
+    assert "accuracy train 1.000, valid 1.000; Classifier of 12 features and " in told
     result = json.loads((out / "report.json").read_text())
     assert (result["classes"], result["word_weight"]) == (["fair", "fine", "poor"], 1)
     assert result["without_words"]["valid"] < result["accuracy"]["valid"] == 1
@@ -161,8 +163,8 @@ def test_finetune_from_the_outside(run, tmp_path, random, capsys, monkeypatch, r
     before = (out / "run/metrics.jsonl").read_text()
     cli.main(command)
     other = jax.tree.map(lambda x: 2 * x, as_weights(run).params)
-    write_imported(tmp_path / "other", as_weights(run)._replace(params=other))
-    error = refused("finetune", tmp_path / "other", *command[2:])
+    weights.save(tmp_path / "b.safetensors", as_weights(run)._replace(params=other))
+    error = refused("finetune", tmp_path / "b.safetensors", *command[2:])
     assert "the run started from other parameters" in error
     assert (out / "run/metrics.jsonl").read_text() == before
     assert json.loads((out / "report.json").read_text()) == result

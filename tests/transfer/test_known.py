@@ -34,7 +34,7 @@ def test_texts_of_the_fit_are_noted_and_reported(model, tmp_path) -> None:
     out, test = tmp_path / "out", ([*NEW[:4], TEXTS[1].upper()], [1, 0, 1, 0, 0])
     options = mlstm.TransferOptions(state="mean_h")
     with pytest.warns(Note, match=r"test: 1 of 5 texts is also in the training texts"):
-        made = model.transfer((TEXTS, LABELS), test, options=options, out=out)
+        made = model.transfer((TEXTS, LABELS), test, (NEW, LABELS[:6]), options=options, out=out)
     assert len(made.result.notes) == 1
     assert json.loads((out / "report.json").read_text())["notes"] == made.result.notes
     assert "**test: 1 of 5 texts is also in" in (out / "report.md").read_text()

@@ -97,11 +97,11 @@ UNLIKE = [
 
 def test_it_notes_texts_unlike_its_training_texts(model, tmp_path, monkeypatch, capsys) -> None:
     """In Python, in the notes of the command and on the page; a few English words are like them."""
-    like = [*GOOD, *BAD, "good", "Great!", "not bad at all"]
+    like = [GOOD[0], "good", "Great!", "not bad at all"]
     with warnings.catch_warnings(action="error"):
         model.classify(like)
-    with pytest.warns(Note, match="2 of 5 texts, the first number 2, are unlike"):
-        model.classify([GOOD[0], UNLIKE[0], BAD[0], UNLIKE[1], BAD[1]])
+    with pytest.warns(Note, match="2 of 4 texts, the first number 2, are unlike"):
+        model.classify([GOOD[0], UNLIKE[0], BAD[0], UNLIKE[1]])
     monkeypatch.chdir(tmp_path)
     Path("new.txt").write_text("\n".join(GOOD + UNLIKE))
     monkeypatch.setattr(features, "_MOST_TEXTS", 2)  # the notes are of all parts
