@@ -47,15 +47,9 @@ def test_texts_of_the_fit_are_noted_and_reported(model, tmp_path) -> None:
         assert not known.note_known(model._run, {"train": Labelled(["a"], []), "test": many})
 
 
-@pytest.fixture
-def read(monkeypatch, tmp_path) -> list[str]:
-    """Texts that the pretrained model seems to have read."""
+def test_texts_that_the_model_has_read_are_noted(model, monkeypatch, tmp_path) -> None:
     np.save(tmp_path / "read.npy", np.sort(known.digests(TEXTS, "radford")))
     monkeypatch.setattr(shipped, "rated_texts", lambda path: tmp_path / "read.npy")
-    return TEXTS
-
-
-def test_texts_that_the_model_has_read_are_noted(model, read) -> None:
     told = "are among those that the model has read with their ratings, so accuracy is too high"
     with pytest.warns(Note, match=f"train: 10 of 10 texts {told}") as notes:
         made = model.transfer(

@@ -108,25 +108,24 @@ def test_it_answers_as_the_library_does(page: str, run: Run, classifier: Path) -
 
 @pytest.mark.parametrize(("state", "all_layers"), [("mean_h", False), ("c+mean_h", True)])
 def test_a_classifier_on_the_mean_of_h_is_shown_as_it_reads(run, state, all_layers):
+    text = "my piano is good"
     featurizer = Featurizer(run, states=(state,), all_layers=all_layers)
     width = len(featurizer.columns)
     weights = np.random.default_rng(0).normal(size=(1, width)) * 0.1
     # Unit 5 of the first layer read, of the mean of h.
     weights[0, 5 + (width // 2 if state == "c+mean_h" else 0)] = 9.0
     chosen = classify.Classifier(weights, np.zeros(1), ["bad", "good"], 1.0)
-    features = featurizer(["my piano is good"])
-    about = classifier_file.Description(state, all_layers, "abc", None)
-    viewer = Viewer(run, chosen, about)
+    viewer = Viewer(run, chosen, classifier_file.Description(state, all_layers, "abc", None))
     layer = 0 if all_layers else 1
     told = viewer.model({})
     assert (told["state"], told["layer"], told["unit"]) == ("mean_h", layer, 5)
-    found = viewer.read({"text": "my piano is good", "unit": 5})
+    found = viewer.read({"text": text, "unit": 5})
     shares = [one["probability"] for one in found["classes"]]
-    np.testing.assert_allclose(shares, chosen.probabilities(features)[0], atol=1e-4)
+    np.testing.assert_allclose(shares, chosen.probabilities(featurizer([text]))[0], atol=1e-4)
     values = [one["value"] for one in found["characters"]]
-    wanted = heat(Reader(run), "my piano is good", 5, state="mean_h", layer=layer).values
+    wanted = heat(Reader(run), text, 5, state="mean_h", layer=layer).values
     np.testing.assert_allclose(values, wanted, atol=1e-4)
-    other = viewer.read({"text": "my piano is good", "unit": 5, "state": "c", "layer": 1})
+    other = viewer.read({"text": text, "unit": 5, "state": "c", "layer": 1})
     assert (other["state"], other["layer"]) == ("c", 1)
 
 
