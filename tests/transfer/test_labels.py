@@ -22,9 +22,8 @@ from mlstm_jax.transfer.labels import (
 )
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
+def test_bad_labels_are_named(tmp_path: Path) -> None:
+    for name, content, message in (
         ("a.csv", "label,text\n10,good\n,none\n", "label of record 2, in 'label', is empty"),
         ("a.csv", "stars,text\n10,good\n", r"has a label in 'label'.*`label_column`"),
         ("a.csv", "text,Label\ngood,1\n", r"label in 'label'; .* did you mean Label\?"),
@@ -32,12 +31,10 @@ from mlstm_jax.transfer.labels import (
         ("a.csv", "label,text\n" + "".join(f"{n},a\n" for n in range(300)), "300 different labels"),
         ("a.txt", "good\t1\n", r"a\.txt: a \.txt file has texts, but no labels"),
         ("a.jsonl", '{"text": "a", "label": NaN}\n{"text": "b", "label": 1}', "of record 1, in"),
-    ],
-)
-def test_bad_labels_are_named(tmp_path: Path, name: str, content: str, message: str) -> None:
-    (tmp_path / name).write_text(content)
-    with pytest.raises(UserError, match=message):
-        require_classes(read_labelled(tmp_path / name, None, "label"))
+    ):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(UserError, match=message):
+            require_classes(read_labelled(tmp_path / name, None, "label"))
 
 
 def test_labels_are_strings_in_the_order_of_numbers(tmp_path: Path) -> None:
@@ -109,23 +106,20 @@ def test_labels_of_every_type_and_those_that_are_merged() -> None:
         of_classes(["a"] * 4, [1, 1.0, " a", "a"], ["label"] * 4)
 
 
-@pytest.mark.parametrize(
-    ("names", "told"),
-    [
+def test_labels_that_differ_only_in_form_are_noted() -> None:
+    for names, told in (
         (["pos", "Pos", "neg"], "'Pos', 'pos' differ only"),
         (["so so", "soso", "x"], "'so so', 'soso' differ only"),
         (["01", "1", "2"], "'01', '1' differ only"),
         (["3.1", "3.10", "x"], "'3.1', '3.10' differ only"),
         (["nai\u0308ve", "na\xefve", "x"], r"'nai\\u0308ve', 'na\\xefve' differ only"),
         (["pos", "pos\u200b", "x"], r"'pos', 'pos\\u200b' differ only"),
-    ],
-)
-def test_labels_that_differ_only_in_form_are_noted(names: list[str], told: str) -> None:
-    found = Labelled(["a text"] * 3, names)
-    with pytest.warns(Note, match=told):
-        assert require_classes(found) == sorted(names)
-    with pytest.raises(UserError, match=r"has the label .*; did you mean "):
-        require_classes(found, [names[0], names[2]])
+    ):
+        found = Labelled(["a text"] * 3, names)
+        with pytest.warns(Note, match=told):
+            assert require_classes(found) == sorted(names)
+        with pytest.raises(UserError, match=r"has the label .*; did you mean "):
+            require_classes(found, [names[0], names[2]])
     with warnings.catch_warnings(action="error"):
         require_classes(Labelled(["a text"] * 3, ["1", "2", "one"]))
         # As floats these are equal.
