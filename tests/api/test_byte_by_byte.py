@@ -60,9 +60,14 @@ def test_log_probabilities_are_nats_of_each_byte_but_the_first(model, read) -> N
     found = model.log_probabilities(TEXT)
     expected = np.log(shares_TV[np.arange(len(text_T) - 1), text_T[1:]])
     assert_close(found, expected, TERMS)
-    bits = -found.sum(dtype=np.float64) / np.log(2) / len(found)
-    assert bits == pytest.approx(model.bits_per_character([TEXT]), rel=bound(TERMS + len(found)))
     assert model.log_probabilities("").shape == (0,)
+    # Of every byte but the first, text by text.
+    texts = [TEXT, "", "that strap sounds bad 12."]
+    nats_N = np.concatenate([model.log_probabilities(text) for text in texts], dtype=np.float64)
+    bits = -nats_N.mean() / np.log(2)
+    assert bits == pytest.approx(model.bits_per_character(texts), rel=bound(TERMS + len(nats_N)))
+    with pytest.raises(ValueError, match="no byte to score"):
+        model.bits_per_character([])
 
 
 def test_a_text_in_pieces_is_read_to_the_bit_as_the_whole(model, random) -> None:

@@ -9,11 +9,8 @@ import numpy as np
 import pytest
 
 import mlstm_jax as mlstm
-from tests.tolerance import assert_close
 
 TEXTS = ["my guitar is good 1.", "", "that strap sounds bad 12.", "the café works great 3." * 20]
-# The sums that a feature passes through in a step: H, E and the gates' inputs.
-TERMS = 3 * 64
 
 
 def test_a_model_is_shown_in_a_few_lines_and_cannot_be_changed(model: mlstm.TrainedModel) -> None:
@@ -33,16 +30,6 @@ def test_progress_counts_the_bytes_that_are_read(model, monkeypatch, capsys) -> 
     assert "encode 11.5/11.5 kB" in capsys.readouterr().err
     model.bits_per_character(texts, show_progress=True)
     assert "score 11.5/11.5 kB" in capsys.readouterr().err
-
-
-def test_bits_per_character_of_texts(model: mlstm.TrainedModel) -> None:
-    """Of every byte but the first, text by text; test_byte_by_byte.py has those of one in NumPy."""
-    each = [model.log_probabilities(text) for text in TEXTS]
-    nats, count = -sum(map(np.sum, each)), sum(map(len, each))
-    found = model.bits_per_character(TEXTS)
-    assert_close(np.float32(found), np.float32(nats / count / np.log(2)), TERMS + count)
-    with pytest.raises(ValueError, match="no byte to score"):
-        model.bits_per_character([])
 
 
 def test_a_heat_map_shows_itself(model: mlstm.TrainedModel, tmp_path: Path) -> None:
