@@ -328,8 +328,8 @@ def test_devices_share_the_gradients_of_micro_batches_once(corpus, recompute_eve
     """Autodiff of a scan can put an all-reduce into its loop, and run it once a byte."""
     monkeypatch.setattr(parallel, "LEAST_BYTES", 1)
     lowered = Trainer(make_config(corpus), 4, 2, recompute_every).lower()
-    # All gradients are ready at once.
-    assert "optimization_barrier" not in lowered.as_text()
+    # All gradients are ready at once; recomputation has barriers of its own.
+    assert recompute_every or "optimization_barrier" not in lowered.as_text()
     program = lowered.compile().as_text()
     entry = program[program.index("\nENTRY") :]
     entry = entry[: entry.index("\n}")]
