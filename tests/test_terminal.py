@@ -240,7 +240,7 @@ def test_a_report_of_odd_labels(hostile_run, tmp_path, capsys) -> None:
         [{"text": f"word {n % 7} text", "label": names[n % 5]} for n in range(60)],
     )
     words = ["transfer", str(hostile_run), "--out", str(tmp_path / "out")]
-    cli.main([*words, "--train", texts, "--test", texts])
+    cli.main([*words, "--train", texts, "--valid", texts, "--test", texts])
     report = (tmp_path / "out/report.md").read_text(encoding="utf-8")
     for text in (capsys.readouterr().out, report):
         assert not steers(text)

@@ -53,6 +53,7 @@ def test_several_labels_with_scikit_learn(run, tmp_path, monkeypatch) -> None:
     page = (ROOT / "docs/transfer.md").read_text(encoding="utf-8")
     recipe = re.search(r"(?s)\n## Several labels\n.*?```python\n(.*?)```", page)[1]
     recipe = recipe.replace("reviews-1024", str(run.folder))
+    recipe = recipe.replace('scoring="f1"', 'scoring="f1", thresholds=10')  # of 100
     generator = np.random.default_rng(0)
     nouns = generator.choice(["piano", "guitar", "cable", "strap"], 160, p=[0.1, 0.3, 0.3, 0.3])
     ends = generator.choice(["good", "great", "bad"], 160)
