@@ -38,6 +38,7 @@ import pytest  # noqa: E402
 from filelock import FileLock  # noqa: E402
 
 import mlstm_jax as mlstm  # noqa: E402
+from mlstm_jax import cli  # noqa: E402
 from mlstm_jax.config import Config, Data, Model, Optimizer, Train  # noqa: E402
 from mlstm_jax.corpora.prepare import prepare  # noqa: E402
 from mlstm_jax.run import Run, load_run  # noqa: E402
@@ -86,8 +87,6 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def corpus(text_file: Path) -> Path:
-    from mlstm_jax.corpora.prepare import prepare
-
     out = text_file.parent / "corpus"
     prepare([str(text_file)], out, split=(20, 1, 1))
     return out
@@ -96,8 +95,6 @@ def corpus(text_file: Path) -> Path:
 @pytest.fixture(scope="session")
 def rated_corpus(text_file: Path) -> Path:
     """The same sentences as reviews, each rated by its last words."""
-    from mlstm_jax.corpora.prepare import prepare
-
     stars = {"good": 4, "bad": 1, "well": 5, "great": 5, "expected": 3}
     lines = text_file.read_text(encoding="utf-8").splitlines()
     rated = [{"text": line, "rating": stars[line.split()[-2]]} for line in lines]
@@ -121,7 +118,6 @@ def command_environment() -> dict[str, str]:
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Run a command that must be refused, with exit code 2; return what it says."""
-    from mlstm_jax import cli
 
     def refuse(*words: object) -> str:
         capsys.readouterr()

@@ -145,16 +145,6 @@ def test_what_does_not_fit_is_left_out_and_an_error_costs_no_earlier_size(tmp_pa
     assert not path.exists()
 
 
-@pytest.mark.parametrize(("dtype", "timed"), [("bf16", ["fp8"]), ("fp16", []), ("fp32", [])])
-def test_fp8_is_timed_in_bf16_alone(dtype, timed, monkeypatch) -> None:
-    import train_step
-    from measure import Point
-
-    monkeypatch.setattr(train_step, "our_case", lambda name, *_: name)
-    given = argparse.Namespace(implementations=["fp8"])
-    assert list(train_step.cases(given, Point(16, 2, 8, dtype))) == timed
-
-
 @pytest.mark.slow
 @pytest.mark.numeric
 def test_what_is_compared_computes_the_same(random) -> None:

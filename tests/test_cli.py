@@ -114,6 +114,7 @@ def test_from_text_to_a_score_and_a_sentence(text_file, tmp_path, monkeypatch, c
         ("quickstart small_512", "mlstm-jax train small_512"),
         ("configs smal_512", "did you mean small_512 or"),
         ("plan --machine absent --json x.csv/x.json", "another folder with `json`"),
+        ("train --data.corpus c --out x.csv/deep/run", "x.csv is a file; choose another folder"),
         ("sweep model --out x", "did you mean models"),
         ("train --out loop/run --data.corpus c", "loop/run: cannot"),
         ("train --data.corpus x.csv", "`mlstm-jax prepare x.csv --out corpora/x`"),
@@ -134,13 +135,29 @@ def test_a_mistake_gets_a_message_and_exit_code_2(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_closed_pipe_prints_no_error_at_exit(command_environment: dict[str, str]) -> None:
-    reading, closed = os.pipe()
-    os.close(reading)
-    command, pipe = ["mlstm-jax", "--version"], {"stdout": closed, "stderr": subprocess.PIPE}
-    done = subprocess.run(command, env=command_environment, **pipe)
-    os.close(closed)
-    assert (done.returncode, done.stderr) == (0, b"")
+@pytest.mark.parametrize(
+    "words",
+    [
+        "features run a.csv --out x.npz",
+        "classify run classifier a.csv --out x.csv",
+        "heatmap run --unit 1 --out x.html",
+        "export run --out x.safetensors",
+        "evaluate run --json x.json",
+        "plan --machine absent --json x.json",
+    ],
+)
+def test_a_file_is_replaced_on_request_alone(words, tmp_path, monkeypatch, capsys, refused):
+    monkeypatch.chdir(tmp_path)
+    file = Path(words.split()[-1])
+    file.write_text("mine")
+    Path("a.csv").write_text("text\na\n")
+    Path("run").mkdir()
+    said = refused(*words.split())
+    assert f"{file} exists; choose another file, or replace it with `overwrite=True`." in said
+    with contextlib.suppress(SystemExit):  # it then fails for another reason
+        cli.main([*words.split(), "--overwrite"])
+    assert f"{file} exists" not in capsys.readouterr().err
+    assert file.read_text() == "mine"
 
 
 @pytest.mark.parametrize(
@@ -151,10 +168,13 @@ def test_a_closed_pipe_prints_no_error_at_exit(command_environment: dict[str, st
         ("mlstm-jax configs >&-", 1, "standard output: cannot be written: Bad file"),
         ("mlstm-jax configs <&- 2>&- >/dev/null", 0, ""),
         ("mlstm-jax trian 2>/dev/full", 2, ""),
+        ("set -o pipefail; mlstm-jax --version | exec true", 0, ""),  # which reads nothing
     ],
 )
 def test_what_cannot_be_written_is_told(line, code, told, call) -> None:
-    assert told in call("bash", "-c", line, code=code).stderr
+    said = call("bash", "-c", line, code=code).stderr
+    assert told in said
+    assert bool(told) == bool(said)
 
 
 @pytest.mark.parametrize(

@@ -1,31 +1,6 @@
-"""Programs are read from their text: here those that XLA compiles for this CPU."""
+"""Programs are read from their text; test_program.py reads those that XLA compiles for this CPU."""
 
-import jax
-import jax.numpy as jnp
-import pytest
-
-from benchmarks.compiled_program import Program, parse, places, products, root
-
-
-@pytest.fixture(scope="module")
-def program() -> Program:
-    """Seven steps of a product, and in each three of another."""
-
-    def inner(_: int, x: jax.Array) -> jax.Array:
-        return jnp.tanh(x @ jnp.ones((8, 8)))
-
-    def outer(x: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
-        x = jax.lax.fori_loop(0, 3, inner, x @ jnp.full((8, 8), 2.0))
-        return x, x.sum()
-
-    compiled = jax.jit(lambda x: jax.lax.scan(outer, x, None, length=7)).lower(jnp.ones((4, 8)))
-    return parse(compiled.compile().as_text())
-
-
-def test_loops_are_found_with_how_often_they_run_and_products_with_their_types(program) -> None:
-    assert sorted(times for _, times, in_loop in places(program) if in_loop) == [7, 21]
-    assert root(program.computations[program.entry]).is_root
-    assert {(one.operands, one.result) for one in products(program)} == {(("f32", "f32"), "f32")}
+from benchmarks.compiled_program import parse, products
 
 
 def test_types_are_read_with_their_bytes() -> None:

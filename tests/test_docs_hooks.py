@@ -9,13 +9,13 @@ import pytest
 
 from mlstm_jax import config
 
-HOOKS = Path(__file__).parent.parent / "docs/hooks.py"
+HOOKS = runpy.run_path(str(Path(__file__).parent.parent / "docs/hooks.py"))
 
 
 def rendered(markdown: str) -> str:
     """Return the Markdown that the site renders for a page at the top of docs/."""
     page = SimpleNamespace(file=SimpleNamespace(src_uri="page.md"))
-    text: str = runpy.run_path(str(HOOKS))["on_page_markdown"](markdown, page)
+    text: str = HOOKS["on_page_markdown"](markdown, page)
     return text
 
 

@@ -75,17 +75,16 @@ def in_loops(found: list[Kernel]) -> list[int]:
     return [sum(one.place == place for one in found) for place in places]
 
 
-def stacks(arrays: list[Array]) -> list[Array]:
+def stacks(arrays: list[Array], window: int = WINDOW) -> list[Array]:
     """Return those of all time steps."""
-    return [one for one in arrays if len(one.shape) > 2 and WINDOW in one.shape[:2]]
+    return [one for one in arrays if len(one.shape) > 2 and window in one.shape[:2]]
 
 
 # Several options to a program, because a program takes seconds to compile.
 CONFIGS = {
     "bytes": make_config(),
     "fp16, layers, heads": make_config("fp16", model=Model(hidden=512, layers=2, rating_head=True)),
-    "recompute": make_config(train=Train(recompute_every=8)),
-    "micro": make_config(train=Train(micro_batches=2)),
+    "recompute, micro": make_config(train=Train(recompute_every=8, micro_batches=2)),
     "pallas, layers, recompute": make_config(
         model=Model(hidden=512, layers=2),
         train=Train(recompute_every=8),
@@ -129,23 +128,27 @@ def test_devices_talk_once_and_of_the_gradient_alone(all_reduce: Any, width: int
     assert gradient <= sent <= gradient + 1024  # the loss and other single numbers
 
 
-@pytest.mark.parametrize(
-    ("kernels_of", "recurrent", "most"),
-    # Four steps of Pallas kernels are a turn of the loop, which one more kernel counts.
-    [
-        ("xla", "compute", (MOST_FORWARD, MOST_BACKWARD)),
-        ("pallas", "compute", (17, 17)),
-        ("pallas", "fp8", (17, 17)),
-    ],
-)
-def test_the_papers_step_fits_its_bound(kernels_of, recurrent, most) -> None:
+def papers(kernels_of: Any = "xla", recurrent: Any = "compute") -> Config:
     """Puri et al. 2018: 4096 units; 256 rows of 256 bytes on a device."""
-    config = Config(
+    return Config(
         model=Model(hidden=4096),
         data=Data(batch=256, window=256),
         precision=Precision(compute="bf16", recurrent=recurrent),
         devices=Devices(kernels=kernels_of),
     )
+
+
+@pytest.mark.parametrize(
+    ("config", "most"),
+    # Four steps of Pallas kernels are a turn of the loop, which one more kernel counts.
+    [
+        (papers(), (MOST_FORWARD, MOST_BACKWARD)),
+        (papers("pallas"), (17, 17)),
+        (papers("pallas", "fp8"), (17, 17)),
+    ],
+    ids=["xla", "pallas", "fp8"],
+)
+def test_the_papers_step_fits_its_bound(config: Config, most: tuple[int, int]) -> None:
     made = compiled(config)
     assert made.temporary_bytes <= 8.4e9
     needed = made.argument_bytes + made.temporary_bytes
@@ -156,20 +159,22 @@ def test_the_papers_step_fits_its_bound(kernels_of, recurrent, most) -> None:
 
 
 def test_fp8_is_in_the_recurrent_products_alone() -> None:
-    config = dataclasses.replace(PALLAS, precision=Precision(compute="bf16", recurrent="fp8"))
+    config = papers("pallas", "fp8")
     program = parse(compiled(config).text)
     assert {one.operands for one in products(program)} == {("f8e4m3fn",) * 2, ("bf16",) * 2}
     found = kernels(program)
     assert {one.operand_type for one in found if one.flops and one.is_in_loop} == {"f8e4m3fn"}
     assert {one.operand_type for one in found if one.flops and not one.is_in_loop} == {"bf16"}
-    assert stacks(zero_fills(program)) == []
+    assert stacks(zero_fills(program), config.data.window) == []
     with pytest.raises(UserError, match=r"precision\.recurrent is 'fp8', which needs"):
         compile_step(config, load_machine(MACHINES / "v100.json"), 1)
 
 
 def test_our_own_kernels_move_what_they_must() -> None:
     """Of 64 rows of 512 units, in units of [64, 512]: bf16 2 bytes, float32 4."""
-    found = kernels(parse(compiled(PALLAS).text))
+    text = compiled(PALLAS).text
+    assert text.count("mosaic_gpu_v2") == 16
+    found = kernels(parse(text))
     moved = {one.source.split("/")[-2]: one.bytes for one in found if "moves_" in one.source}
     unit = 64 * 512
     assert moved == {
@@ -184,16 +189,14 @@ def test_our_own_kernels_move_what_they_must() -> None:
     }
 
 
-@pytest.mark.parametrize("machine", ["v100", "a100", "h100", "b200"])
+@pytest.mark.parametrize("machine", ["v100", "a100", "b200"])
 def test_it_compiles_for_each_machine_that_is_described(machine: str) -> None:
-    """And our own kernels where the machine has what they need."""
+    """An H100 is an H200 with other memory. Our own kernels say what these lack."""
     compute, path = "fp16" if machine == "v100" else "bf16", MACHINES / f"{machine}.json"
     made = compiled(make_config(compute), machine=path)
     assert {one.result for one in products(parse(made.text))} <= {"f32", NAMES[compute]}
     # For a B200 ptxas failed once beside another compilation: its kernels are not compiled here.
-    if machine == "h100":
-        assert compiled(PALLAS, machine=path).text.count("mosaic_gpu_v2") == 16
-    elif machine != "b200":
+    if machine != "b200":
         with pytest.raises(UserError, match=r"needs|compute capability 9\.0"):
             compile_step(PALLAS, load_machine(path), 1)
 
