@@ -55,7 +55,7 @@ def read_corpus(folder: Path) -> Any:
     opened, found = open_corpus(folder), []
     for name in SPLITS:
         split = opened.split(name)
-        stream = TrainStream(split, batch=2, window=16, shards=2, labels="ratings")
+        stream = TrainStream(split, batch=2, window=256, shards=2, labels="ratings")
         found += [stream.batch(step) for step in range(stream.steps_per_epoch)]
         scored = EvaluationStream(split, window=64)
         found += [scored.batch(step, scored.rows) for step in range(scored.steps)]
