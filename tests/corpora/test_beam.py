@@ -6,7 +6,6 @@ import pytest
 
 from mlstm_jax.corpora.documents import in_order
 from mlstm_jax.corpora.prepare import prepare
-from mlstm_jax.data.corpus import Dedupe
 from mlstm_jax.errors import UserError
 
 from .test_dirty import GOOD, damaged_parquet
@@ -19,23 +18,21 @@ pytest.importorskip("apache_beam")
 LOCAL = "--runner=apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 
 
-@pytest.fixture
-def sources(tmp_path: Path) -> list[str]:
-    write_layouts(tmp_path / "in")
+def test_the_same_corpus(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    write_layouts(folder)
     write_parquet(
-        tmp_path / "in/many.parquet",
-        "SELECT (i % 5)::FLOAT AS rating, 'Many  é ' || (i % 3000) AS text FROM range(9000) t(i)",
+        folder / "many.parquet",
+        "SELECT (i % 5)::FLOAT AS rating, 'Many  é ' || (i % 1000) AS text FROM range(3000) t(i)",
     )
-    (tmp_path / "in/more.csv").write_text(
-        "text,stars\n" + "".join(f"MANY é {n},{n % 3}\n" for n in range(2000))
-    )
-    (tmp_path / "in/stray.tsv").write_text(
-        "text\tn\n" + "".join(f'"{n} begins\t1\n{n} ends"\t2\n' for n in range(200))
-    )
+    rows = [f"MANY é {n},{n % 3}\n" for n in range(700)]
+    (folder / "more.csv").write_text("".join(["text,stars\n", *rows]))
+    rows = [f'"{n} begins\t1\n{n} ends"\t2\n' for n in range(200)]
+    (folder / "stray.tsv").write_text("".join(["text\tn\n", *rows]))
     twice = b'{"text": "a", "text": "b"}\n'
-    (tmp_path / "in/dirty.jsonl").write_bytes(b"".join(GOOD) + b"bad\n" + twice)
+    (folder / "dirty.jsonl").write_bytes(b"".join([*GOOD, b"bad\n", twice]))
     query = "SELECT 'parquet ' || i AS text FROM range(99) t(i)"
-    damaged_parquet(tmp_path / "in/dirty.parquet", query, b"parquet 77")
+    damaged_parquet(folder / "dirty.parquet", query, b"parquet 77")
     # Of near-duplicates the one that is kept has no rating, where the other has.
     copies: list[dict[str, object]] = []
     for n in range(20):
@@ -43,13 +40,8 @@ def sources(tmp_path: Path) -> list[str]:
         ((kept, _),) = in_order(two, 5, "normalized")
         (other,) = {text for text, _ in two} - {kept}
         copies += [{"text": kept.decode().strip()}, {"text": other.decode().strip(), "rating": 5}]
-    jsonl(tmp_path / "in/rated.jsonl", copies)
-    return [str(tmp_path / "in"), "pydoc:"]
-
-
-@pytest.mark.parametrize("dedupe", ["normalized", "none"])
-def test_the_same_corpus(tmp_path: Path, sources: list[str], dedupe: Dedupe) -> None:
-    options = {"dedupe": dedupe, "seed": 5, "split": (8, 1, 1)}
+    sources = [str(folder), jsonl(tmp_path / "rated.jsonl", copies)]
+    options = {"seed": 5, "split": (8, 1, 1), "max_reject_fraction": 0.01}
     prepare(sources, tmp_path / "duckdb", **options)
     rejects = (tmp_path / "duckdb.rejects.jsonl").read_text()
     prepare(sources[::-1], tmp_path / "beam", engine="beam", beam_options=LOCAL, **options)

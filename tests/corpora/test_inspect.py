@@ -13,13 +13,20 @@ from mlstm_jax.data.corpus import open_corpus
 
 from .written import jsonl
 
-TEXTS = [("good strap", 5), ("a café, an endless story " * 30, 1), ("bad", 1), ("so so", None)]
+TEXTS = [
+    ("good strap", 1234568),
+    ("almost as good", 1234567),
+    ("a café, an endless story " * 30, 4.1),
+    ("bad", 4.1),
+    ("so so", None),
+]
 
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
     records = [{"text": text, "rating": rating} for text, rating in [*TEXTS, TEXTS[0]]]
-    prepare([jsonl(tmp_path / "a.jsonl", records)], tmp_path / "corpus", split=(1, 0, 0))
+    source = jsonl(tmp_path / "a.jsonl", records)
+    prepare([source], tmp_path / "corpus", split=(1, 0, 0))
     return tmp_path / "corpus"
 
 
@@ -31,29 +38,25 @@ def test_a_summary_counts_what_is_there(made: Path) -> None:
     assert found["byte_counts"] == [Counter(data)[byte] for byte in range(256)]
     assert found["not_ascii"] == pytest.approx(sum(b > 127 for b in data) / len(data))
     lengths = sorted(map(len, cleaned))
-    median, mean = (lengths[1] + lengths[2]) / 2, sum(lengths) / 4
-    numbers = {"shortest": lengths[0], "median": median, "mean": mean, "longest": lengths[-1]}
-    assert found["document_bytes"] == numbers
+    assert found["document_bytes"] == {
+        "shortest": lengths[0],
+        "median": lengths[2],
+        "mean": sum(lengths) / 5,
+        "longest": lengths[4],
+    }
     assert found["shortest"] == "\n bad "
-    assert found["longest"] == cleaned[1][:200].decode()
-    assert found["ratings"] == {"counts": {"1": 2, "5": 1}, "other": 0, "without": 1}
+    assert found["longest"] == cleaned[2][:200].decode()
+    counts = {"4.1": 2, "1234567": 1, "1234568": 1}
+    assert found["ratings"] == {"counts": counts, "other": 0, "without": 1}
     assert found["duplicates"] == 1
     assert found["epoch"]["steps"] > 0
     assert len(found["samples"]) == 2
     assert 0 < found["bits_per_byte"] < 8
     text = format_summary(found)
-    assert "1            2 ####" in text
+    assert "4.1            2 ####" in text
     assert "shortest: bad" in text
     too_large = summarise(opened, batch=100_000, window=256)
     assert "too few" in format_summary(too_large)
-
-
-def test_ratings_that_are_almost_the_same_are_counted_apart(tmp_path: Path) -> None:
-    ratings = [1234567, 1234568, 1234568, 4.1]
-    records = [{"text": f"number {n}", "rating": rating} for n, rating in enumerate(ratings)]
-    prepare([jsonl(tmp_path / "a.jsonl", records)], tmp_path / "corpus", split=(1, 0, 0))
-    found = summarise(open_corpus(tmp_path / "corpus"), batch=1, window=8)
-    assert found["ratings"]["counts"] == {"4.1": 1, "1234567": 1, "1234568": 2}
 
 
 def test_inspect_as_json(made: Path, capsys: pytest.CaptureFixture[str]) -> None:

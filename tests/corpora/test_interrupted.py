@@ -33,35 +33,26 @@ def handlers() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_whatever_a_library_makes_of_it_the_signal_is_the_reason(number: signal.Signals) -> None:
+def test_the_first_signal_is_the_reason_and_a_second_does_not_end_the_tidying_up(number) -> None:
+    done = []
+
     @interruptible(*SIGNALS)
     def work() -> None:
         try:
             signal.raise_signal(number)
         except KeyboardInterrupt:
+            signal.raise_signal(signal.SIGINT)
+            done.append(1)
             raise RuntimeError("Query interrupted") from None
 
     with pytest.raises(Interrupted, match=f"interrupted by {number.name}") as told:
         work()
     assert told.value.exit_code == 128 + number
+    assert done == [1]
 
 
-def run_program(folder: Path, text: str, *words: object) -> tuple[int, str]:
-    """Run a program in a process of its own, as `python -m` does; return its exit code and errors.
-
-    `python -m` looks at what was noted, as a file's `sys.exit` does not.
-    """
-    (folder / "program.py").write_text(text)
-    path = os.pathsep.join([str(folder), str(REPOSITORY)])
-    command = [sys.executable, "-m", "program", *map(str, words)]
-    surroundings = os.environ | {"PYTHONPATH": path}
-    done = subprocess.run(command, env=surroundings, capture_output=True, text=True)
-    assert done.stdout == ""
-    return done.returncode, done.stderr
-
-
-def test_the_exit_code_is_the_signals_when_it_comes_in_code_that_c_runs(tmp_path: Path) -> None:
-    program = """
+# A signal in code that C runs; and one that a callback swallows, as the garbage collector's of JAX.
+IN_C = """
 import ctypes, signal, sys
 from mlstm_jax.guard import Interrupted, interruptible
 run = ctypes.pythonapi.PyRun_String
@@ -73,28 +64,7 @@ try:
 except Interrupted as error:
     sys.exit(error.exit_code)
 """
-    assert run_program(tmp_path, program)[0] == 128 + signal.SIGTERM
-
-
-def test_a_second_signal_does_not_end_the_tidying_up() -> None:
-    done = []
-
-    @interruptible(*SIGNALS)
-    def work() -> None:
-        try:
-            signal.raise_signal(signal.SIGTERM)
-        finally:
-            signal.raise_signal(signal.SIGINT)
-            done.append(1)
-
-    with pytest.raises(Interrupted):
-        work()
-    assert done == [1]
-
-
-def test_a_signal_that_a_callback_swallows_comes_again(tmp_path: Path) -> None:
-    """As in the garbage collector's callback that JAX installs, where an exception is ignored."""
-    program = """
+SWALLOWED = """
 import gc, signal, time
 from mlstm_jax import cli
 def work(words):
@@ -105,8 +75,27 @@ def work(words):
 cli.run = work
 cli.main()
 """
-    told = "mlstm-jax generate: interrupted by SIGINT.\n"
-    assert run_program(tmp_path, program, "generate") == (130, told)
+
+
+@pytest.mark.parametrize(
+    ("program", "number", "told"),
+    [
+        (IN_C, signal.SIGTERM, ""),
+        (SWALLOWED, signal.SIGINT, "mlstm-jax generate: interrupted by SIGINT.\n"),
+    ],
+)
+def test_the_exit_code_is_the_signals(program, number, told, tmp_path: Path) -> None:
+    """By `python -m`, which looks at what was noted, as a file's `sys.exit` does not."""
+    (tmp_path / "program.py").write_text(program)
+    path = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
+    done = subprocess.run(
+        [sys.executable, "-m", "program", "generate"],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (128 + number, "")
+    assert told in done.stderr
 
 
 @pytest.mark.parametrize("kept", [True, False])

@@ -54,9 +54,10 @@ def texts(folder: Path) -> dict[str, float]:
 
 
 def test_all_three_layouts_of_mcauley_and_parquet(tmp_path: Path) -> None:
-    write_layouts(tmp_path / "in")
+    folder = tmp_path / "in/rating=4/text=x"  # which are no columns
+    write_layouts(folder)
     write_parquet(
-        tmp_path / "in/2023.parquet",
+        folder / "2023.parquet",
         "SELECT 3.0 AS rating, 'e é' AS text UNION ALL SELECT 1, NULL UNION ALL SELECT 5, ' d'",
     )
     manifest = prepare([str(tmp_path / "in")], tmp_path / "out", split=(1, 0, 0))
@@ -64,22 +65,18 @@ def test_all_three_layouts_of_mcauley_and_parquet(tmp_path: Path) -> None:
     assert (manifest.without_text, manifest.blank, manifest.duplicates) == (2, 1, 1)
 
 
-def test_folders_and_patterns_are_the_files_in_them(tmp_path: Path) -> None:
+def test_folders_and_patterns_are_the_files_in_them(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
     write_layouts(tmp_path / "in/deep")
     (tmp_path / "in/README").write_text("no text of ours")
-    (tmp_path / "in/a[1]*.jsonl").write_text('{"text": "odd name"}\n')
+    odd = f"{tmp_path}/in/a[1]*.jsonl"
+    Path(odd).write_text('{"text": "odd name"}\n')
+    Path("~a.txt").write_text("in no home folder\n")
     names = [f"{tmp_path}/in/deep/{name}" for name in sorted(LAYOUTS)]
     assert found_names(f"{tmp_path}/in/**/20*.gz") == names
-    odd = f"{tmp_path}/in/a[1]*.jsonl"
     assert {*found_names(f"{tmp_path}/in", names[0], "pydoc:")} == {odd, *names, "pydoc:"}
-    manifest = prepare([odd], tmp_path / "out", split=(1, 0, 0))
-    assert manifest.sources[0].documents == 1
-
-
-def test_a_name_that_begins_with_a_tilde_is_of_no_home_folder(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("~a.txt").write_text("one\n")
-    assert found_names("*.txt") == [str(tmp_path / "~a.txt")]
+    assert found_names("*.txt") == [f"{tmp_path}/~a.txt"]
+    assert prepare([odd], tmp_path / "out", split=(1, 0, 0)).sources[0].documents == 1
 
 
 def small(path: Path) -> Path:
@@ -91,8 +88,7 @@ def small(path: Path) -> Path:
 def test_one_file_named_twice_is_read_once(tmp_path: Path) -> None:
     path = small(tmp_path / "a.txt")
     (tmp_path / "link.txt").symlink_to(path)
-    manifest = prepare([str(path), str(tmp_path / "link.txt"), str(tmp_path)], tmp_path / "out")
-    assert manifest.duplicates == 0
+    assert len(found_names(str(path), str(tmp_path / "link.txt"), str(tmp_path))) == 1
 
 
 @pytest.mark.parametrize(
@@ -107,7 +103,6 @@ def test_one_file_named_twice_is_read_once(tmp_path: Path) -> None:
         ("https://host/a.csv", r"addresses are not read; download"),
         ("A text, not a file.", r"no such file; .* Texts are read from files"),
         ("", r"'': names no file; name one, or \. for this folder"),
-        ("loop.jsonl", r"loop\.jsonl: Too many levels of symbolic links; check the name"),
         ("x" * 256 + ".txt", r"x\.txt: File name too long; check the name"),
         ("x" * 256 + "*.txt", r"x\*\.txt: File name too long; check the name"),
         ("hollow", r"hollow: all files of a known kind in this folder are empty, such as .*a\.txt"),
@@ -118,7 +113,6 @@ def test_sources_that_cannot_be(tmp_path, monkeypatch, source, message):
     monkeypatch.chdir(tmp_path)
     for folder in ("empty", "hollow"):
         (tmp_path / folder).mkdir()
-    (tmp_path / "loop.jsonl").symlink_to("loop.jsonl")
     for name in ("hollow/a.txt", os.fsdecode(b"caf\xe9.parquet")):
         Path(name).touch()
     (tmp_path / "a.zip").write_bytes(b"PK")
@@ -162,9 +156,9 @@ def test_temporary_files_elsewhere_are_gone_after(tmp_path: Path) -> None:
 def test_the_usual_memory_grows_with_the_threads(tmp_path, monkeypatch) -> None:
     connect, limits = duckdb.connect, []
 
-    def spy(*arguments, config):
+    def spy(place, config):
         limits.append(config["memory_limit"])
-        return connect(*arguments, config=config)
+        return connect(place, config=config)
 
     monkeypatch.setattr(duckdb, "connect", spy)
     for threads in (1, 5, 11):
@@ -174,7 +168,7 @@ def test_the_usual_memory_grows_with_the_threads(tmp_path, monkeypatch) -> None:
 
 def test_a_memory_limit_that_is_too_low(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps({"text": f"{i} " * 200}) + "\n" for i in range(20_000)))
+    path.write_text("".join(json.dumps({"text": f"{i} " * 200}) + "\n" for i in range(4_000)))
     with pytest.raises(UserError, match=r"memory limit is too low.*\n.*`threads`"):
         prepare([str(path)], tmp_path / "out", memory_limit="1MB")
     assert {p.name for p in tmp_path.iterdir()} == {"a.jsonl"}
@@ -192,28 +186,16 @@ def test_what_is_empty_hidden_or_our_own_in_a_folder_is_passed_over(tmp_path: Pa
         assert [source.name for source in manifest.sources] == sorted(LAYOUTS)
 
 
-def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_names_in_the_manifest_tell_files_apart_and_are_utf8(tmp_path: Path) -> None:
     for place in ("a/1", "a/2", "b/2"):
         (tmp_path / place).mkdir(parents=True)
-        (tmp_path / place / "text.txt").write_text(f"what is in {place}\n")
-    (tmp_path / "own.txt").write_text("its own\n")
+        small(tmp_path / place / "text.txt")
+    small(tmp_path / os.fsdecode(b"caf\xe9.txt"))
     manifest = prepare([str(tmp_path)], tmp_path / "out", split=(1, 0, 0))
-    names = ["1/text.txt", "a/2/text.txt", "b/2/text.txt", "own.txt"]
+    names = ["1/text.txt", "a/2/text.txt", "b/2/text.txt", "caf?.txt"]
     assert [source.name for source in manifest.sources] == names
-
-
-def test_folder_names_are_no_columns(tmp_path: Path) -> None:
-    folder = tmp_path / "rating=1" / "text=x"
-    folder.mkdir(parents=True)
-    write_parquet(folder / "a.parquet", "SELECT 5 AS rating, 'parquet' AS text")
-    (folder / "b.jsonl").write_text('{"text": "lines", "rating": 4}\n')
-    prepare([str(tmp_path / "rating=1")], tmp_path / "out", split=(1, 0, 0))
-    assert texts(tmp_path / "out") == {"parquet": 5.0, "lines": 4.0}
-
-
-def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
-    source = small(tmp_path / os.fsdecode(b"caf\xe9.txt"))
-    assert prepare([str(source)], tmp_path / "out").sources[0].name == "caf?.txt"
+    # Lines have no ratings.
+    assert len(list((tmp_path / "out").iterdir())) == 7
 
 
 def test_what_cannot_be_read_in_a_folder_is_named(tmp_path: Path) -> None:
@@ -245,9 +227,9 @@ def test_a_subfolder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    for source in (tmp_path / "in", f"{tmp_path}/**/*.gz"):
+    for source in (f"{tmp_path}/in", f"{tmp_path}/**/*.gz"):
         with pytest.raises(UserError, match=r"in/secret: this folder cannot be read: Permission"):
-            find_sources([str(source)])
+            find_sources([source])
 
 
 def test_links_to_folders_are_followed_and_each_folder_read_once(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def make_split(lengths: Sequence[int]) -> Split:
 
 @pytest.fixture
 def split(random: np.random.Generator) -> Split:
-    return make_split(random.integers(20, 200, 700))
+    return make_split(random.integers(20, 200, 400))
 
 
 def follow(rows: list[list[bytes]], batch: Batch) -> None:
@@ -57,15 +57,6 @@ def shards_of(split: Split, count: int) -> list[bytes]:
     return [split.bytes[a:b].tobytes() for a, b in pairwise(bounds)]
 
 
-def test_cut_is_at_the_nearest_documents_and_covers_all(split: Split) -> None:
-    bounds = cut(split.offsets, 37)
-    assert (bounds[0], bounds[-1]) == (0, len(split.bytes))
-    assert np.isin(bounds, split.offsets).all()
-    shares = np.arange(38) * len(split.bytes) // 37
-    nearest = np.abs(np.asarray(split.offsets, np.int64)[:, None] - shares).min(axis=0)
-    np.testing.assert_array_equal(np.abs(bounds - shares), nearest)
-
-
 @pytest.mark.parametrize("batch", [36, 100])
 def test_rows_of_short_shards_wait_little_for_each_other(split: Split, batch: int) -> None:
     stream = TrainStream(split, batch=batch, window=16, shards=1)
@@ -82,24 +73,31 @@ def test_rows_of_short_shards_wait_little_for_each_other(split: Split, batch: in
     assert nearest.max() > nearest.mean() * (1 + 2 * TRAINING_SLACK)
 
 
-@pytest.mark.parametrize("lengths", [[9001], [30, 9001, 40, 50], [3000, 200, 3000, 100, 90, 2000]])
-def test_a_long_document_is_cut_where_no_boundary_is_near(lengths: list[int]) -> None:
+@pytest.mark.parametrize(
+    "lengths",
+    [[9001], [30, 9001, 40, 50], [3000, 200, 3000, 100, 90, 2000], [*range(20, 200)]],
+)
+def test_cuts_are_at_the_nearest_documents_and_inside_long_ones(lengths: list[int]) -> None:
     split = make_split(lengths)
-    bounds, share = cut(split.offsets, 12), len(split.bytes) / 12
+    ends = np.asarray(split.offsets, np.int64)
+    bounds = cut(split.offsets, 12)
+    share = len(split.bytes) / 12
     assert (bounds[0], bounds[-1]) == (0, len(split.bytes))
     assert (np.diff(bounds) >= 0).all()
     assert np.diff(bounds).max() <= 2 * share + 1
-    ends = np.asarray(split.offsets, np.int64)
     for place, target in zip(bounds, np.arange(13) * len(split.bytes) // 12, strict=True):
         distance = np.abs(ends - target).min()
-        assert place == target if distance > share / 2 else abs(place - target) == distance
-    whole = cut(split.offsets, 12, slack=math.inf)
-    assert np.isin(whole, ends).all()
+        if distance > share / 2:
+            assert place == target
+        else:
+            assert place in ends
+            assert abs(place - target) == distance
+    assert np.isin(cut(split.offsets, 12, slack=math.inf), ends).all()
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize(
-    ("lengths", "batch", "shards"), [([40_000], 8, 16), ([90, 140] * 150, 3, 12)]
+    ("lengths", "batch", "shards"), [([40_000], 8, 16), ([90, 140] * 110, 3, 12)]
 )
 def test_a_row_reads_its_shards_one_by_one(lengths, batch, shards, shuffle) -> None:
     """Also where a single document is an epoch of every row; shuffled, a row keeps its own."""
@@ -117,10 +115,10 @@ def test_a_row_reads_its_shards_one_by_one(lengths, batch, shards, shuffle) -> N
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_an_epoch_gives_every_byte_once(split: Split, shuffle: bool) -> None:
     """However many processes read it; and shuffled, each epoch has another order."""
-    batch, window, shards = 8, 32, 32
+    batch, window, shards = 8, 32, 16
     stream = TrainStream(split, batch=batch, window=window, shards=shards, shuffle=shuffle)
     size, orders = stream.steps_per_epoch, []
-    for epoch, processes in ((0, 1), (1, 2), (2, 8)):
+    for epoch, processes in ((0, 1), (1, 2), (2, 4)):
         share, found = batch // processes, []
         for start in range(0, batch, share):
             steps = range(epoch * size, (epoch + 1) * size)
@@ -134,9 +132,9 @@ def test_an_epoch_gives_every_byte_once(split: Split, shuffle: bool) -> None:
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("batch", [1, 7, 180])
+@pytest.mark.parametrize("batch", [1, 7, 60])
 def test_with_a_stop_every_document_is_read_once_to_it(batch: int, shuffle: bool) -> None:
-    lengths = [8, 16, 7, 9, 1, 40] * 30
+    lengths = [8, 16, 7, 9, 1, 40] * 10
     split = make_split(lengths)
     stream = TrainStream(split, batch=batch, window=8, shuffle=shuffle, stop=3)
     text, ends = split.bytes[:].tobytes(), np.cumsum(lengths)
