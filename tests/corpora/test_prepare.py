@@ -89,7 +89,7 @@ def test_of_duplicates_the_lowest_rating_is_kept(dedupe, one, two, tmp_path):
         ((1000, 1, 1), (8, 1, 1)),
         ((3, 1, 0), (8, 2, 0)),
         ((0, 1, 3), (0, 2, 8)),
-        ((0.45, 0.45, 0.1), (5, 4, 1)),
+        ((0.45, 0.35, 0.2), (4, 4, 2)),  # floats would make it (5, 3, 2)
     ],
 )
 def test_split_is_by_number_of_documents(tmp_path, split, expected):
