@@ -12,7 +12,9 @@ inside a node or across nodes. docs/performance.md has the flops and bytes of a 
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from mlstm_jax.config import Config, by_phase, resolve_batch, vary
@@ -274,13 +276,14 @@ def _advice(config: Config, machine: Machine, row: Row) -> str:
         if recomputed <= limit:
             ways.append(f"`train.recompute_every` {every} needs {recomputed / 1e9:.1f} GB")
     micro_batches = config.train.micro_batches
-    for fewer in range(rows - micro_batches, 0, -micro_batches):
-        if memory_bytes(config, fewer) <= limit:
-            how = f"`data.batch_per_device` {fewer}"
-            if row.phase:
-                how = f"a batch of {fewer * row.devices} in phase {row.phase}"
-            ways.append(f"{fewer} rows on each device fit ({how})")
-            break
+    choices = range(micro_batches, rows, micro_batches)
+    fitting = bisect_right(choices, limit, key=partial(memory_bytes, config))
+    if fitting:
+        fewer = choices[fitting - 1]
+        how = f"`data.batch_per_device` {fewer}"
+        if row.phase:
+            how = f"a batch of {fewer * row.devices} in phase {row.phase}"
+        ways.append(f"{fewer} rows on each device fit ({how})")
     return (
         f"! {row.memory_bytes / 1e9:.1f} GB do not fit into the {machine.memory_bytes / 1e9:.0f} "
         f"GB of a device ({MEMORY_FRACTION:.0%} usable): "

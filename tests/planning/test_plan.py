@@ -202,7 +202,7 @@ def test_advice_on_memory_is_what_train_accepts(capsys: pytest.CaptureFixture[st
     machine = ["--machine", str(MACHINES / "dgx1_v100.json"), "--precision.compute", "fp16"]
     for words, limit, options in (
         (["amazon_4096", "--gpus", "8"], "512", r"`(train\.recompute_every)` (\d+)"),
-        (["small_512", "--gpus", "1", "--train.micro-batches", "4"], "50000",
+        (["small_512", "--gpus", "1", "--train.micro-batches", "4"], "2000000",
          r"`(data\.batch_per_device)` (\d+)"),
     ):  # fmt: skip
         line = ["plan", *words, *machine, "--data.batch-per-device", limit]
