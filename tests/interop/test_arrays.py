@@ -159,7 +159,6 @@ def zipped() -> bytes:
         npy(_GOOD, data=bytes(27)),
         b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + bytes(1000),
         b"\x93NUMPY\x09\x00" + bytes(1000),
-        b"\x93NUMPY",
         b"",
         b"PK\x03\x04",
         zipped(),
