@@ -88,7 +88,6 @@ def test_type_checkers_see_what_is_imported_late() -> None:
 
 def test_training_gives_a_model_and_its_metrics(corpus, tmp_path, monkeypatch, capfd) -> None:
     """Without a watchdog; an error in a callback ends the first session, and a second resumes."""
-    pandas = pytest.importorskip("pandas")
     lines: list[dict[str, Any]] = []
 
     def note(line: dict[str, Any]) -> None:
@@ -112,13 +111,18 @@ def test_training_gives_a_model_and_its_metrics(corpus, tmp_path, monkeypatch, c
     model = mlstm.train(longer, callbacks=[note], show_progress=False, resume=True)
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
     assert capfd.readouterr().err == ""  # progress is not shown
-    assert isinstance(model.metrics, pandas.DataFrame)
     assert lines == model._lines()[-len(lines) :]
     scores = [line for line in model._lines() if line["kind"] == "eval"]
     assert [line["step"] for line in scores] == [3, 6, 9]
     best = min(scores, key=lambda line: line["bpc"])
     assert model.step == best["step"]
     assert model.evaluate("valid").bpc == pytest.approx(best["bpc"], rel=1e-5)
+
+
+def test_metrics_are_a_data_frame(model: mlstm.TrainedModel) -> None:
+    pandas = pytest.importorskip("pandas")
+    assert isinstance(model.metrics, pandas.DataFrame)
+    assert model.metrics.to_dict("records")[-1]["step"] == model._lines()[-1]["step"]
 
 
 def test_the_documented_trackers_get_every_number(run, monkeypatch) -> None:
