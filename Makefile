@@ -3,8 +3,10 @@
 #   make install      the package and what it needs, into .venv
 #   make test         the tests; those that need Beam, TFDS, notebooks or a browser skip
 #   make test-all     these, too: it installs what they need; make test-slow: the long ones
-#   make test-portable   the tests of floating-point results, as other processors compute them
-#   make test-compiled   the program that a GPU runs, compiled without one; Linux, 0.6 GB more
+#   make test-numeric   those of floating-point results; make test-portable: as other processors
+#                     compute them
+#   make test-compiled   the program that a GPU runs, compiled without one; Linux, 0.6 GB more;
+#                     make test-compiled-slow: for more machines and options
 #   make test-newest  with the newest releases of all that it needs; Python 3.12 or newer
 #   make wheel        a wheel and an sdist in dist/; make test-wheel: installed and used elsewhere
 #   make docs         the documentation as pages in site/; make notebooks: run them and store the outputs
@@ -20,8 +22,8 @@ INSTALL := $(BIN)/python $(PIP)
 # Many containers set it: then each start, of which the tests have hundreds, would compile all again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart install test test-all test-slow test-portable test-compiled test-newest gpu \
-  test-gpu wheel test-wheel docs notebooks lint types check clean
+.PHONY: quickstart install test test-all test-slow test-numeric test-portable test-compiled \
+  test-compiled-slow test-newest gpu test-gpu wheel test-wheel docs notebooks lint types check clean
 
 quickstart: .venv/ready
 	$(BIN)/mlstm-jax quickstart
@@ -39,9 +41,12 @@ test-all: .venv/ready-test-all
 test-slow: .venv/ready-test-all
 	XLA_FLAGS= $(BIN)/python -m pytest -m "slow or numeric" -n 2 --dist worksteal tests
 
+NUMERIC := $(BIN)/python -m pytest -q -m "numeric and not slow" --durations=3 -n 2 --dist loadfile
+test-numeric: .venv/ready-test
+	$(NUMERIC)
+
 # The instruction sets below this processor's own, which `make test` uses. Those that this processor
 # lacks change nothing. With F16C missing, as in SSE4_2, fp16 is skipped.
-NUMERIC := $(BIN)/python -m pytest -q -m "numeric and not slow" --durations=3 -n 2 --dist loadfile
 ISAS ?= SSE4_2 AVX2
 test-portable: .venv/ready-test
 	set -e; for isa in $(ISAS); do MLSTM_JAX_TEST_ISA=$$isa $(NUMERIC); done
@@ -49,8 +54,12 @@ test-portable: .venv/ready-test
 # In an environment of its own: beside it, JAX without GPUs must be told that there are none. All but
 # the compiler is that of .venv.
 test-compiled: .venv-compiled/ready
-	.venv-compiled/bin/python -m pytest -q -n 2 tests/test_gpu_program.py
-	.venv-compiled/bin/python -m pytest -q -m slow -k gpu_program tests/test_benchmarks.py
+	.venv-compiled/bin/python -m pytest -q tests/test_gpu_program.py
+
+# The same for more machines and options.
+test-compiled-slow: .venv-compiled/ready
+	.venv-compiled/bin/python -m pytest -q -n 2 -m slow -k gpu_program tests/test_gpu_program.py \
+	  tests/test_benchmarks.py
 
 test-newest:
 	.ci/test-newest
@@ -124,6 +133,12 @@ clean:
 	@echo "installing MkDocs, its plugins and what the notebooks need: about 350 MB more"
 	$(INSTALL) -e '.[docs]'
 	@touch $@
+
+# All of these with one call of pip, which takes two thirds of the time of three.
+.venv/ready-all: .venv/ready
+	@echo "installing all of these: about 1.5 GB more"
+	$(INSTALL) -e '.[test-all,dev,docs]'
+	@touch .venv/ready-test .venv/ready-test-all .venv/ready-dev .venv/ready-docs $@
 
 SITE := import sysconfig; print(sysconfig.get_path("purelib"))
 .venv-compiled/ready: .venv/ready-test

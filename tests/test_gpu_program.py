@@ -94,7 +94,12 @@ CONFIGS = {
 PALLAS = make_config(devices=Devices(kernels="pallas"))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+FAST = {"bytes", "recompute, micro"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in CONFIGS]
+)
 def test_the_laws_of_the_training_step(name: str) -> None:
     config = CONFIGS[name]
     program = parse(compiled(config).text)
@@ -110,13 +115,16 @@ def test_the_laws_of_the_training_step(name: str) -> None:
     assert collectives(kernels(program)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("compute", "expected"), [("fp32", "f32"), ("tf32", "tf32")])
 def test_float32_is_rounded_only_where_it_is_called_so(compute: Any, expected: str) -> None:
     found = kernels(parse(compiled(make_config(compute)).text))
     assert {one.operand_type for one in found if one.flops} == {expected}
 
 
-@pytest.mark.parametrize(("all_reduce", "width"), [("fp32", 4), ("compute", 2)])
+@pytest.mark.parametrize(
+    ("all_reduce", "width"), [("fp32", 4), pytest.param("compute", 2, marks=pytest.mark.slow)]
+)
 def test_devices_talk_once_and_of_the_gradient_alone(all_reduce: Any, width: int) -> None:
     precision = Precision(compute="bf16", all_reduce=all_reduce)
     config = make_config(rows=8 * 64, precision=precision, train=Train(micro_batches=2))
@@ -143,7 +151,7 @@ def papers(kernels_of: Any = "xla", recurrent: Any = "compute") -> Config:
     # Four steps of Pallas kernels are a turn of the loop, which one more kernel counts.
     [
         (papers(), (MOST_FORWARD, MOST_BACKWARD)),
-        (papers("pallas"), (17, 17)),
+        pytest.param(papers("pallas"), (17, 17), marks=pytest.mark.slow),
         (papers("pallas", "fp8"), (17, 17)),
     ],
     ids=["xla", "pallas", "fp8"],
@@ -189,6 +197,7 @@ def test_our_own_kernels_move_what_they_must() -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", ["v100", "a100", "b200"])
 def test_it_compiles_for_each_machine_that_is_described(machine: str) -> None:
     """An H100 is an H200 with other memory. Our own kernels say what these lack."""
@@ -252,6 +261,7 @@ def test_the_laws_of_programs_that_only_read() -> None:
         assert made.temporary_bytes < kept[name] + 64 * 32 * (512 * 2 + 256 * 4) + 16e6, name
 
 
+@pytest.mark.slow
 def test_pieces_of_the_all_reduce_run_beside_the_backward_pass(tmp_path: Path) -> None:
     """In a process of its own, since JAX reads XLA_FLAGS when it starts."""
     path = tmp_path / "out.json"

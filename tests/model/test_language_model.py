@@ -14,7 +14,7 @@ from benchmarks import reference
 from mlstm_jax import config
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture, Carry
-from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.model.language_model import LanguageModel, parameter_shapes
 from mlstm_jax.model.ops import column_norms, weight_norm
 from tests.marks import FP16
 from tests.tolerance import assert_close
@@ -41,12 +41,28 @@ def make(
 ) -> tuple[LanguageModel, dict]:
     sizes = Architecture.kinds[kind](hidden=hidden, embedding=3, layers=layers, **model)
     built = LanguageModel(sizes, config.Precision(compute=compute))
-    # The same in every type.
-    params = initial(LanguageModel(sizes, config.Precision()))
-    # Gains and biases away from where they start, so that their part is seen.
+    return built, drawn(sizes)
+
+
+@functools.cache
+def drawn(model: Architecture) -> dict:
+    """Parameters in NumPy, since a program that draws them takes seconds to compile.
+
+    Gains and biases are away from where they start, so that their part is seen.
+    """
     random = np.random.default_rng(1)
-    shake = lambda x: x + np.float32(0.3) * random.normal(size=x.shape).astype(x.dtype)  # noqa: E731
-    return built, jax.tree.map(shake, params)
+
+    def draw(path: Any, leaf: Any) -> Any:
+        name = path[-1].key
+        start = 1.0 if name == "scale" or name.endswith("_g") else 0.0
+        spread = 0.3
+        if name == "embedding":
+            spread = 1.0
+        elif len(leaf.shape) > 1:
+            spread = leaf.shape[-2] ** -0.5
+        return (start + spread * random.normal(size=leaf.shape)).astype(np.float32)
+
+    return jax.tree_util.tree_map_with_path(draw, parameter_shapes(model))
 
 
 def random_carry(random: np.random.Generator, rows: int, model: LanguageModel) -> Carry:
