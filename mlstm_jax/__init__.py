@@ -6,13 +6,17 @@ Data flows one way, and imports point downwards only::
 
 docs/architecture.md has every file, and tests/test_layers.py the order of the layers.
 
-Letters for dimensions, used as suffixes of array names (``bytes_BT``, ``wh_HG``), everywhere:
+Letters for dimensions, used as suffixes of array names (``bytes_BT``, ``wh_HG``):
 
     B  rows (streams) on one device        V  vocabulary, the 256 byte values
     T  bytes in a window                   E  embedding
     N  local devices, texts or bytes       H  hidden units
     L  layers                              G  gates, 4·H, in the order i, f, o, u
     I  rows of a layer's input matrices: 256 for the first, H for the others
+    K  classes of a classifier; in data/, the shards of a row
+
+In data/, B is the rows of a process, or of the whole batch. Other letters are explained where they
+are used.
 
 The words of this code:
 

@@ -77,7 +77,7 @@ def load_histories(*folders: Path | str) -> list[History]:
             path = run / "config.json"
             if not path.is_file():
                 raise UserError(f"{run} has no config.json, so it is not a complete run folder.")
-            lines = metrics.read_metrics(run / "metrics.jsonl")
+            lines = metrics.read_metrics(run / metrics.FILE)
             histories.append(_history(name, config_text.load_json(path), lines))
     return histories
 

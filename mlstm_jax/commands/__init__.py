@@ -1,8 +1,9 @@
 """The commands: typed functions, whose arguments are the options and whose docstring is the help.
 
 Each calls a function of `api/`, or, where it writes results as they come, the iterator below it,
-and shows the result. Messages name arguments and fields as Python does: `data.batch` is the option
---data.batch, and `text_column` is --text-column.
+and shows the result. `train` calls the loop itself: `api.train` would load the model afterwards in
+each of several processes. Messages name arguments and fields as Python does: `data.batch` is the
+option --data.batch, and `text_column` is --text-column.
 """
 
 import contextlib

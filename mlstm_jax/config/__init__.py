@@ -143,7 +143,10 @@ def longest_window(config: Config) -> int:
 
 
 def resolve_batch(config: Config, device_count: int) -> Config:
-    """Set the global batch, and check it against the number of devices.
+    """Set what follows from other fields, and check the batch against the number of devices.
+
+    These fields are the global batch, the model's objective, from `train.objective`, and the
+    positions of a Transformer, at least the longest window.
 
     Raises UserError if the rows cannot be split evenly over the devices (Puri et al. 2018,
     section IV), or a field is for another kind of model.

@@ -43,7 +43,7 @@ class Batch(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Where a run's present rows began."""
+    """Where a run's present rows began: at step 0, or where `reset_carry` or a phase set them."""
 
     step: int = 0
     epochs: float = 0.0  # of these rows' order that count as read before
@@ -171,7 +171,7 @@ class TrainStream:
         self._seed = seed
         self._stop = stop
         # Bytes of a shard without a target: its first, unless a stop makes up for it.
-        self._first = stop is None and not targets_are_inputs
+        self._untargeted = 1 if stop is None and not targets_are_inputs else 0
         self._regular = regular(bounds, batch, window)
         self.steps_per_epoch = self._regular.windows
         self.origin = origin
@@ -208,25 +208,25 @@ class TrainStream:
 
     def _place(self, position: int) -> tuple[int, int, Order]:
         """The epoch of a position, the number of its windows before it, and its order."""
-        epoch, step = divmod(position, self.steps_per_epoch)
-        return epoch, step, self._order(epoch)
+        epoch, window = divmod(position, self.steps_per_epoch)
+        return epoch, window, self._order(epoch)
 
     def _targets_of(self, order: Order) -> Int64:
         """The number of targets in each shard: int64 [B, K]."""
-        return np.maximum(order.lengths_BK - self._first, 0)
+        return np.maximum(order.lengths_BK - self._untargeted, 0)
 
     def _targets_before(self, position: int) -> int:
-        epoch, step, order = self._place(position)
+        epoch, window, order = self._place(position)
         targets_BK = self._targets_of(order)
-        read_BK = np.maximum(step - order.before_BK, 0) * self._window
+        read_BK = np.maximum(window - order.before_BK, 0) * self._window
         return epoch * self._targets + int(np.minimum(read_BK, targets_BK).sum())
 
     def batch(self, step: int, rows: slice = slice(None)) -> Batch:
         """Return what `rows` of the global batch read at `step`, counted from 0 over all epochs."""
-        _, step, order = self._place(self.position(step))
-        first_B, length_B, read_B = order.at(step, self._window)
+        _, window, order = self._place(self.position(step))
+        first_B, length_B, read_B = order.at(window, self._window)
         reset_B = read_B == 0
-        targets_B = np.clip(length_B - self._first - read_B, 0, self._window)
+        targets_B = np.clip(length_B - self._untargeted - read_B, 0, self._window)
         weight = self._batch * self._window / max(1, int(targets_B.sum()))
         start_B = (first_B + read_B)[rows]
         bytes_BT = self._bytes.windows(start_B, self._window + 1)

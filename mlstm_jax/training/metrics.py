@@ -145,7 +145,7 @@ def by_kind(lines: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 def runs_in(folder: Path) -> list[Path]:
     """The folders with metrics in or below a folder; UserError if there is none."""
-    found = sorted(path.parent for path in folder.rglob("metrics.jsonl"))
+    found = sorted(path.parent for path in folder.rglob(FILE))
     folders = [path for path in found if path.name != SET_ASIDE]  # damaged metrics of a run
     if not folders:
         raise UserError(f"{folder} holds no run: there is no metrics.jsonl in or below it.")

@@ -1,9 +1,9 @@
 """Data parallelism: the only file with pmap, devices and the leading device axis.
 
 Each device of every process has one replica, on an axis named "data", and the global batch is split
-evenly by rows (Puri et al. 2018, section IV). The all-reduce is the psum of step.py: NCCL between
-GPUs, gloo between CPUs. The leading axis N of arrays created here is over the devices of this
-process only; process 0 has the first rows.
+evenly by rows (Puri et al. 2018, section IV). The all-reduce of the gradients is the psum of
+`sum_over_devices`: NCCL between GPUs, gloo between CPUs. The leading axis N of arrays created here
+is over the devices of this process only; process 0 has the first rows.
 
 pmap is jit and shard_map since jax 0.8. If JAX removes pmap, `map_by_shard_map` in
 benchmarks/compile_without_gpu.py can replace it in `Parallel.map`: a test takes the step both ways,

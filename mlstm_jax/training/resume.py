@@ -1,5 +1,6 @@
 """Where a session begins: at step 0, or at the newest checkpoint that all processes can read."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -114,32 +115,25 @@ def resume_newest(
     """
     tx = optimizer.build(config.optimizer, config.model, lambda count: 0.0)
     shapes = state_shapes(config, model, tx)
-    damaged: dict[int, str] = {}  # what is wrong with a checkpoint, by step
-    for step in reversed(checkpoints.steps()):
+
+    def read(step: int) -> _Restored:
         phase = next((phase for phase in phases if step <= phase.last), phases[-1])
         expected = phase.meta(step)
-        problem = None
-        try:
-            saved = checkpoints.meta(step)
-            difference = _difference(saved, expected, has_phases=bool(config.phases))
-            rows = None
-            if difference is None:
-                rows = devices.abstract_rows(model.init_carry(phase.config.data.batch))
-            state, carry = checkpoints.restore(step, shapes, rows)
-        except Damaged as error:
-            problem = str(error)
-        problems = [text for text in cluster.gather(problem) if text]
-        if not problems:
-            break
-        damaged[step] = problems[0]
-    else:
-        raise UserError(
-            f"{'; '.join(damaged.values())}. There is no other checkpoint to resume from; restore "
-            "one from a copy, or start a new run with `out`."
-        )
+        saved = checkpoints.meta(step)
+        difference = _difference(saved, expected, has_phases=bool(config.phases))
+        rows = None
+        if difference is None:
+            rows = devices.abstract_rows(model.init_carry(phase.config.data.batch))
+        state, carry = checkpoints.restore(step, shapes, rows)
+        return _Restored(step, saved, expected, difference, state, carry)
+
+    restored, damaged = _newest(cluster, checkpoints, read)
+    step = restored.step
+    saved = restored.saved
+    expected = restored.expected
     _require_same_run(config, saved, expected)
-    if difference and not reset_carry:
-        raise UserError(difference)
+    if restored.difference and not reset_carry:
+        raise UserError(restored.difference)
     notes = list(damaged.values())
     if damaged:
         checkpoints.close()
@@ -151,14 +145,50 @@ def resume_newest(
             f"resuming from step {step}, the newest complete checkpoint; unreadable ones are "
             f"kept in {checkpoints.folder / SET_ASIDE}"
         )
-    if difference:
+    if restored.difference:
         epoch = expected.epoch if config.phases else saved.epoch
         notes.append(
             f"the carry is reset at step {step}: the rows were {_describe(saved.rows)} and "
             f"are now {_describe(expected.rows)}; they begin {epoch:.2f} epochs into the text"
         )
         saved = saved._replace(origin=Origin(step, saved.epoch, saved.bytes_seen))
-    return Snapshot(step, state, devices.own_rows(carry), saved), notes
+    return Snapshot(step, restored.state, devices.own_rows(restored.carry), saved), notes
+
+
+class _Restored(NamedTuple):
+    """A checkpoint as it was read."""
+
+    step: int
+    saved: Meta
+    expected: Meta  # of a checkpoint that the config's run would have at this step
+    difference: str | None  # between the rows of both
+    state: TrainState
+    carry: Any  # of all processes; None if the rows differ
+
+
+def _newest(
+    cluster: Cluster, checkpoints: Checkpoints, read: Callable[[int], _Restored]
+) -> tuple[_Restored, dict[int, str]]:
+    """The newest checkpoint that every process can read, and what is wrong with those after it.
+
+    Raises UserError if there is none.
+    """
+    damaged: dict[int, str] = {}
+    for step in reversed(checkpoints.steps()):
+        restored = None
+        problem = None
+        try:
+            restored = read(step)
+        except Damaged as error:
+            problem = str(error)
+        problems = [text for text in cluster.gather(problem) if text]
+        if restored and not problems:
+            return restored, damaged
+        damaged[step] = problems[0]
+    raise UserError(
+        f"{'; '.join(damaged.values())}. There is no other checkpoint to resume from; restore "
+        "one from a copy, or start a new run with `out`."
+    )
 
 
 def _difference(saved: Meta, expected: Meta, *, has_phases: bool) -> str | None:

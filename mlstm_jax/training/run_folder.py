@@ -18,6 +18,7 @@ from mlstm_jax.errors import FileError, InUse, KnownError, UserError, remedy, wi
 from mlstm_jax.model import pallas
 from mlstm_jax.record import resume_advice, steps_in
 from mlstm_jax.terminal import tell
+from mlstm_jax.training.metrics import FILE
 
 _LOCK = ".lock"
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
@@ -181,9 +182,9 @@ def with_run_values(config: Config, cluster: Cluster, capability: tuple[int, int
 
 def _has_begun(folder: Path) -> bool:
     """Whether there is a checkpoint or a line of metrics."""
-    lines = folder / "metrics.jsonl"
+    lines = folder / FILE
     has_lines = lines.is_file() and lines.stat().st_size > 0
-    return has_lines or any((folder / "checkpoints").glob("[0-9]*"))
+    return has_lines or bool(steps_in(folder))
 
 
 def _is_unused(folder: Path) -> bool:

@@ -200,7 +200,7 @@ def write_tables(runs: Runs, out: Path) -> list[RunSummary]:
 
 def result(key: tuple[str, str], run_folder: Path) -> RunSummary:
     """The result of a run, from the files of its folder."""
-    lines = metrics.read_metrics(run_folder / "metrics.jsonl")
+    lines = metrics.read_metrics(run_folder / metrics.FILE)
     kinds = metrics.by_kind(lines)
     train = kinds["train"]
     scores = _values(kinds["eval"], "bpc")

@@ -80,7 +80,8 @@ def train(
             )
         else:
             begin = begin_new(cluster, devices, model, config, phases, resume=resume)
-        if begin.meta.origin != START:  # After --reset-carry the length of a run may differ.
+        if begin.meta.origin != START:
+            # The carry was reset: the rows have other windows, so the run may have another length.
             phases = resolve_phases(config, corpus, begin.meta.origin)
         total = phases[-1].last
         if cluster.is_first:
@@ -107,7 +108,7 @@ def train(
                 loss, accuracy = score_labels(devices.unreplicate(state.params))
             return score._replace(label_loss=loss, accuracy=accuracy)
 
-        compare = parallel.make_comparison(cluster, devices)
+        require_equal_replicas = parallel.make_comparison(cluster, devices)
         rates = schedule.rates(config.optimizer, segments(phases))
         for phase, rate, following in zip(phases, rates, [*phases[1:], None], strict=True):
             if phase.last <= begin.step:
@@ -121,7 +122,7 @@ def train(
                     model,
                     _make_step(phase, rate, model, devices),
                     evaluate=evaluate,
-                    compare=compare,
+                    require_equal_replicas=require_equal_replicas,
                     checkpoints=checkpoints,
                     reporter=Reporter(phase, log, progress, begin),
                     watchdog=watchdog,
@@ -148,7 +149,7 @@ def _train_phase(
     train_step: Callable[..., Any],
     *,
     evaluate: Callable[[TrainState], Score],
-    compare: Callable[[int, TrainState], None],
+    require_equal_replicas: Callable[[int, TrainState], None],
     checkpoints: Checkpoints,
     reporter: Reporter,
     watchdog: Watchdog,
@@ -156,10 +157,11 @@ def _train_phase(
 ) -> Snapshot:
     """Train to the end of a phase; return where the next one begins.
 
-    The order of the loop may not change. Evaluation and checkpoint come before the step, which
-    takes over the memory of state and carry: the checkpoint at step k has seen exactly k batches.
-    The metrics of one batch are read after the next batch is dispatched, so the devices never wait
-    for the host. Every transfer is explicit; the transfer guard raises an error for any other.
+    The order of the loop may not change. Evaluation and checkpoint of step k come before batch k is
+    read, so the checkpoint has seen exactly k batches; and before its step, which takes over the
+    memory of state and carry. The metrics of one batch are read after the next batch is dispatched,
+    so the devices never wait for the host. Every transfer is explicit; the transfer guard raises an
+    error for any other.
     """
     options = phase.config.train
     rows = devices.rows(phase.config.data.batch)
@@ -171,35 +173,36 @@ def _train_phase(
         phase.config.optimizer, begin.state, begin.update_bytes, phase.update_bytes
     )
     state = devices.replicate(state)
-    compare(begin.step, state)
+    require_equal_replicas(begin.step, state)
     stop_weights = {
         weight: devices.replicate(np.float32(weight)) for weight in (0.0, *guard.WEIGHTS.values())
     }
     saved = begin
-    unread = None  # metrics of the last batch
-    stop = 0.0  # the weights of the signals that processes have received, summed; 0: no signal
+    unread = None  # metrics of the last batch, on the devices
+    signal_sum = 0.0  # the weights of the signals that all processes have received; 0: none
 
-    def report(step: int, unread: Any) -> float:
+    def report(step: int, results: Any) -> float:
+        """Report the metrics of a batch; return their sum of the signals' weights."""
         watchdog.beat(f"the devices compute step {step}")
-        results = devices.unreplicate(unread)
-        reporter.step(step, results)
-        return float(results.stop)
+        on_host = devices.unreplicate(results)
+        reporter.step(step, on_host)
+        return float(on_host.stop)
 
     batches = prefetch(lambda step: phase.stream.batch(step, rows), range(begin.step, phase.last))
     with closing(batches), jax.transfer_guard("disallow"):
         for step in range(begin.step, phase.last + 1):
             is_last = step == phase.last
             evaluates = is_last or step % options.eval_every == 0
-            saves = evaluates or step % options.checkpoint_every == 0 or stop > 0
+            saves = evaluates or step % options.checkpoint_every == 0 or signal_sum > 0
             if saves and step > begin.step:
-                stop = report(step, unread)
+                signal_sum = report(step, unread)
                 unread = None
                 score = None
                 if evaluates:
                     score = evaluate(state)
                     reporter.evaluation(step, score)
                 watchdog.beat(f"the checkpoint of step {step} is written")
-                compare(step, state)
+                require_equal_replicas(step, state)
                 saved = Snapshot(
                     step,
                     devices.unreplicate(state),
@@ -209,8 +212,8 @@ def _train_phase(
                 with jax.transfer_guard("allow"):  # Orbax makes implicit ones to the host.
                     checkpoints.save(step, saved.state, saved.carry, devices.join_rows, saved.meta)
                 reporter.restart_clock(step)
-            if stop and step < phase.total:
-                raise reporter.interrupted(step, stop)
+            if signal_sum and step < phase.total:
+                raise reporter.interrupted(step, signal_sum)
             if is_last:
                 break
             watchdog.beat(f"batch {step} is read")
@@ -221,7 +224,7 @@ def _train_phase(
             signal_weight = stop_weights[guard.weight(signals)]
             state, carry, results = train_step(state, carry, batch, signal_weight)
             if unread is not None:
-                stop = report(step, unread)
+                signal_sum = report(step, unread)
                 checkpoints.check()
             unread = results
     return saved
