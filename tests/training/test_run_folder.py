@@ -45,10 +45,12 @@ def test_a_start_that_was_refused_or_killed_leaves_no_run_behind(tmp_path: Path)
     # The watchdog of a run that hangs writes the stacks, and advises the same.
     for name in (".lock", "config.partial", "stacks-12.txt"):
         (tmp_path / name).touch()
-    for batch in (8192, 8):
+    for batch in (8192, 8, 16):
         config = vary(Config(out=str(tmp_path)), data__batch=batch)
         with run_folder.lock(config, resume=False):
             assert run.read_config(tmp_path) == config
+        # Orbax's name of a checkpoint that is not complete.
+        (tmp_path / "checkpoints/50.orbax-checkpoint-tmp").mkdir(parents=True, exist_ok=True)
 
 
 def with_run_values(config: Config, capability: tuple[int, int] | None = None) -> Config:
