@@ -30,7 +30,10 @@ _BYTES = {
 _ARRAY = re.compile(r"\b([a-z]+[0-9]*(?:e[0-9]m[0-9](?:fn)?)?)\[([0-9,]*)\]")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{\s*$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
-_CALLED = re.compile(r"\b(?:calls|to_apply|body|condition)=%?([\w.\-]+)")
+_CALLED = re.compile(
+    r"\b(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)"
+)
+_BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _COMMENT = re.compile(r"/\*.*?\*/")
 
 
@@ -68,8 +71,11 @@ class Instruction(NamedTuple):
 
     @property
     def called(self) -> tuple[str, ...]:
-        """Names of the computations that it runs: one for a fusion, two for a while."""
-        return tuple(_CALLED.findall(self.attributes))
+        """Names of the computations that it runs: one for a fusion, two for a while, branches."""
+        names = _CALLED.findall(self.attributes)
+        if branches := _BRANCHES.search(self.attributes):
+            names += re.findall(r"[\w.\-]+", branches[1])
+        return tuple(names)
 
     @property
     def number(self) -> int:
@@ -115,7 +121,10 @@ def root(computation: Computation) -> Instruction:
 
 
 def places(program: Program) -> Iterator[tuple[str, int, bool]]:
-    """Yield, for each computation that starts kernels: its name, its runs, whether in a loop."""
+    """Yield, for each computation that starts kernels: its name, its runs, whether in a loop.
+
+    Every branch of a conditional counts as if it ran.
+    """
     waiting, seen = [(program.entry, 1, False)], set()
     while waiting:
         name, times, is_in_loop = waiting.pop(0)

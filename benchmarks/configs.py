@@ -4,7 +4,8 @@
         --json benchmarks/results/configs_cpu.json
 
 It answers how long the whole runs take here, relative to each other: the seconds of each phase's
-step, times its number of steps. The bytes are random; evaluations and checkpoints are not counted.
+step, times its number of steps, on one device with XLA's kernels. The bytes are random; evaluations
+and checkpoints are not counted. An unset compute type is the one that `train` would choose here.
 A config needs `train.steps` or phases; --steps NAME=N sets them.
 """
 
@@ -19,7 +20,8 @@ import jax
 import measure
 import numpy as np
 
-from mlstm_jax.config import Config, Phase, load_file, vary
+from mlstm_jax import host
+from mlstm_jax.config import Config, Phase, load_file, resolve_batch, vary
 from mlstm_jax.config import text as config_text
 from mlstm_jax.data.stream import Batch
 from mlstm_jax.model.language_model import LanguageModel
@@ -37,15 +39,20 @@ def spread(values: list[float]) -> dict[str, float]:
 def read_config(name: str) -> Config:
     """Return the config of a run folder, of a file, or that comes with the package."""
     path = Path(name, "config.json")
-    return config_text.load_json(path) if path.is_file() else load_file(name)
+    config = config_text.load_json(path) if path.is_file() else load_file(name)
+    compute = config.precision.compute
+    if compute is None and config.precision.recurrent != "compute":
+        compute = "bf16"
+    compute = compute or host.fastest_compute(config.model.hidden)
+    return resolve_batch(vary(config, precision__compute=compute), 1)
 
 
-def phases_of(config: Config) -> tuple[Phase, ...]:
+def phases_of(name: str, config: Config) -> tuple[Phase, ...]:
     """Return the phases of a config; one without phases is one."""
     if config.phases:
         return config.phases
     if config.train.steps is None:
-        raise SystemExit(f"{config.out}: train.steps is not set; use --steps NAME=N.")
+        raise SystemExit(f"{name}: train.steps is not set; use --steps {name}=N.")
     return (Phase(steps=config.train.steps, batch=config.data.batch, window=config.data.window),)
 
 
@@ -88,13 +95,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9, help="after one warm-up round")
     parser.add_argument("--json", type=Path, metavar="PATH")
     arguments = parser.parse_args()
-    steps = dict(one.split("=") for one in arguments.steps)
+    steps = dict(one.rsplit("=", 1) for one in arguments.steps)
+    if unknown := steps.keys() - set(arguments.configs):
+        parser.error(f"--steps {min(unknown)}: is none of the configs to measure")
     cases = []
     for name in arguments.configs:
         config = read_config(name)
         if name in steps:
             config = vary(config, train__steps=int(steps[name]))
-        cases += [(name, phase, make_call(config, phase)) for phase in phases_of(config)]
+        cases += [(name, phase, make_call(config, phase)) for phase in phases_of(name, config)]
     seconds: list[list[float]] = [[] for _ in cases]
     for turn in range(arguments.rounds + 1):
         order = np.random.default_rng(turn).permutation(len(cases))

@@ -32,6 +32,7 @@ import numpy as np
 
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.data.stream import TrainStream
+from mlstm_jax.output import atomic_file
 
 REPOSITORY = Path(__file__).parents[1]
 MOST_STEPS = 300
@@ -109,12 +110,24 @@ def make_sources(arguments: argparse.Namespace, folder: Path) -> list[Path]:
     lines = reviews(real_texts() or made_up_texts())
     for file in files:
         size = 0
-        with gzip.open(file, "wb", 1) if arguments.gzip else file.open("wb") as out:
+        # Atomic, since a later run with the same --folder uses the files as they are.
+        with (
+            atomic_file(file) as partial,
+            gzip.open(partial, "wb", 1) if arguments.gzip else partial.open("wb") as out,
+        ):
             for line in lines:
                 size += out.write(line)
                 if size >= share:
                     break
     return files
+
+
+def text_size(file: Path) -> int:
+    """Return the bytes of a file's lines, before compression."""
+    if file.suffix != ".gz":
+        return file.stat().st_size
+    with gzip.open(file) as lines:
+        return sum(map(len, lines))
 
 
 def prepare(arguments: argparse.Namespace, files: list[Path], out: Path) -> dict[str, float]:
@@ -141,7 +154,7 @@ def prepare(arguments: argparse.Namespace, files: list[Path], out: Path) -> dict
     return {
         "seconds": time.perf_counter() - started,
         "cpu_seconds": used.ru_utime + used.ru_stime,
-        "peak_rss_mb": used.ru_maxrss / 1e3,
+        "peak_rss_mb": used.ru_maxrss * 1024 / 1e6,
         "major_page_faults": used.ru_majflt,
         "minor_page_faults": used.ru_minflt,
         "temporary_mb": scratch / 1e6,
@@ -203,7 +216,7 @@ def main() -> None:
         folder = arguments.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         files = make_sources(arguments, folder)
-        size = sum(file.stat().st_size for file in files)
+        size = sum(map(text_size, files))
         corpus = folder / "corpus"
         rounds = []
         for _ in range(arguments.rounds):

@@ -84,6 +84,17 @@ class Way:
         self.go_on = self._over_all(devices.replicate(np.float32(0)))
         self.arrays = len(jax.tree.leaves((self.now, self.batch, self.go_on)))
 
+    def _place(self) -> Any:
+        """Copy the batch to the devices, as the step takes it."""
+        import jax
+
+        if self.is_pmap or jax.process_count() == 1:
+            return self.devices.split_rows(self.batch)
+        each = len(self.devices.local)
+        return self.devices.join_rows(
+            jax.tree.map(lambda x: x.reshape(each, -1, *x.shape[1:]), self.batch)
+        )
+
     def _over_all(self, tree: Any) -> Any:
         """Make arrays of all devices of those of this process, if the step takes them."""
         import jax
@@ -97,7 +108,7 @@ class Way:
         import jax
 
         times = [time.perf_counter()]
-        batch = jax.block_until_ready(self._over_all(self.devices.split_rows(self.batch)))
+        batch = jax.block_until_ready(self._place())
         times.append(time.perf_counter())
         *after, metrics = self.step(*self.now, batch, self.go_on)
         times.append(time.perf_counter())

@@ -26,6 +26,7 @@ from mlstm_jax.config import Config, Model
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.run import Run, load_run
+from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer.features import Featurizer, TextFile
 from mlstm_jax.transfer.reader import ROWS
 
@@ -89,9 +90,10 @@ def main() -> None:
         params = jax.device_get(jax.jit(model.init_parameters)(jax.random.key(0)))
         run = Run(Path("none"), config, 0, "radford", model, params)
     model, params = run.model, run.params
-    read = Featurizer(run)
-    size = sum(len(clean(text, "radford")) for text in texts)
-    rows = ROWS[-1] * jax.local_device_count()
+    # On one device, as the bare forward pass.
+    read = Featurizer(run, devices=Parallel(jax.local_devices()[:1]))
+    size = sum(len(clean(text, run.cleaning)) for text in texts)
+    rows = ROWS[-1]
     windows = max(1, size // (rows * _WINDOW))
 
     @jax.jit

@@ -4,7 +4,8 @@
 
 The compiled program satisfies the rules of tests/test_gpu_program.py; gradients agree with
 float64 NumPy; a run that is stopped and resumed equals an uninterrupted one bit for bit; an
-overflow costs only updates; the Pallas kernels agree with XLA's.
+overflow costs only updates; the Pallas kernels agree with XLA's. A check of what the GPU cannot
+run, such as fp8 on an A100, is left out.
 It needs jax, flax, optax and numpy. The exit code is 1 if a check fails.
 """
 
@@ -57,7 +58,6 @@ from mlstm_jax.model.architecture import Carry  # noqa: E402
 from mlstm_jax.model.kernels import INTERPRETED, PALLAS  # noqa: E402
 from mlstm_jax.model.language_model import LanguageModel  # noqa: E402
 from mlstm_jax.model.mlstm import MLSTM, STACKED, LayerWeights  # noqa: E402
-from mlstm_jax.model.pallas import require_gpu  # noqa: E402
 from mlstm_jax.model.stack import Loops, run_layer  # noqa: E402
 from mlstm_jax.training import metrics, optimizer, parallel, schedule  # noqa: E402
 from mlstm_jax.training.parallel import Parallel  # noqa: E402
@@ -171,8 +171,6 @@ def our_own_kernels(compute: str) -> Result:
         with jax.default_matmul_precision("highest"):
             return jax.device_get(jax.jit(jax.grad(scalar, (0, 1)))(carry, weights))
 
-    if own is PALLAS:
-        require_gpu(hidden, Parallel(jax.local_devices()[:1]).compute_capability())
     errors = jax.tree.map(error, gradient(own), gradient(STACKED))
     largest, limit = max(jax.tree.leaves(errors)), bound(rows * window + 4 * hidden, compute)
     return {"passed": largest <= limit, "largest_error": largest, "limit": limit}
@@ -182,8 +180,6 @@ def fp8_gradients() -> Result:
     """Compare gradients with fp8 in the recurrent products, which a CPU emulates, with bf16's."""
     is_gpu = jax.default_backend() == "gpu"
     hidden, rows, window = (1024, 32, 32) if is_gpu else (128, 2, 16)
-    if is_gpu:
-        require_gpu(hidden, Parallel(jax.local_devices()[:1]).compute_capability(), fp8=True)
     precision = Precision(compute="bf16")
     model = LanguageModel(Model(hidden=hidden), precision, None, PALLAS if is_gpu else None)
     params = jax.jit(model.init_parameters)(jax.random.key(0))
@@ -276,6 +272,13 @@ def main() -> None:
             f"{'ok  ' if results[name]['passed'] else 'FAIL'} {name}: {results[name]}", flush=True
         )
 
+    def check_pallas(name: str, call: Callable[[], Result], *, fp8: bool = False) -> None:
+        problem = train_step.lacking(1024, fp8=fp8)
+        if problem:
+            print(f"left out: {name}, which needs {problem}", flush=True)
+        else:
+            check(name, call)
+
     computes = [compute for compute in TYPES if compute != "fp16" or compiles_fp16()]
     if given.small:
         del computes[:-1]  # The overflow needs fp16.
@@ -283,8 +286,10 @@ def main() -> None:
     for compute in computes:
         check(f"the program in {compute}", lambda compute=compute: program(compute, hidden))
         check(f"gradients in {compute}", lambda compute=compute: gradients(compute))
-        check(f"Pallas's kernels in {compute}", lambda compute=compute: our_own_kernels(compute))
-    check("gradients with fp8", fp8_gradients)
+        check_pallas(
+            f"Pallas's kernels in {compute}", lambda compute=compute: our_own_kernels(compute)
+        )
+    check_pallas("gradients with fp8", fp8_gradients, fp8=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         text, corpus = (ROOT / "README.md").read_bytes(), folder / "corpus"

@@ -10,7 +10,6 @@ import argparse
 import datetime
 import json
 import os
-import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -56,7 +55,6 @@ def counts(config: Config, machine: Machine, devices: int, compiled: Compiled) -
     """
     assert machine.gpu is not None
     program = parse(compiled.text)
-    targets = Counter(re.findall(r'custom_call_target="(__cublas[^"]*)"', compiled.text))
     of_program = kernels(program)
     meanwhile = overlapping(program, of_program)
     estimated = estimate(of_program, machine, machine.gpu)
@@ -75,7 +73,6 @@ def counts(config: Config, machine: Machine, devices: int, compiled: Compiled) -
         "launches": estimated.launches,
         "bytes": estimated.bytes,
         "products": Counter(" x ".join(one.operands) for one in products(program)),
-        "library_products": targets,
         "collectives": [
             {
                 "name": one.opcode.removesuffix("-start"),
@@ -114,7 +111,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the results here")
     given = parser.parse_args()
     machine = load_machine(given.machine)
-    results = []
+    configs = []
     for hidden, rows, window in given.size or GRIDS[given.grid]:
         for dtype in given.dtypes:
             precision = Precision(compute="bf16", recurrent="fp8")
@@ -126,18 +123,24 @@ def main() -> None:
                 precision=precision,
                 devices=Devices(kernels=given.kernels),
             )
-            compiled = compile_step(config, machine, given.devices)
-            row = counts(config, machine, given.devices, compiled)
-            results.append({"hidden": hidden, "window": window, "dtype": dtype} | row)
-            of_step = "+".join(str(count) for count, _ in row["loops"])
-            products_of = ", ".join(f"{n} {name}" for name, n in row["products"].items())
-            ms = " / ".join(f"{1e3 * seconds:.1f}" for seconds in row["seconds"])
-            print(
-                f"{hidden}/{rows}/{window} {dtype}: {of_step} kernels a turn of the loops, {ms} ms "
-                f"at 0 / 1 / 2 us a launch, {row['temporary_bytes'] / 1e9:.2f} GB temporary; "
-                f"products: {products_of}",
-                flush=True,
-            )
+            # Before minutes of compilation: the machine's file may lack the rate of a type.
+            planning.step_seconds(config, machine, rows)
+            configs.append((config, dtype))
+    results = []
+    for config, dtype in configs:
+        hidden, window = config.model.hidden, config.data.window
+        compiled = compile_step(config, machine, given.devices)
+        row = counts(config, machine, given.devices, compiled)
+        results.append({"hidden": hidden, "window": window, "dtype": dtype} | row)
+        of_step = "+".join(str(count) for count, _ in row["loops"])
+        products_of = ", ".join(f"{n} {name}" for name, n in row["products"].items())
+        ms = " / ".join(f"{1e3 * seconds:.1f}" for seconds in row["seconds"])
+        print(
+            f"{hidden}/{row['rows']}/{window} {dtype}: {of_step} kernels a turn of the loops, {ms} "
+            f"ms at 0 / 1 / 2 us a launch, {row['temporary_bytes'] / 1e9:.2f} GB temporary; "
+            f"products: {products_of}",
+            flush=True,
+        )
     if given.json:
         made = {
             "command": " ".join(["python", "benchmarks/gpu_program.py", *sys.argv[1:]]),

@@ -3,8 +3,8 @@
     python benchmarks/gpu_report.py gpu_results
     python benchmarks/gpu_report.py gpu_results --into results/speed/README.md
 
-The page is FOLDER/report.md; --into also inserts it between the lines `<!-- gpu:begin -->` and
-`<!-- gpu:end -->` of a file. Next to each measured step is the time that
+The page is FOLDER/report.md; --into also puts it between the lines `<!-- gpu:begin -->` and
+`<!-- gpu:end -->` of a file, in place of what is there. Next to each measured step is the time that
 benchmarks/results/gpu_program_*.json models for such a GPU.
 """
 
@@ -118,12 +118,11 @@ def page(found: dict[str, Json]) -> str:
             continue
         one = found[name]
         last = one["train"][-1]
+        scores = ", ".join(f"{bpc:.3f} at step {step:,}" for step, bpc in one["eval"])
         lines += [
             f"{one['hidden']} units, {one['batch']} rows of {one['window']} bytes, {one['dtype']}: "
             f"{last[0]:,} steps and {last[1] / 1e6:.0f} MB in {one['seconds'] / 60:.1f} minutes; "
-            "validation bits per character "
-            + ", ".join(f"{bpc:.3f} at step {step:,}" for step, bpc in one["eval"])
-            + ".",
+            f"validation bits per character {scores or 'not measured'}.",
             "",
         ]
     return "\n".join(lines)

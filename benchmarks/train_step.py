@@ -27,6 +27,7 @@ from mlstm_jax.data.stream import Batch
 from mlstm_jax.model import stack
 from mlstm_jax.model.kernels import PALLAS
 from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.model.pallas import missing
 from mlstm_jax.training import optimizer, parallel, schedule
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.state import fresh_state
@@ -49,6 +50,14 @@ def make_batch(point: Point) -> Batch:
     """Return a window of random bytes for every row."""
     text = np.random.default_rng(0).integers(0, 256, (point.batch, point.window + 1), np.uint8)
     return Batch(text[:, :-1], text[:, 1:], np.zeros(point.batch, bool))
+
+
+def lacking(hidden: int, *, fp8: bool = False) -> str | None:
+    """Return what Pallas kernels, in fp8 or not, need and this GPU lacks; on a CPU None."""
+    if jax.default_backend() != "gpu":
+        return None
+    capability = Parallel(jax.local_devices()[:1]).compute_capability()
+    return missing(hidden, capability, fp8=fp8)
 
 
 def our_case(name: str, point: Point, recompute_every: int | None) -> Case:
@@ -88,7 +97,12 @@ def cases(arguments: Any, point: Point) -> Iterator[Case]:
     for name in ("pallas", "fp8", "autodiff"):
         if name == "fp8" and point.dtype != "bf16":
             continue  # It goes with bf16 alone, see Precision.recurrent.
-        if name in arguments.implementations:
+        if name not in arguments.implementations:
+            continue
+        problem = lacking(point.hidden, fp8=name == "fp8") if name != "autodiff" else None
+        if problem:
+            print(f"{name} is not measured: it needs {problem}")
+        else:
             yield our_case(name, point, None)
     if "torch" in arguments.implementations:
         import torch_mlstm

@@ -3,8 +3,8 @@
     python benchmarks/verbatim.py reviews-1024 --corpus corpora/reviews_1024 --json verbatim.json
 
 Draws samples, and finds the passages of them that are also in the train split: the longest one,
-and how many bytes are in passages of some lengths. The same is measured of the test split: how
-much of it people repeat without a model.
+and how many bytes are in passages of some lengths. The same is measured of the test split, if it
+has text: how much of it people repeat without a model.
 """
 
 import argparse
@@ -138,7 +138,10 @@ def main() -> None:
             run, options.samples, temperature, options.seed
         )
         for temperature in options.temperatures
-    } | {"test split": np.asarray(corpus.split("test").bytes)}
+    }
+    test = np.asarray(corpus.split("test").bytes)
+    if len(test):
+        texts["test split"] = test
     results = {}
     for name, text in texts.items():
         results[name] = measured(text, train)

@@ -18,7 +18,6 @@ VALID best. results/quickstart/README.md has results. The loss is not scaled, as
 import argparse
 import itertools
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,20 +67,20 @@ class DynamicEvaluation:
 
         return jax.tree.map(update, params, self.trained, gradient, self.r)
 
-    def _windows(self, text: bytes) -> Iterator[tuple[np.ndarray, ...]]:
-        for at in range(0, len(text) - 1, self.window):
-            piece = np.frombuffer(text[at : at + self.window + 1], np.uint8).astype(np.int32)
-            padded = np.pad(piece, (0, self.window + 1 - len(piece)))
-            counted = np.arange(self.window) < len(piece) - 1
-            yield padded[None, :-1], padded[None, 1:], counted[None]
+    def _window(self, text: bytes, at: int) -> tuple[np.ndarray, ...]:
+        piece = np.frombuffer(text[at : at + self.window + 1], np.uint8).astype(np.int32)
+        padded = np.pad(piece, (0, self.window + 1 - len(piece)))
+        counted = np.arange(self.window) < len(piece) - 1
+        return padded[None, :-1], padded[None, 1:], counted[None]
 
     def measure_scales(self, train: bytes) -> None:
         """Set r, its mean and epsilon by windows that are evenly spread over a text."""
-        windows = list(self._windows(train))
-        places = np.linspace(0, len(windows) - 1, min(STATISTICS_WINDOWS, len(windows)))
+        starts = range(0, len(train) - 1, self.window)
+        places = np.linspace(0, len(starts) - 1, min(STATISTICS_WINDOWS, len(starts)))
         sums, carry = jax.tree.map(np.zeros_like, self.trained), self.module.reading_carry(1)
         for place in places.astype(int):
-            gradient, _, carry = self._gradient(self.trained, carry, windows[place])
+            window = self._window(train, starts[place])
+            gradient, _, carry = self._gradient(self.trained, carry, window)
             sums = jax.tree.map(lambda total, g: total + g**2, sums, gradient)
         self.r = jax.tree.map(lambda total: jnp.sqrt(total / len(places)), sums)
         self.mean = np.mean(np.concatenate([np.ravel(x) for x in jax.tree.leaves(self.r)]))
@@ -91,7 +90,8 @@ class DynamicEvaluation:
     def nats(self, text: bytes, rate: float = 0.0, decay: float = 0.0) -> np.ndarray:
         """Return the nats of each byte of a text but the first."""
         params, carry, found = self.trained, self.module.reading_carry(1), []
-        for window in self._windows(text):
+        for at in range(0, len(text) - 1, self.window):
+            window = self._window(text, at)
             gradient, nats_BT, carry = self._gradient(params, carry, window)
             found.append(np.asarray(nats_BT)[window[2]])
             if rate:

@@ -20,6 +20,8 @@ import pytest
 
 import mlstm_jax
 from benchmarks.compile_without_gpu import require
+from mlstm_jax.config import Config, Data, Model
+from mlstm_jax.config import text as config_text
 from mlstm_jax.errors import UserError
 from mlstm_jax.training.train import train as run_train
 from tests.tolerance import assert_close
@@ -185,6 +187,71 @@ def test_what_is_repeated_of_a_text_is_found(monkeypatch: pytest.MonkeyPatch) ->
     found = verbatim.measured(samples, train)
     assert 50 <= found["longest"] < 60
     assert found["share in passages of"]["50"] == pytest.approx(50 / 250, abs=0.05)
+
+
+def test_configs_are_timed_as_train_would_run_them(tmp_path, monkeypatch) -> None:
+    """The rows of a device are those of one device; an unset type is the fastest."""
+    import configs
+
+    monkeypatch.setattr("mlstm_jax.host.fastest_compute", lambda units: "bf16")
+    data = Data(batch_per_device=4, window=8)
+    path = tmp_path / "config.json"
+    path.write_text(config_text.to_json(Config(model=Model(hidden=16), data=data)))
+    config = configs.read_config(str(tmp_path))
+    assert config.data.batch == 4
+    assert config.precision.compute == "bf16"
+    for name, steps in (("mine", []), ("other", ["--steps", "other=2"])):
+        monkeypatch.setattr(sys, "argv", ["configs", str(tmp_path), *steps])
+        with pytest.raises(SystemExit) as raised:
+            configs.main()
+        assert raised.value.code == (
+            2 if steps else f"{tmp_path}: train.steps is not set; use --steps {tmp_path}=N."
+        ), name
+
+
+def test_sources_of_an_earlier_run_are_whole_and_counted_before_compression(tmp_path, monkeypatch):
+    import data
+
+    arguments = argparse.Namespace(bytes=20_000, files=2, gzip=True)
+    monkeypatch.setattr(data, "real_texts", list)
+    lines = data.reviews
+
+    def stops(texts: list[str]) -> Iterator[bytes]:
+        for number, line in enumerate(lines(texts)):
+            if number == 20:
+                raise KeyboardInterrupt
+            yield line
+
+    with monkeypatch.context() as patch:
+        patch.setattr(data, "reviews", stops)
+        with pytest.raises(KeyboardInterrupt):
+            data.make_sources(arguments, tmp_path)
+    files = data.make_sources(arguments, tmp_path)
+    sizes = [data.text_size(file) for file in files]
+    assert [len(gzip.decompress(file.read_bytes())) for file in files] == sizes
+    assert min(sizes) >= 10_000
+    assert max(file.stat().st_size for file in files) < 10_000
+
+
+@pytest.mark.parametrize("eval_lines", [[], [[500, 2.0]]])
+def test_the_page_of_a_gpu_names_a_training_without_evaluations(eval_lines) -> None:
+    import gpu_report
+
+    one = {"hidden": 2, "batch": 2, "window": 2, "dtype": "bf16", "seconds": 60.0}
+    one |= {"train": [[50, 1e6, 3.0]], "eval": eval_lines}
+    expected = "2.000 at step 500" if eval_lines else "not measured"
+    assert f"bits per character {expected}." in gpu_report.page({"training_bf16": one})
+
+
+def test_what_a_gpu_cannot_run_is_left_out(monkeypatch, capsys) -> None:
+    import train_step
+    from measure import Point
+
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(train_step, "our_case", lambda name, *_: name)
+    arguments = argparse.Namespace(implementations=["ours", "pallas", "fp8"], recompute_every=[])
+    assert list(train_step.cases(arguments, Point(512, 2, 2, "bf16"))) == ["ours"]
+    assert "fp8 is not measured: it needs an NVIDIA GPU" in capsys.readouterr().out
 
 
 CHEAT = """

@@ -1,6 +1,10 @@
 """Programs are read from their text; test_program.py reads those that XLA compiles for this CPU."""
 
-from benchmarks.compiled_program import parse, products
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.compiled_program import kernels, parse, places, products
 
 
 def test_types_are_read_with_their_bytes() -> None:
@@ -26,3 +30,39 @@ ENTRY %main (a: u16[2,3]) -> (f32[3,3], s8[]) {
     assert found["g"].is_root
     # A product reads the bits of a stack as its own type.
     assert [one.operands for one in products(program)] == [("bf16", "bf16")]
+
+
+def test_the_branches_of_a_conditional_are_read() -> None:
+    text = """
+%one (a: f32[4]) -> f32[4] {
+  %a = f32[4]{0} parameter(0)
+  ROOT %sine = f32[4]{0} sine(%a)
+}
+
+%two (b: f32[4]) -> f32[4] {
+  %b = f32[4]{0} parameter(0)
+  ROOT %cosine = f32[4]{0} cosine(%b)
+}
+
+ENTRY %main (p: pred[], x: f32[4]) -> f32[4] {
+  %p = pred[] parameter(0)
+  %x = f32[4]{0} parameter(1)
+  ROOT %c = f32[4]{0} conditional(%p, %x, %x), BRANCHES
+}
+"""
+    for branches in (
+        "true_computation=%one, false_computation=%two",
+        "branch_computations={%one, %two}, metadata={}",
+    ):
+        program = parse(text.replace("BRANCHES", branches))
+        assert [place for place, *_ in places(program)] == ["main", "one", "two"]
+        assert [one.name for one in kernels(program)] == ["sine", "cosine"]
+
+
+def test_xlas_own_conditional_is_read() -> None:
+    def step(is_sorted: jax.Array, x_N: jax.Array) -> jax.Array:
+        return jax.lax.cond(is_sorted, jnp.sort, jnp.cumsum, x_N)
+
+    made = jax.jit(step).lower(True, np.ones(64, np.float32)).compile()
+    program = parse(made.as_text())
+    assert len(list(places(program))) >= 3
