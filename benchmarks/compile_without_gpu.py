@@ -156,7 +156,7 @@ def require(package: str = "jax-cuda12-pjrt") -> None:
         version = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError as error:
         raise UserError(
-            "compiling without a GPU needs the compiler for CUDA, about 550 MB, but "
+            "compiling without a GPU needs the compiler for CUDA, about 600 MB, but "
             f"{package} is not installed: pip install 'mlstm-jax[gpu-compile]'."
         ) from error
     if version != jax.__version__:

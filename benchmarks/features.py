@@ -78,10 +78,15 @@ def invariance(run: Run, texts: list[str]) -> dict[str, float]:
 def main() -> None:
     """Measure, print and write."""
     arguments = parse_arguments()
-    texts = make_texts(arguments.count)
     if arguments.texts:
-        texts = [text for part in TextFile(arguments.texts, None, "none") for text in part]
-    texts = texts[: arguments.count]
+        texts = []
+        for part in TextFile(arguments.texts, None, "none"):
+            texts += part
+            if len(texts) >= arguments.count:
+                break
+        texts = texts[: arguments.count]
+    else:
+        texts = make_texts(arguments.count)
     if arguments.run:
         run = load_run(arguments.run)
     else:
@@ -117,7 +122,7 @@ def main() -> None:
         return size / (time.perf_counter() - started)
 
     forward(on_device, zero, window_BT)
-    read(texts[:1])
+    read(texts)  # Other numbers of rows have programs of their own.
     rates = [(own_rate(), bare()) for _ in range(arguments.rounds)]
     own, other = (statistics.median(column) for column in zip(*rates, strict=True))
     ratio = statistics.median(a / b for a, b in rates)

@@ -116,6 +116,8 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     if (given.rate is None) == (given.valid is None):
         parser.error("give either --rate or --valid")
+    if given.valid and given.decay:
+        parser.error("--decay goes with --rate; with --valid both are chosen")
     evaluation = DynamicEvaluation(mlstm_jax.load(given.run))
     if given.train:
         evaluation.measure_scales(given.train.read_bytes())

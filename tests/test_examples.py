@@ -51,5 +51,6 @@ def test_dynamic_evaluation_learns_and_scores_no_byte_with_parameters_that_have_
     *_, plain, dynamic = capsys.readouterr().out.splitlines()
     assert plain == f"bpc {static.mean() / np.log(2):.4f} with the trained parameters"
     assert dynamic.endswith(("decay 0", "decay 0.01"))
-    with pytest.raises(SystemExit):
-        example.main([str(run.folder), str(tmp_path / "text")])
+    for wrong in ([], [files[1], "--decay=0.1"]):
+        with pytest.raises(SystemExit):
+            example.main([str(run.folder), str(tmp_path / "text"), *wrong])
