@@ -262,27 +262,28 @@ def _backward_loop(
     times_wmh = times(weights.wmh_HH, rows, transposed=True)
     times_wh = times(weights.wh_HG, rows, transposed=True)
     dh_bits = as_bits(dh_TBH)
-    mh_TBH, *gates_TBG = saved.mh_gates
+    # Of each step, stacked: mh and the gates; otherwise mh alone.
+    first_parts, *other_parts = saved.mh_gates
     if stacked:
-        dz = empty_buffer((window, rows, 4 * hidden), compute)
+        dz_buffer = empty_buffer((window, rows, 4 * hidden), compute)
         gates_BG = None
     else:
         # dz overwrites the gates, so a CPU need not allocate new pages of memory. A step is read
         # after the later one has been written; otherwise XLA would copy the buffer each time.
-        (dz,) = gates_TBG
-        gates_BG = step_of(dz, jnp.int32(window - 1))
+        (dz_buffer,) = other_parts
+        gates_BG = step_of(dz_buffer, jnp.int32(window - 1))
 
     def step(k: Array, later: tuple[Any, ...]) -> tuple[Any, ...]:
         dh, dc, gates_BG, dz_TBG, dm_T2BH = later
         t = window - 1 - k
         mx = project(step_of(x, t), weights.wmx_IH) if mx_TBH is None else step_of(mx_TBH, t)
-        here = step_of(mh_TBH, t)
+        here = step_of(first_parts, t)
         parts = here if stacked else (here, *jnp.split(gates_BG, 4, axis=-1))
         mh, *gates = (of_bits(part, compute).astype(jnp.float32) for part in parts)
         before_c = of_bits(step_of(saved.before_c, t), first.c.dtype).astype(jnp.float32)
         dh = dh + of_bits(step_of(dh_bits, t), compute).astype(jnp.float32)
-        dz, dc = step_gradient(Gates(*gates), before_c, dh, dc)
-        dz_BG = jnp.concatenate(dz, axis=-1).astype(compute)
+        dgates, dc = step_gradient(Gates(*gates), before_c, dh, dc)
+        dz_BG = jnp.concatenate(dgates, axis=-1).astype(compute)
         dm = times_wh(dz_BG)
         dmh = (dm * mx).astype(compute)
         dmx = (dm * mh).astype(compute)
@@ -292,16 +293,16 @@ def _backward_loop(
         dm_T2BH = put_step(dm_T2BH, jnp.stack([dmh, dmx]), t)
         return times_wmh(dmh), dc, gates_BG, dz_TBG, dm_T2BH
 
-    dm = empty_buffer((window, 2, rows, hidden), compute)
-    start = (dlast.h, dlast.c.astype(jnp.float32), gates_BG, dz, dm)
-    dh0_BH, dc0_BH, _, dz, dm = jax.lax.fori_loop(0, window, step, start)
-    dm_T2BH = of_bits(dm, compute)
+    dm_buffer = empty_buffer((window, 2, rows, hidden), compute)
+    start = (dlast.h, dlast.c.astype(jnp.float32), gates_BG, dz_buffer, dm_buffer)
+    dh0_BH, dc0_BH, _, dz_buffer, dm_buffer = jax.lax.fori_loop(0, window, step, start)
+    dm_T2BH = of_bits(dm_buffer, compute)
     h_TBH = of_bits(saved.h, compute)
     before_h_TBH = jnp.concatenate([first.h.astype(compute)[None], h_TBH[:-1]])
     dmh_TBH = dm_T2BH[:, 0]
     return StepGradients(
         Carry(dh0_BH, dc0_BH),
-        of_bits(dz, compute),
+        of_bits(dz_buffer, compute),
         jnp.roll(dmh_TBH, -1, axis=0),
         dm_T2BH[:, 1],
         sum_rows(before_h_TBH, dmh_TBH),
