@@ -80,8 +80,7 @@ def train(
             )
         else:
             begin = begin_new(cluster, devices, model, config, phases, resume=resume)
-        if begin.meta.origin != START:
-            # The carry was reset: the rows have other windows, so the run may have another length.
+        if begin.meta.origin != START:  # The carry was reset: the run may have another length.
             phases = resolve_phases(config, corpus, begin.meta.origin)
         total = phases[-1].last
         if cluster.is_first:
