@@ -86,6 +86,11 @@ def _load_study(path: Path) -> Iterator[History]:
     with gzip.open(path, "rt", encoding="utf-8") as file:
         for line in file:
             run = json.loads(line)
+            if not {"run", "config", "metrics"} <= run.keys():
+                raise UserError(
+                    f"{path}: a line has no run, config or metrics; give a folder of "
+                    "runs, or a study that has them."
+                )
             config = config_text.from_json(json.dumps(run["config"]), path)
             yield _history(run["run"], config, run["metrics"])
 
@@ -133,7 +138,8 @@ def summary(histories: Iterable[History]) -> pd.DataFrame:
         config = history.config
         train = history.train
         bpc = history.evaluations["bpc"]
-        events = history.events["event"]
+        # A finished run whose steps were raised has a later event.
+        end = _last(history.events["event"], "")
         names.append(history.name)
         rows.append(
             {
@@ -151,7 +157,7 @@ def summary(histories: Iterable[History]) -> pd.DataFrame:
                 "noise scale": noise_scale(history),
                 "kB/s": train["kilobytes_per_second"].median(),
                 "minutes": _last(train["minutes"], 0.0),
-                "end": _last(events[events.isin(["finished", "diverged"])], "unfinished"),
+                "end": end if end in ("finished", "diverged") else "unfinished",
             }
         )
     return pd.DataFrame(rows, index=names)

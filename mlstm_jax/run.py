@@ -75,7 +75,7 @@ class Run:
     @property
     def imported(self) -> bool:
         """Whether the model is from another program or an exported file."""
-        return self.folder.is_file() or (self.folder / WEIGHTS).is_file()
+        return self.source is not None
 
     def cleaned(self, texts: Sequence[str], name: str = "texts", *, first: int = 1) -> list[bytes]:
         """Return the bytes that the model reads of texts; see `require_known`.

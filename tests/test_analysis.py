@@ -71,6 +71,11 @@ def test_a_run_becomes_tables(tmp_path: Path) -> None:
     assert table.loc["a", "skipped"] == 10
     assert table.loc["a", "noise scale"] == 3.0  # of the second half alone
     assert list(analysis.summary(iter([first, second, first])).index) == ["a", "deep/b", "a"]
+    # Its steps were raised after it had finished.
+    write_lines(tmp_path / "all/a", {"kind": "event", "step": 40, "event": "resumed"})
+    assert list(analysis.summary(analysis.load_histories(tmp_path / "all/a"))["end"]) == [
+        "unfinished"
+    ]
 
 
 def test_the_configs_of_all_studies_are_of_this_version() -> None:
@@ -106,6 +111,11 @@ def test_a_study_in_one_file_is_read_as_its_folders(tmp_path: Path) -> None:
 def test_what_is_no_run_is_said(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no run"):
         analysis.load_histories(tmp_path)
+    (tmp_path / "study").mkdir()
+    with gzip.open(tmp_path / "study/runs.jsonl.gz", "wt") as file:
+        file.write('{"run": "a", "bpc": 2}\n')
+    with pytest.raises(UserError, match="no run, config or metrics"):
+        analysis.load_histories(tmp_path / "study")
     run = write_run(tmp_path / "run")
     with pytest.raises(UserError, match="holds no sweep"):
         analysis.grid(tmp_path)

@@ -123,6 +123,7 @@ for work in (
     lambda: model.encode(["good"]),
     lambda: model.generate("a", bytes=1),
     lambda: model.log_probabilities("good"),
+    lambda: model.export("none.onnx"),
     lambda: model.cleaned("good"),
 ):
     print(exit_code_of_child(work))
@@ -148,7 +149,7 @@ def test_forked_children_and_threads(tmp_path, command_environment):
     child, before, after, *others = done.stdout.split()
     assert (child, before) == ("0", "None")
     assert [Path(after)] == [*(tmp_path / "cache").iterdir()]
-    assert others == ["3", "2", "2", "2", "2", "0"]
+    assert others == ["3", "2", "2", "2", "2", "2", "0"]
 
 
 @pytest.mark.parametrize(

@@ -169,27 +169,32 @@ class FineTuned(ClassifierMixin, _OfModel):
         values = list(y)
         of_classes(strings, values, [f"y[{n}]" for n in range(len(values))])
         check_classification_targets(values)
-        self.classes_, code_N = np.unique(np.asarray(values), return_inverse=True)
-        names = [label_of(value) for value in self.classes_.tolist()]
+        classes, code_N = np.unique(np.asarray(values), return_inverse=True)
+        names = [label_of(value) for value in classes.tolist()]
         if len({*names}) < len(names):
-            raise UserError(f"y has the classes {self.classes_.tolist()}, some of which are equal.")
-        self._temporary, out = None, self.out
+            raise UserError(f"y has the classes {classes.tolist()}, some of which are equal.")
+        temporary = None
+        out = self.out
         if out is None:
             out = mkdtemp(prefix="finetuned-")
-            self._temporary = weakref.finalize(self, shutil.rmtree, out, ignore_errors=True)
-        self.tuned_ = self._loaded().finetune(
+            temporary = weakref.finalize(self, shutil.rmtree, out, ignore_errors=True)
+        tuned = self._loaded().finetune(
             (strings, [names[code] for code in code_N]),
             valid,
             out=out,
             options=self.options,
             show_progress=self.show_progress,
         )
-        self._reader = load(self.tuned_.run.folder, self.tuned_.run.step)
-        classes = self.tuned_.classifier.classes
+        reader = load(tuned.run.folder, tuned.run.step)
         # A class whose texts are all blank is unknown to the classifier.
-        known = [str(name) in classes for name in names]
-        self.classes_ = self.classes_[known]
-        self._columns = [classes.index(str(name)) for name in names if str(name) in classes]
+        columns = {name: column for column, name in enumerate(tuned.classifier.classes)}
+        known = [name in columns for name in names]
+        # All at the end: after an error this object is what it was before.
+        self._temporary = temporary
+        self._reader = reader
+        self._columns = [columns[name] for name in names if name in columns]
+        self.tuned_ = tuned
+        self.classes_ = classes[known]
         return self
 
     @public

@@ -80,6 +80,8 @@ class TrainedModel:
         """Wrap a run in memory. Use `load` instead."""
         self._run = run
         self.path = run.folder
+        # It stays where it is when the process changes its folder.
+        self._place = run.folder.resolve()
         self.checkpoint = checkpoint
         self.compute = compute
         self.step = run.step
@@ -116,7 +118,7 @@ class TrainedModel:
         return pd.DataFrame(lines)
 
     def _lines(self) -> list[dict[str, Any]]:
-        lines = metrics.read_metrics(self.path / "metrics.jsonl")
+        lines = metrics.read_metrics(self._place / "metrics.jsonl")
         if not lines:
             raise UserError(f"{self.path} has no metrics: it was not trained here.")
         return lines
@@ -130,7 +132,7 @@ class TrainedModel:
         self._lines()
         with extra("notebooks", "plots need matplotlib and pandas"):
             from mlstm_jax import analysis
-        return analysis.plot_runs([self.path], x)
+        return analysis.plot_runs([self._place], x)
 
     def __repr__(self) -> str:
         model = self.config.model
@@ -153,7 +155,7 @@ class TrainedModel:
         # Store the step: if training continues, the best checkpoint may change.
         step = self.checkpoint if self._run.imported else str(self.step)
         # A pretrained model is found by its name in any environment.
-        path = self.path.name if shipped.is_shipped(self.path) else self.path.resolve()
+        path = self._place.name if shipped.is_shipped(self._place) else self._place
         return load, (str(path), step, self.compute)
 
     @public
@@ -540,7 +542,7 @@ class TrainedModel:
                 or a classifier, or the model; or a parameter is too large for float16.
             OSError: it cannot be written.
         """
-        path = Path(out or f"{self.path.resolve().name}.safetensors")
+        path = Path(out or f"{self._place.name}.safetensors")
         is_known = path.suffix in (".safetensors", ".onnx")
         require(is_known, "out", str(path), "a file that ends in .safetensors or .onnx")
         output.require_file(path, overwrite=overwrite)

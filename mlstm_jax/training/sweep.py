@@ -87,7 +87,7 @@ class RunSummary(NamedTuple):
     row: str
     column: str
     status: str  # done, diverged, unfinished or not begun
-    batch: int  # of the last phase
+    batch: int | None  # of the last phase; None before a run with data.batch_per_device begins
     optimizer: str
     steps: int
     epochs: float | None
@@ -115,13 +115,13 @@ def pending(runs: Runs, out: Path) -> Iterator[tuple[tuple[str, str], Config]]:
         config = configs.vary(config, out=str(run_folder))
         if (run_folder / "config.json").is_file():
             _require_same_run(run_folder, config)
-        if not has_ended(key, run_folder):
+        if not has_ended(key, run_folder, config):
             yield key, config
 
 
-def has_ended(key: tuple[str, str], run_folder: Path) -> bool:
+def has_ended(key: tuple[str, str], run_folder: Path, planned: Config) -> bool:
     """Whether a run is finished or has diverged."""
-    return result(key, run_folder).status in ("done", "diverged")
+    return result(key, run_folder, planned).status in ("done", "diverged")
 
 
 def _require_same_run(run_folder: Path, config: Config) -> None:
@@ -171,7 +171,7 @@ def sweep(
     waiting = list(pending(runs, out))
     elsewhere: list[str] = []
     for number, (key, config) in enumerate(waiting, 1):
-        if has_ended(key, folder(out, key)):
+        if has_ended(key, folder(out, key), config):
             continue  # another process has trained it in the meantime
         on_begin(number, len(waiting), key)
         try:
@@ -189,7 +189,7 @@ def sweep(
 
 def write_tables(runs: Runs, out: Path) -> list[RunSummary]:
     """Write table.csv and table.md of the existing results; return the results."""
-    results = [result(key, folder(out, key)) for key in runs]
+    results = [result(key, folder(out, key), config) for key, config in runs.items()]
     out.mkdir(parents=True, exist_ok=True)
     suffix = f".{uuid.uuid4().hex}.partial"  # Another process may write them at the same time.
     for name, text in (("table.csv", as_csv(results)), ("table.md", as_markdown(results))):
@@ -198,8 +198,8 @@ def write_tables(runs: Runs, out: Path) -> list[RunSummary]:
     return results
 
 
-def result(key: tuple[str, str], run_folder: Path) -> RunSummary:
-    """The result of a run, from the files of its folder."""
+def result(key: tuple[str, str], run_folder: Path, planned: Config) -> RunSummary:
+    """The result of a run, from its files; `planned` is its config, used before it begins."""
     lines = metrics.read_metrics(run_folder / metrics.FILE)
     kinds = metrics.by_kind(lines)
     train = kinds["train"]
@@ -213,12 +213,15 @@ def result(key: tuple[str, str], run_folder: Path) -> RunSummary:
         status = ends.get(events[-1], "unfinished")
     noise = _values(train[len(train) // 2 :], "noise_scale")
     speeds = _values(train, "bytes_per_second")
-    config = config or Config()
+    config = config or planned
+    batch = None
+    if config.data.batch_per_device is None:
+        batch = by_phase(config)[-1].data.batch
     return RunSummary(
         row=key[0],
         column=key[1],
         status=status,
-        batch=by_phase(config)[-1].data.batch,
+        batch=batch,
         optimizer=config.optimizer.name,
         steps=lines[-1]["step"] if lines else 0,
         epochs=train[-1]["epoch"] if train else None,

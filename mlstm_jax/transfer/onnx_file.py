@@ -24,7 +24,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax import __version__, output
+from mlstm_jax import __version__, environment, output
 from mlstm_jax.errors import KnownError, UserError, extra, require
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.ops import Precision
@@ -261,6 +261,7 @@ def save(
             not installed; or the classifier has words.
         KnownError: onnxruntime computes something else, or the file cannot be written.
     """
+    environment.require_own_jax()
     require(dtype in _TOLERANCES, "dtype", dtype, "float32 or int8 of an .onnx")
     model = run.config.model
     if model.title != "mLSTM":

@@ -96,6 +96,11 @@ def test_a_model_is_fine_tuned_as_a_classifier(model, tmp_path, classes) -> None
     joblib.dump(kept, tmp_path / "kept.joblib")
     again = joblib.load(tmp_path / "kept.joblib")
     np.testing.assert_array_equal(again.predict_proba(TEXTS), shares)
+    # A fit that fails leaves it as it was.
+    kept.set_params(out=tmp_path / "other", options=mlstm.FinetuneOptions(batch=10_000))
+    with pytest.raises(ValueError, match="too few for a `batch`"):
+        kept.fit(TEXTS, ["x", "y"] * 12)
+    np.testing.assert_array_equal(kept.predict(TEXTS), made.predict(TEXTS))
 
 
 @pytest.mark.filterwarnings("ignore::mlstm_jax.errors.Note")
@@ -103,3 +108,8 @@ def test_what_cannot_be_fine_tuned_is_refused(model: mlstm.TrainedModel) -> None
     for labels, message in ((["1", "1.0"], "some of which are equal"), ([0.5, 0.7], "continuous")):
         with pytest.raises(ValueError, match=message):
             mlstm.FineTuned(model).fit(["a", "b"], labels)
+    made = mlstm.FineTuned(model, options=mlstm.FinetuneOptions(batch=10_000))
+    with pytest.raises(ValueError, match="too few for a `batch`"):
+        made.fit(TEXTS, LABELS)
+    with pytest.raises(NotFittedError):
+        made.predict(TEXTS)

@@ -103,6 +103,8 @@ def test_training_gives_a_model_and_its_metrics(corpus, tmp_path, monkeypatch, c
     config = make_config(corpus, tmp_path / "run", train=train)
     handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("os._exit"))
+    with pytest.raises(ValueError, match="resume"):
+        mlstm.train(config, show_progress=False, resume=True)
     with pytest.raises(RuntimeError, match="enough"):
         mlstm.train(config, callbacks=iter([note, stop]), show_progress=False)
     assert [line["step"] for line in lines if line["kind"] == "eval"] == [3, 6]

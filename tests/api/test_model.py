@@ -60,6 +60,20 @@ def test_copies_and_pickles(model: mlstm.TrainedModel) -> None:
     assert repr(pickle.loads(ours)) == repr(mlstm.load("reviews-1024"))
 
 
+def test_a_model_keeps_its_place_when_the_process_changes_its_folder(
+    model: mlstm.TrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model.path.parent)
+    run = mlstm.load(model.path.name)
+    monkeypatch.chdir(tmp_path)
+    weights = mlstm.load(model.export("w.safetensors").name)
+    monkeypatch.chdir("/")
+    assert pickle.loads(pickle.dumps(run)).path == model.path.resolve()
+    assert run._lines() == model._lines()
+    assert "imported" in repr(weights)
+    assert pickle.loads(pickle.dumps(weights)).path == (tmp_path / "w.safetensors").resolve()
+
+
 def test_export_and_load_again(model: mlstm.TrainedModel, tmp_path: Path) -> None:
     path = model.export(tmp_path / "mine.safetensors")
     again = mlstm.load(str(path))

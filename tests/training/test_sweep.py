@@ -78,9 +78,10 @@ def test_a_sweep_runs_nothing_twice_and_goes_on_with_what_was_stopped(swept, out
     assert "1 of 1: 8 / tame" in run_sweep(spec, out)
     assert (out / "table.md").read_text() == table
     # One that is being made longer is not finished.
-    assert sweep.result(("8", "tame"), out / "8/tame").status == "done"
+    key, config = next(iter(sweep.load_sweep(spec).items()))
+    assert sweep.result(key, out / "8/tame", config).status == "done"
     write_lines(out / "8/tame", {"kind": "event", "step": 12, "event": "resumed"}, train_line(13))
-    assert sweep.result(("8", "tame"), out / "8/tame").status == "unfinished"
+    assert sweep.result(key, out / "8/tame", config).status == "unfinished"
 
 
 def test_a_sweep_leaves_other_configs_and_corpora_alone(corpus, text_file, out, tmp_path) -> None:
@@ -127,7 +128,15 @@ def test_two_processes_write_the_tables_at_once(tmp_path: Path, monkeypatch) -> 
 def test_the_table_has_the_rows_of_the_last_phase(tmp_path: Path) -> None:
     phases = tuple(Phase(steps=4, batch=batch, window=16) for batch in (4, 8))
     run_folder.write_folder(Config(out=str(tmp_path), phases=phases))
-    assert sweep.result(("a", "b"), tmp_path).batch == 8
+    assert sweep.result(("a", "b"), tmp_path, Config()).batch == 8
+
+
+def test_a_run_that_has_not_begun_has_the_figures_of_its_config(tmp_path: Path) -> None:
+    config = vary(Config(), data__batch=16, optimizer__name="lamb")
+    runs = {("a", "1"): config, ("a", "2"): vary(config, data__batch_per_device=4)}
+    one, other = mlstm.sweep(runs, tmp_path, table_only=True)
+    assert (one.status, one.batch, one.optimizer) == ("not begun", 16, "lamb")
+    assert (other.batch, other.optimizer) == (None, "lamb")
 
 
 @pytest.mark.parametrize("devices", [1, 2])
