@@ -19,6 +19,7 @@ import pandas as pd
 
 from mlstm_jax.config import Config, by_phase
 from mlstm_jax.config import text as config_text
+from mlstm_jax.corpora.documents import rating_of
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import metrics
 
@@ -71,7 +72,7 @@ def load_histories(*folders: Path | str) -> list[History]:
             histories += _load_study(study)
             continue
         for run in metrics.runs_in(folder):
-            name = run.name
+            name = run.resolve().name  # of ".", too
             if run != folder:
                 name = str(run.relative_to(folder))
             path = run / "config.json"
@@ -136,6 +137,7 @@ def summary(histories: Iterable[History]) -> pd.DataFrame:
     empty = pd.Series(dtype=float)
     for history in histories:
         config = history.config
+        last = by_phase(config)[-1]
         train = history.train
         bpc = history.evaluations["bpc"]
         # A finished run whose steps were raised has a later event.
@@ -144,8 +146,8 @@ def summary(histories: Iterable[History]) -> pd.DataFrame:
         rows.append(
             {
                 "hidden": config.model.hidden,
-                "batch": by_phase(config)[-1].data.batch,
-                "window": config.data.window,
+                "batch": last.data.batch,
+                "window": last.data.window,
                 "precision": config.precision.compute,
                 "optimizer": config.optimizer.name,
                 "peak rate": train.get("learning_rate", empty).max(),
@@ -297,8 +299,9 @@ def grid(folder: Path | str) -> pd.DataFrame:
         raise UserError(f"{folder} holds no sweep: none of its runs is a ROW/COLUMN.")
     table = pd.Series(cells, dtype=float).unstack()
 
-    def number(row: str) -> tuple[int, str]:
-        return (int(row), "") if row.isdigit() else (0, row)
+    def number(row: str) -> tuple[float, str]:
+        value = rating_of(row)
+        return (0, row) if value is None else (value, "")
 
     return table.loc[sorted(table.index, key=number)]
 
