@@ -287,9 +287,8 @@ def _start(run: Run, out: Path) -> Path:
     """Return where the trainer finds the parameters of a run.
 
     In a run folder it takes the best checkpoint; those of another are written to a file in `out`.
+    So are all that a relative path no longer gives, after the process has changed its folder.
     """
-    if run.imported:
-        return run.folder
     identity = fingerprint(run.params)
     if fingerprint(load_run(run.folder).params) == identity:
         return run.folder

@@ -58,6 +58,19 @@ def test_a_run_starts_from_the_parameters_of_another(run: Run) -> None:
             first_parameters(vary(config, **{f"model__{change}": 1}))
 
 
+def test_a_start_from_weights_whose_path_now_names_others(run, tmp_path, monkeypatch) -> None:
+    other = jax.tree.map(lambda x: 2 * x, run.params)
+    for name, params in (("a", run.params), ("b", other)):
+        made = as_weights(run)._replace(params=params)
+        weights.save(tmp_path / name / "w.safetensors", made)
+    monkeypatch.chdir(tmp_path / "a")
+    given = load_run(Path("w.safetensors"))
+    assert finetune._start(given, tmp_path) == given.folder
+    monkeypatch.chdir(tmp_path / "b")
+    start = finetune._start(given, tmp_path)
+    assert weights.fingerprint(load_run(start).params) == weights.fingerprint(run.params)
+
+
 def test_a_start_from_other_positions_names_them() -> None:
     model = Transformer(hidden=8, embedding=8, heads=2, layers=1, positions=16)
     config = Config(model=dataclasses.replace(model, positions=32), train=Train(start_from="it"))
