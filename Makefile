@@ -136,7 +136,7 @@ clean:
 
 # All of these with one call of pip, which takes two thirds of the time of three.
 .venv/ready-all: .venv/ready
-	@echo "installing all of these: about 1.5 GB more"
+	@echo "installing all of these: about 1.1 GB more"
 	$(INSTALL) -e '.[test-all,dev,docs]'
 	@touch .venv/ready-test .venv/ready-test-all .venv/ready-dev .venv/ready-docs $@
 

@@ -156,10 +156,10 @@ def _train_phase(
 ) -> Snapshot:
     """Train to the end of a phase; return where the next one begins.
 
-    The order of the loop may not change. Evaluation and checkpoint of step k come before batch k is
-    read, so the checkpoint has seen exactly k batches; and before its step, which takes over the
-    memory of state and carry. The metrics of one batch are read after the next batch is dispatched,
-    so the devices never wait for the host. Every transfer is explicit; the transfer guard raises an
+    The order of the loop may not change. At step k, evaluation and checkpoint come before the
+    training step of batch k, which takes over the memory of state and carry; so the checkpoint has
+    seen exactly k batches. The metrics of one batch are read after the next batch is dispatched, so
+    the devices never wait for the host. Every transfer is explicit; the transfer guard raises an
     error for any other.
     """
     options = phase.config.train
