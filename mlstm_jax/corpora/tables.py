@@ -237,7 +237,7 @@ def _rows(table: Table, lines: Iterator[Line]) -> Iterator[RecordOrReject]:
                 "delimiter or a newline must be quoted."
             )
             bad = ("CSV columns", why)
-        if table.quoted and any(map(_QUOTED_AFTER_SPACES.fullmatch, row)):
+        if table.quoted and _has_space_before_quote(row, taken):
             bad = ("CSV quote", "a space before a quoted field; remove it.")
         if bad:
             why = f"{bad[1]} It begins {text[:40]!r}, read with the delimiter {table.delimiter!r}."
@@ -255,6 +255,17 @@ def _rows(table: Table, lines: Iterator[Line]) -> Iterator[RecordOrReject]:
                 kind = "fields with line breaks and delimiters"
                 yield reject(kind, source, place, why, text, is_note=True)
             yield number, dict(zip(header, row, strict=False))
+
+
+def _has_space_before_quote(row: list[str], taken: list[Line]) -> bool:
+    """Whether a field is in quotes after spaces.
+
+    In a quoted field the same text has its quotes doubled in the file.
+    """
+    for field in filter(_QUOTED_AFTER_SPACES.fullmatch, row):
+        if field in "".join(_text_lines(taken)):
+            return True
+    return False
 
 
 def _may_join_records(table: Table, header: list[str], row: list[str]) -> bool:

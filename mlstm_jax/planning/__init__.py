@@ -130,21 +130,39 @@ def plan(
     the batch evenly.
     """
     planned = []
+    on_one_device = list(phases(resolve_batch(config, 1)))
     for count in devices:
-        for phase, config_of_phase in phases(resolve_batch(config, count)):
-            planned.append(_plan_row(config_of_phase, machine, count, phase, corpus_bytes))
+        on_all = phases(resolve_batch(config, count))
+        for (_, alone), (phase, together) in zip(on_one_device, on_all, strict=True):
+            speed_of_one = bytes_per_second(alone, machine, 1)
+            planned.append(_plan_row(together, machine, count, phase, corpus_bytes, speed_of_one))
     return Plan(planned, config, machine, corpus_bytes)
 
 
+def iteration_seconds(config: Config, machine: Machine, devices: int) -> float:
+    """The seconds of an iteration, with the all-reduce."""
+    own = step_seconds(config, machine, config.data.batch // devices)
+    own += update_seconds(config, machine, devices)
+    return own + all_reduce_seconds(config, machine, devices)
+
+
+def bytes_per_second(config: Config, machine: Machine, devices: int) -> float:
+    """The bytes of text that all devices read in a second."""
+    return config.data.batch * config.data.window / iteration_seconds(config, machine, devices)
+
+
 def _plan_row(
-    config: Config, machine: Machine, devices: int, phase: int, corpus_bytes: float | None
+    config: Config,
+    machine: Machine,
+    devices: int,
+    phase: int,
+    corpus_bytes: float | None,
+    speed_of_one: float,
 ) -> Row:
     batch = config.data.batch
     rows = batch // devices
-    shared = all_reduce_seconds(config, machine, devices)
-    alone = step_seconds(config, machine, rows) + update_seconds(config, machine, devices)
-    seconds = alone + shared
-    speed = batch * config.data.window / seconds
+    seconds = iteration_seconds(config, machine, devices)
+    speed = bytes_per_second(config, machine, devices)
     hours_per_epoch = None
     steps = math.inf
     if corpus_bytes is not None:
@@ -165,9 +183,9 @@ def _plan_row(
         phase=phase,
         batch=batch,
         seconds_per_iteration=seconds,
-        all_reduce_seconds=shared,
+        all_reduce_seconds=all_reduce_seconds(config, machine, devices),
         bytes_per_second=speed,
-        efficiency=alone / seconds,
+        efficiency=speed / (devices * speed_of_one),
         memory_bytes=memory,
         fits=memory <= machine.memory_bytes * MEMORY_FRACTION,
         hours_per_epoch=hours_per_epoch,

@@ -79,6 +79,17 @@ def test_the_papers_hours() -> None:
     assert rows[-1].hours_per_epoch == pytest.approx(1.2, rel=0.05)
 
 
+@pytest.mark.parametrize("data", [Data(batch=128), Data(batch_per_device=128)])
+def test_efficiency_compares_a_device_with_one_alone(data: Data) -> None:
+    config = Config(data=data, precision=Precision(compute="bf16"))
+    machine = load_machine(MACHINES / "h100.json")
+    alone, *several = planning.plan(config, machine, [1, 8, 64], None)
+    assert alone.efficiency == 1
+    for row in several:
+        of_each = row.bytes_per_second / row.devices
+        assert row.efficiency == pytest.approx(of_each / alone.bytes_per_second)
+
+
 def test_parameters_are_counted_as_they_are() -> None:
     config = Config(model=Model(hidden=48, layers=3))
     model = LanguageModel(config.model, config.precision)
