@@ -242,6 +242,7 @@ def test_a_word_chooses_the_model_and_the_sizes_stay(kind: str) -> None:
     for words in (
         ["small_512", f"model:{kind}", *option_words, "--train.steps", "3"],
         [f"model:{kind}", "--train.steps=3", "--config", "small_512", *option_words],
+        [f"model:{kind}", "small_512", "--train.steps", "3", *option_words],
         ["small_512", "--train.steps", "3", *option_words, f"model:{kind}"],
     ):
         config = parse(words)["config"]
@@ -269,6 +270,8 @@ def test_without_a_word_it_is_the_configs_model() -> None:
         (["model:lstm", "model:mlstm"], "model:lstm and model:mlstm: choose one model of"),
         (["model:lstm", "--model.recurrent-gain", "2"], "--model.recurrent-gain"),
         (["--model.no-weight-norm"], "--model.no-weight-norm"),
+        (["bert_tiny", "--train.steps=8"], "train.steps: the phases of the config replace this"),
+        (["bert_tiny", "--data.batch_per_device", "8"], "data.batch_per_device: the phases of"),
     ],
 )
 def test_a_choice_that_does_not_exist_is_refused(words, message, refused) -> None:

@@ -27,6 +27,9 @@ from mlstm_jax.training.train import train as run_train
 # The config of a command without one: it needs no data.
 _QUICKSTART = shipped.files("config")["quickstart"]
 
+# Options of fields that phases replace.
+_REPLACED = {"--data.batch", "--data.batch-per-device", "--train.steps", "--train.epochs"}
+
 OfConfig = Annotated[Config, arg(name="")]
 
 
@@ -37,13 +40,12 @@ def parse(command: Callable[..., None], words: Sequence[str], program: str) -> C
     one that comes with the package; the default is the quickstart. Its phases, which no option can
     express, stay as they are.
     """
-    named, words = _split_config(words)
+    kinds = [word for word in words if word.startswith("model:")]
+    named, words = _split_config([word for word in words if word not in kinds])
     if named and command is quickstart:
         other = f"`mlstm-jax train {named}`"
         raise UserError(f"quickstart always uses its own config; train another with {other}.")
     config = load_file(named or _QUICKSTART)
-    kinds = [word for word in words if word.startswith("model:")]
-    words = [word for word in words if word not in kinds]
     if "--help-all" in words:
         words = ["--help"]
     if kinds:
@@ -51,6 +53,12 @@ def parse(command: Callable[..., None], words: Sequence[str], program: str) -> C
     options = {word.partition("=")[0].replace("_", "-") for word in words}
     for option in options:
         _require_field(config, option)
+    if config.phases and (replaced := sorted(options & _REPLACED)):
+        fields = ", ".join(option.strip("-").replace("-", "_") for option in replaced)
+        raise UserError(
+            f"{fields}: the phases of the config replace this; change the phases in a copy of the "
+            f"file, such as of `mlstm-jax configs {named} > mine.py`."
+        )
     if "--data.batch" in options:
         if "--data.batch-per-device" in options:
             raise UserError("data.batch and data.batch_per_device: give only one of them.")
@@ -87,7 +95,7 @@ def _split_config(words: Sequence[str]) -> tuple[str | None, list[str]]:
     parser.add_argument("--config", action="append", default=[])
     given, rest = parser.parse_known_args(words)
     named: list[str] = given.config
-    if words and not words[0].startswith(("-", "model:")):
+    if words and not words[0].startswith("-"):
         named.insert(0, rest.pop(0))
     if len(named) > 1:
         raise UserError(f"give only one config, not {' and '.join(named)}.")

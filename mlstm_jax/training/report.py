@@ -40,12 +40,16 @@ class Diverged(KnownError):
                 f"The checkpoints after step {self.last_good_step} are deleted; the same command "
                 f"resumes from that of step {checkpoint}"
             )
-        lower = config.optimizer.learning_rate / 2
-        text = (
-            f"{self} {begin}. Lower `optimizer.learning_rate`, such as to {lower:g}, or "
-            "`optimizer.clip_norm`, or start a new run with `precision.compute` bf16."
-        )
-        return Diverged(self.step, text, self.last_good_step)
+        optimizer = config.optimizer
+        lower = f"`optimizer.learning_rate`, such as to {optimizer.learning_rate / 2:g}"
+        if optimizer.name == "muon":
+            lower += f", and `optimizer.muon_learning_rate` to {optimizer.muon_learning_rate / 2:g}"
+        if any(phase.learning_rate for phase in config.phases):
+            lower = "the `learning_rate` of the phase"
+        text = f"{self} {begin}. Lower {lower}, or `optimizer.clip_norm`"
+        if config.precision.compute == "fp16":
+            text += ", or start a new run with `precision.compute` bf16"
+        return Diverged(self.step, f"{text}.", self.last_good_step)
 
 
 def _means(metrics: StepMetrics, *, labels: bool) -> dict[str, float]:

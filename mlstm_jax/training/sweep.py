@@ -9,6 +9,7 @@ import csv
 import functools
 import io
 import itertools
+import os
 import statistics
 import uuid
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from mlstm_jax import environment, output, shipped
 from mlstm_jax.config import Config, by_phase, run_python
 from mlstm_jax.config.text import differences, load_json
 from mlstm_jax.data.corpus import open_corpus
+from mlstm_jax.distributed import process_info
 from mlstm_jax.errors import InUse, UserError
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.run import load_run, read_config
@@ -65,12 +67,19 @@ def have_folders(runs: Runs) -> bool:
 def prepare(runs: Runs) -> None:
     """Set what JAX reads when it starts, as the runs need it; see `environment.prepare`.
 
-    Raises UserError if the runs have different numbers of virtual devices.
+    Raises UserError if the runs have different numbers of virtual devices, or several processes.
     """
     if not runs:
         return
     first_key, first = next(iter(runs.items()))
     for key, config in runs.items():
+        _, processes = process_info(config.distributed, os.environ)
+        if processes > 1:  # JAX connects processes only once.
+            raise UserError(
+                f"the run {' / '.join(key)} would have {processes} processes, but a sweep trains "
+                "each run in one. Set `distributed.processes` to 1 in its config, so that each "
+                "process takes other runs. Or train this run by itself with `mlstm-jax train`."
+            )
         if config.devices.virtual_cpu != first.devices.virtual_cpu:
             raise UserError(
                 f"devices.virtual_cpu is {first.devices.virtual_cpu} in the run "
@@ -213,6 +222,7 @@ def result(key: tuple[str, str], run_folder: Path, planned: Config) -> RunSummar
         status = ends.get(events[-1], "unfinished")
     noise = _values(train[len(train) // 2 :], "noise_scale")
     speeds = _values(train, "bytes_per_second")
+    epochs = _values(lines, "epoch")
     config = config or planned
     batch = None
     if config.data.batch_per_device is None:
@@ -224,7 +234,7 @@ def result(key: tuple[str, str], run_folder: Path, planned: Config) -> RunSummar
         batch=batch,
         optimizer=config.optimizer.name,
         steps=lines[-1]["step"] if lines else 0,
-        epochs=train[-1]["epoch"] if train else None,
+        epochs=epochs[-1] if epochs else None,
         peak_rate=max(_values(train, "learning_rate"), default=None),
         bpc=kinds["eval"][-1]["bpc"] if scores and status == "done" else None,
         best_bpc=min(scores, default=None),

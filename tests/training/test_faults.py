@@ -216,6 +216,31 @@ def test_a_run_that_diverges_at_once_starts_over(corpus, tmp_path) -> None:
     assert lines_of(tmp_path)["eval"][-1]["bpc"] < 8
 
 
+@pytest.mark.parametrize(
+    ("fields", "advice"),
+    [
+        ({}, "`optimizer.learning_rate`, such as to 0.00025, or `optimizer.clip_norm`."),
+        (
+            {"optimizer__name": "muon"},
+            "`optimizer.learning_rate`, such as to 0.00025, and `optimizer.muon_learning_rate` to "
+            "0.02, or `optimizer.clip_norm`.",
+        ),
+        (
+            {"precision__compute": "fp16"},
+            "`optimizer.learning_rate`, such as to 0.00025, or `optimizer.clip_norm`, or start a "
+            "new run with `precision.compute` bf16.",
+        ),
+        (
+            {"phases": (Phase(steps=2, batch=2, window=2, learning_rate=1.0),)},
+            "the `learning_rate` of the phase, or `optimizer.clip_norm`.",
+        ),
+    ],
+)
+def test_a_run_that_diverges_advises_what_changes_its_updates(fields, advice) -> None:
+    error = Diverged(8, "stopped.", 3).with_resume_advice(2, vary(Config(), **fields))
+    assert str(error).endswith(f"Lower {advice}")
+
+
 def test_a_run_that_diverges_names_the_checkpoint_that_a_restart_takes(corpus, stopped, capfd):
     with pytest.raises(Diverged, match=r"was above 10 bits .* for 4 steps in a row") as diverged:
         run_train(diverging(corpus, stopped))

@@ -131,6 +131,14 @@ def test_the_table_has_the_rows_of_the_last_phase(tmp_path: Path) -> None:
     assert sweep.result(("a", "b"), tmp_path, Config()).batch == 8
 
 
+def test_the_table_has_the_epochs_of_all_steps(tmp_path: Path) -> None:
+    """The last step of a run may be between two lines of training."""
+    score = {"kind": "eval", "step": 12, "epoch": 0.012, "bpc": 2.0}
+    write_lines(tmp_path, train_line(10), score)
+    result = sweep.result(("a", "b"), tmp_path, Config())
+    assert (result.steps, result.epochs) == (12, 0.012)
+
+
 def test_a_run_that_has_not_begun_has_the_figures_of_its_config(tmp_path: Path) -> None:
     config = vary(Config(), data__batch=16, optimizer__name="lamb")
     runs = {("a", "1"): config, ("a", "2"): vary(config, data__batch_per_device=4)}
@@ -160,6 +168,15 @@ def test_one_process_has_one_number_of_virtual_devices(tmp_path, capsys) -> None
     cli.main(["sweep", str(tmp_path / "spec.py"), "--out", str(tmp_path / "out"), "--table-only"])
     assert "| 4 | … |" in capsys.readouterr().out
     assert mlstm.sweep({}, tmp_path / "none") == []
+
+
+def test_a_sweep_trains_each_run_in_one_process(monkeypatch) -> None:
+    """JAX connects processes only once, so the second run would fail."""
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    with pytest.raises(UserError, match=r"a / b would have 2 processes.*distributed\.processes"):
+        sweep.prepare({("a", "b"): Config()})
+    sweep.prepare({("a", "b"): vary(Config(), distributed__processes=1)})
 
 
 def test_a_file_without_runs_is_named(tmp_path: Path) -> None:
