@@ -75,7 +75,7 @@ def torch_reader(compute: str) -> Any:
     import mlstm_jax
 
     model = mlstm_jax.load(MODEL)
-    (weights,) = model.flax[0].ready(model.flax[1], several_rows=False)
+    (weights,) = model.flax[0].reading_weights(model.flax[1], several_rows=False)
     mx, x, mh, wh, b = (torch.from_numpy(np.array(w)) for w in weights[:5])
     torch.set_num_threads(1)  # its threads wait busily, which on a shared core is most of the time
     kind = torch.bfloat16 if compute == "bf16" else torch.float32

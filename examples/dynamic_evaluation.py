@@ -41,7 +41,7 @@ class DynamicEvaluation:
 
     def __init__(self, model: mlstm_jax.TrainedModel) -> None:
         self.module, self.trained = model.flax
-        self.window = self.module.model.reading_window(model.config.data.window)
+        self.window = self.module.architecture.reading_window(model.config.data.window)
         self.r = jax.tree.map(np.ones_like, self.trained)
         self.mean, self.epsilon = np.float32(1), np.float32(0)
         self._gradient, self._update = jax.jit(self._gradient_of), jax.jit(self._updated)

@@ -26,7 +26,7 @@ from mlstm_jax.training import metrics
 from mlstm_jax.training.run_folder import inputs_of
 from mlstm_jax.training.train import train as run_train
 from mlstm_jax.transfer import classifier_file
-from mlstm_jax.transfer.classify import Classifier
+from mlstm_jax.transfer.classifier import Classifier
 from mlstm_jax.transfer.features import Featurizer, read_features, write_features
 from mlstm_jax.transfer.words import Words
 from tests.interop.test_weights import write_openai, write_unirep

@@ -220,8 +220,9 @@ def reading_programs() -> dict[str, Compiled]:
     batch = EvaluationBatch(bytes_BT, bytes_BT, mask_BT, reset_B, np.zeros(64, np.uint32))
     sums = reader.RowStates(carry, np.zeros((64, 1, 512), np.float32), np.zeros(64, np.float32))
     window = reader.TextWindow(np.zeros((64, 33), np.uint8), np.zeros((64, 3), np.int32))
-    ready = jax.eval_shape(
-        lambda params: model.model.ready(params, model.compute, several_rows=True), params
+    reading_weights = jax.eval_shape(
+        lambda params: model.architecture.reading_weights(params, model.compute, several_rows=True),
+        params,
     )
     held_H = np.full(512, np.nan, np.float32)
     how = generate.Sampling(np.float32(1), np.int32(256), np.float32(2))
@@ -241,10 +242,12 @@ def reading_programs() -> dict[str, Compiled]:
         "features": compile_program(
             machine,
             reader._make_step(model, keep_states="sum", score=True),
-            ((params, ready), sums, window),
+            ((params, reading_weights), sums, window),
             donate=(1,),
         ),
-        "generation": compile_program(machine, block, ((params, ready), carry, logits_BV, seed)),
+        "generation": compile_program(
+            machine, block, ((params, reading_weights), carry, logits_BV, seed)
+        ),
     }
 
 

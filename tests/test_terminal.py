@@ -18,7 +18,8 @@ from mlstm_jax import cli, config, run, terminal
 from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import ModelWeights
 from mlstm_jax.terminal import ProgressLine
-from mlstm_jax.transfer import classifier_file, classify
+from mlstm_jax.transfer import classifier_file
+from mlstm_jax.transfer.classifier import Classifier
 from tests.corpora.written import jsonl
 
 # It clears the screen, sets the title, deletes a line, and turns the direction.
@@ -100,7 +101,7 @@ def hostile_run(tmp_path: Path) -> Path:
 
 def test_a_terminal_gets_escapes_and_a_pipe_the_text(hostile_run, tmp_path, in_terminal, capsys):
     """Of what a model writes, of labels, and in messages of commands and of the parser."""
-    made = classify.Classifier(np.ones((1, 2)), np.zeros(1), [HOSTILE, "a\nb"], 1.0)
+    made = Classifier(np.ones((1, 2)), np.zeros(1), [HOSTILE, "a\nb"], 1.0)
     fingerprint = weights.fingerprint(run.load_run(hostile_run).params)
     (tmp_path / "dir").mkdir()
     about = classifier_file.Description("c", False, fingerprint, None)

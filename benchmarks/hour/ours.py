@@ -68,7 +68,7 @@ def train(config: Config, text: Path, out: Path, seed: int) -> None:
 def predict(out: Path, file: Path, result: Path) -> None:
     """Write the logarithms of the probabilities of each byte, after those before it."""
     module, params = mlstm_jax.load(out / "model.safetensors").flax
-    window = module.model.reading_window(WINDOW)
+    window = module.architecture.reading_window(WINDOW)
     text = np.frombuffer(file.read_bytes(), np.uint8)
     rows = np.full((len(text), 256), -np.log(256), np.float32)  # nothing predicts the first
 

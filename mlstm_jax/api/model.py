@@ -25,15 +25,15 @@ from mlstm_jax.training import metrics, parallel
 from mlstm_jax.training.evaluation import Evaluator, Score, corpus_of
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer import onnx_file
+from mlstm_jax.transfer.classifier import Classifier
 from mlstm_jax.transfer.classifier_file import Description, load_classifier, require_model
-from mlstm_jax.transfer.classify import Classifier
+from mlstm_jax.transfer.classify import label_texts
 from mlstm_jax.transfer.features import Featurizer, TextFile
 from mlstm_jax.transfer.finetune import Finetuned, FinetuneOptions
 from mlstm_jax.transfer.finetune import finetune as run_finetune
 from mlstm_jax.transfer.generate import as_text
 from mlstm_jax.transfer.generate import generate as run_generate
 from mlstm_jax.transfer.heatmap_drawing import Heatmap
-from mlstm_jax.transfer.label_texts import label_texts
 from mlstm_jax.transfer.reader import TextReader
 from mlstm_jax.transfer.states import FeatureState, State, states_of
 from mlstm_jax.transfer.trace import Reader, Stream, heat, score_heat, states_at
@@ -566,7 +566,7 @@ class TrainedModel:
     @cached_property
     def _spans_reader(self) -> TextReader:
         devices = self._devices
-        return TextReader(self._run, devices, _SPAN_ROWS * devices.count, keep_states=True)
+        return TextReader(self._run, devices, _SPAN_ROWS * devices.count, keep_states="each")
 
     def _texts(self, texts: Texts, text_column: str | None) -> list[str] | TextFile:
         """Return texts in memory as a list, or those of a file."""

@@ -20,8 +20,8 @@ from mlstm_jax.terminal import is_terminal, show, tell
 from mlstm_jax.training.evaluation import corpus_of
 from mlstm_jax.training.state import parameter_count
 from mlstm_jax.transfer import classifier_file, onnx_file
+from mlstm_jax.transfer.classifier import Classifier
 from mlstm_jax.transfer.classifier_file import Description
-from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.generate import as_text
 from mlstm_jax.transfer.generate import generate as run_generate
 from mlstm_jax.transfer.heatmap_drawing import require_suffix

@@ -38,6 +38,10 @@ class Carry(NamedTuple):
     c: Any
 
 
+# Also return the state after each byte, or the sum of h over the bytes; both without a gradient.
+StateOutput = Literal["none", "sum", "each"]
+
+
 class Window(NamedTuple):
     """What the layers of a model read, and how."""
 
@@ -47,9 +51,8 @@ class Window(NamedTuple):
     compute: Any  # operand type of every product
     padding_mask_TB: Any = None  # bool, true in the padding, where the carry does not change
     dropout_B: Any = None  # factors of units, [B, *Architecture.dropout_shape]
-    # Also return the state after each byte, or the sum of h over the bytes; without a gradient.
-    states: bool | Literal["sum"] = False
-    ready: Any = None  # see `Architecture.ready`
+    states: StateOutput = "none"
+    reading_weights: Any = None  # see `Architecture.reading_weights`
     recompute_every: int | None = None  # see config.Train
     loops: Any = None  # of a recurrent layer, see stack.Loops; None: the fastest of XLA
     scales_3: Any = None  # of fp8 operands of the mLSTM, see fp8.py; None: the compute type
@@ -179,7 +182,7 @@ class Architecture(ABC):
         """Choose how many bytes of a text to read at a time; a recurrent model takes any number."""
         return proposed
 
-    def ready(self, params: Tree, compute: Any, *, several_rows: bool) -> Tree:
+    def reading_weights(self, params: Tree, compute: Any, *, several_rows: bool) -> Tree:
         """Compute what all windows need of the parameters alone; None: nothing."""
         return None
 
@@ -194,7 +197,7 @@ class Architecture(ABC):
         Returns:
             The carry after the window; the output [T, B, H] in the compute type; and the states
             after each byte, a tree for `named_states`, [B, T, L, H], or the sum of h over the
-            bytes without padding, float32 [B, L, H]; or None unless `window.states`.
+            bytes without padding, float32 [B, L, H]; or None, by `window.states`.
         """
 
     def matrices(self, name: str) -> int:

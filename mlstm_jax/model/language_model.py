@@ -14,7 +14,7 @@ Parameters, all float32::
 
 import functools
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ import numpy as np
 from flax import linen
 from numpy.typing import NDArray
 
-from mlstm_jax.model.architecture import VOCABULARY, Architecture, Window
+from mlstm_jax.model.architecture import VOCABULARY, Architecture, StateOutput, Window
 from mlstm_jax.model.ops import Precision, matmul, uniform
 from mlstm_jax.model.stack import Loops, put_step, step_of, steps_read
 
@@ -57,7 +57,7 @@ class ModelOutput(NamedTuple):
 class LanguageModel(linen.Module):
     """Predict each next byte from the previous bytes and the carried state."""
 
-    model: Architecture
+    architecture: Architecture
     precision: Precision  # an unset compute type is fp32
     recompute_every: int | None = None
     # None: XLA's fastest loops for JAX's default backend.
@@ -81,8 +81,8 @@ class LanguageModel(linen.Module):
     def backward_order(self) -> list[str]:
         """List the parameters that grow large with H, in the order of their gradients."""
         names = ["decoder_kernel"]
-        for layer in reversed(range(self.model.layers)):
-            names += [f"layer_{layer}/{name}" for name in self.model.large_parameters(layer)]
+        for layer in reversed(range(self.architecture.layers)):
+            names += [f"layer_{layer}/{name}" for name in self.architecture.large_parameters(layer)]
         return names
 
     @property
@@ -92,19 +92,21 @@ class LanguageModel(linen.Module):
 
     def init_carry(self, rows: int) -> Carry:
         """Return the zero state of `rows` streams, as at the start of a shard, on the host."""
-        return self.model.init_carry(rows, self.cell)
+        return self.architecture.init_carry(rows, self.cell)
 
     def reading_carry(self, rows: int) -> Carry:
         """Return the state of `rows` texts at their start, for reading them without training."""
-        return self.model.reading_carry(rows, self.cell)
+        return self.architecture.reading_carry(rows, self.cell)
 
-    def ready(self, params: Parameters, *, several_rows: bool = True) -> Any:
+    def reading_weights(self, params: Parameters, *, several_rows: bool = True) -> Any:
         """Compute what reading needs of the parameters alone, on the host; None: nothing.
 
         One row needs half of the memory of several.
         """
         with self.product_precision():
-            return jax.device_get(_ready(self.model, self.compute, several_rows, params))
+            return jax.device_get(
+                _reading_weights(self.architecture, self.compute, several_rows, params)
+            )
 
     @linen.compact
     def __call__(
@@ -113,8 +115,8 @@ class LanguageModel(linen.Module):
         carry: Carry,
         padding_mask_BT: Array | None = None,
         dropout_B: Array | None = None,
-        return_states: bool | Literal["sum"] = False,
-        ready: Any = None,
+        return_states: StateOutput = "none",
+        reading_weights: Any = None,
         scales_3: Array | None = None,
     ) -> ModelOutput:
         """Read a window of every row.
@@ -130,11 +132,11 @@ class LanguageModel(linen.Module):
             return_states: also return the state after each byte, or the sum of h over the bytes
                 that are not padding; without a gradient. With the state after each byte, no product
                 has a shape that depends on the length of the window.
-            ready: what the method of this name returns, of the same parameters.
+            reading_weights: what the method of this name returns, of the same parameters.
             scales_3: of the operands of a gradient in fp8, see fp8.py; their "gradient" is the
                 maxima of the operands.
         """
-        model = self.model
+        model = self.architecture
         zeros = linen.initializers.zeros
         with self.product_precision():
             embedding_VE = self.param(
@@ -150,7 +152,7 @@ class LanguageModel(linen.Module):
                 padding_mask_TB=None if padding_mask_BT is None else padding_mask_BT.T,
                 dropout_B=dropout_B,
                 states=return_states,
-                ready=ready,
+                reading_weights=reading_weights,
                 recompute_every=self.recompute_every,
                 loops=self.loops,
                 scales_3=scales_3,
@@ -160,7 +162,7 @@ class LanguageModel(linen.Module):
                 "decoder_kernel", uniform(model.hidden), (model.hidden, VOCABULARY)
             )
             bias_V = self.param("decoder_bias", zeros, (VOCABULARY,))
-            if return_states is True:
+            if return_states == "each":
                 steps = steps_read(x.shape[0], window.padding_mask_TB)
                 logits_TBV = _logits_by_step(x, kernel_HV, self.compute, steps)
             else:
@@ -196,8 +198,10 @@ def _logits_by_step(x_TBH: Array, kernel_HV: Array, compute: Any, steps: Array |
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _ready(model: Architecture, compute: Any, several_rows: bool, params: Parameters) -> Any:
-    return model.ready(params, compute, several_rows=several_rows)
+def _reading_weights(
+    model: Architecture, compute: Any, several_rows: bool, params: Parameters
+) -> Any:
+    return model.reading_weights(params, compute, several_rows=several_rows)
 
 
 @functools.cache

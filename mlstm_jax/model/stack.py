@@ -16,14 +16,14 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from flax import linen
 
 from mlstm_jax.errors import UserError
-from mlstm_jax.model.architecture import Architecture, Products, Tree, Window
+from mlstm_jax.model.architecture import Architecture, Products, StateOutput, Tree, Window
 from mlstm_jax.model.ops import as_bits, column_norms, matmul, of_bits, weight_norm, with_transpose
 
 Array = jax.Array
@@ -89,7 +89,7 @@ def read_layer(
     x: Array,
     padding_mask_TB: Array | None,
     compute: jnp.dtype,
-    states: bool | Literal["sum"] = False,
+    states: StateOutput,
 ) -> tuple[Tree, Array, Tree]:
     """Read a window with one layer; no gradient.
 
@@ -109,7 +109,7 @@ def read_layer(
             if mask_B is not None:
                 h_BH = jnp.where(mask_B[:, None], 0, h_BH)
             kept = kept + h_BH
-        elif states:
+        else:
             kept = put_step(kept, carry, t)
         return rounded_h, carry, put_step(h_TBH, rounded_h, t), kept
 
@@ -136,7 +136,7 @@ def with_gradient(model: "Recurrent", compute: jnp.dtype, loops: Loops) -> Calla
     @jax.custom_vjp
     def run(carry: Tree, x: Array, mask_TB: Array | None, weights: Any) -> tuple[Tree, Array]:
         step = model.step(weights.rounded(x, compute), carry.h.shape[0])
-        last, h_TBH, _ = read_layer(step, carry, x, mask_TB, compute)
+        last, h_TBH, _ = read_layer(step, carry, x, mask_TB, compute, "none")
         return last, h_TBH
 
     def forward(carry: Tree, x: Array, mask_TB: Array | None, weights: Any) -> tuple[Any, Any]:
@@ -280,7 +280,7 @@ class Recurrent(Architecture):
                 tables[field] = matmul(embedding_VE, w_IO, compute)
         return weights._replace(**tables)
 
-    def ready(self, params: Any, compute: Any, *, several_rows: bool) -> list[Any]:
+    def reading_weights(self, params: Any, compute: Any, *, several_rows: bool) -> list[Any]:
         """Return the rounded weights of all layers; for several rows, with the transposes for h."""
         layers = []
         for layer in range(self.layers):
@@ -305,8 +305,8 @@ class Recurrent(Architecture):
         carries = []
         states = []
         for layer in range(self.layers):
-            if window.ready is not None:
-                weights = window.ready[layer]
+            if window.reading_weights is not None:
+                weights = window.reading_weights[layer]
             else:
                 inputs = self.hidden if layer else self.embedding
                 weights = Weights(self, name=f"layer_{layer}")(inputs)
@@ -316,7 +316,7 @@ class Recurrent(Architecture):
                 weights = weights._replace(scales_3=window.scales_3)
             carry = jax.tree.map(lambda part: part[:, layer], window.carry)  # noqa: B023
             mask_TB = window.padding_mask_TB
-            if window.states:
+            if window.states != "none":
                 step = self.step(weights.rounded(x, compute), carry.h.shape[0])
                 carry, x, kept = read_layer(step, carry, x, mask_TB, compute, window.states)
                 states.append(kept)
@@ -329,7 +329,7 @@ class Recurrent(Architecture):
             if window.dropout_B is not None:
                 x = x * window.dropout_B[None, :, layer].astype(x.dtype)
         carry = jax.tree.map(lambda *layers: jnp.stack(layers, axis=1), *carries)
-        if not window.states:
+        if window.states == "none":
             return carry, x, None
         if window.states == "sum":
             return carry, x, jnp.stack(states, axis=1)

@@ -275,7 +275,7 @@ class Transformer(Architecture, title="Transformer"):
             if mask_TB is not None:
                 h_BTLH = jnp.where(mask_TB.T[:, :, None, None], 0, h_BTLH)
             kept = h_BTLH.sum(axis=1)
-        elif window.states:
+        elif window.states == "each":
             kept = Context(h_BTLH, None, None)
         return carry, output_TBH, kept
 

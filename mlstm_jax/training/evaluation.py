@@ -84,7 +84,7 @@ class Evaluator:
         reads windows as in training, at most the longest that it can: phases have windows of their
         own, and data.window may be longer than all of them.
         """
-        kind = model.model
+        kind = model.architecture
         if kind.masked:
             window = min(window, kind.longest_window or window)
             self._start = model.init_carry

@@ -140,7 +140,7 @@ def _gradient_of_rows(
     keys_B = row_keys(config.train.seed, _OBJECTIVE, step, row_B)
     objective = OBJECTIVES[config.model.objective]
     targets = objective(batch.inputs_BT, batch.targets_BT, counted_BT, keys_B)
-    padding_mask_BT = ~counted_BT if model.model.bidirectional else None
+    padding_mask_BT = ~counted_BT if model.architecture.bidirectional else None
 
     scales_3 = None
     if history_U3 is not None:
@@ -303,7 +303,7 @@ def make_train_step(
 
 def make_evaluation_step(model: LanguageModel, axis_name: str) -> EvaluationStep:
     """Return the step: parameters, carry, batch → carry, nats summed over all devices."""
-    objective = OBJECTIVES[model.model.objective]
+    objective = OBJECTIVES[model.architecture.objective]
 
     def evaluation_step(
         params: Parameters, carry: Carry, batch: EvaluationBatch
@@ -311,7 +311,7 @@ def make_evaluation_step(model: LanguageModel, axis_name: str) -> EvaluationStep
         carry = reset(carry, batch.reset_B)
         keys_B = row_keys(0, _OBJECTIVE, jnp.uint32(0), batch.window_B)
         targets = objective(batch.inputs_BT, batch.targets_BT, batch.mask_BT, keys_B)
-        padding_mask_BT = ~batch.mask_BT if model.model.bidirectional else None
+        padding_mask_BT = ~batch.mask_BT if model.architecture.bidirectional else None
         read = model.apply({"params": params}, targets.inputs_BT, carry, padding_mask_BT)
         nats_BT = cross_entropy(read.logits_BTV, targets.targets_BT)
         nats_BT = weighted(nats_BT, targets.weight_BT)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mlstm_jax.transfer import words
-from mlstm_jax.transfer.classify import Classifier, Examples, named, subset
+from mlstm_jax.transfer.classifier import Classifier, Examples, named, subset
 from mlstm_jax.transfer.features import Column
 from mlstm_jax.transfer.labels import Labelled
 from mlstm_jax.transfer.logistic import CS, Prior, best_fit, fit

@@ -30,11 +30,12 @@ from mlstm_jax.corpora.readers import read_documents
 from mlstm_jax.corpora.sources import Source, check_source
 from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import UserError, note
+from mlstm_jax.model.architecture import StateOutput
 from mlstm_jax.run import Run
 from mlstm_jax.terminal import ProgressLine
 from mlstm_jax.training import parallel
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.transfer.reader import Keep, TextReader
+from mlstm_jax.transfer.reader import TextReader
 from mlstm_jax.transfer.states import (
     FeatureState,
     State,
@@ -160,7 +161,8 @@ class Featurizer:
             require_index("unit", unit, model.hidden)
         self.columns = [Column(*layer, unit) for layer in self._layers for unit in self._units]
         devices = devices or parallel.local(Devices())
-        keep: Keep = "sum" if "mean_h" in dict(self._layers) else False
+        needs_mean = any(state == "mean_h" for state, _ in self._layers)
+        keep: StateOutput = "sum" if needs_mean else "none"
         self._reader = TextReader(run, devices, rows, keep_states=keep, score=score)
 
     def columns_of(self, state: FeatureState) -> list[int]:

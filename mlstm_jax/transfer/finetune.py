@@ -42,8 +42,8 @@ from mlstm_jax.run import Run, as_weights, load_run, read_config
 from mlstm_jax.training import parallel
 from mlstm_jax.training.train import train
 from mlstm_jax.transfer import known, words
+from mlstm_jax.transfer.classifier import Classifier, Examples
 from mlstm_jax.transfer.classifier_file import Description, save
-from mlstm_jax.transfer.classify import Classifier, Examples
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.labels import Labelled, codes, require_classes, with_held_out
 

@@ -68,7 +68,7 @@ def _generate_block(
     how: Sampling,
     held_H: Any,
 ) -> tuple[Carry, jax.Array, jax.Array]:
-    params, ready = jax.tree.map(lambda x: x[0], weights)
+    params, reading_weights = jax.tree.map(lambda x: x[0], weights)
     key = jax.random.key(seed, impl="threefry2x32")
     keys_B = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(logits_BV.shape[0]))
 
@@ -78,11 +78,13 @@ def _generate_block(
         carry, logits_BV = state
         keys = jax.vmap(jax.random.fold_in, (0, None))(keys_B, at)
         byte_B = jax.vmap(_sample, (0, 0, None))(keys, logits_BV, how)
-        if "c" in model.model.states:
+        if "c" in model.architecture.states:
             # NaN: a unit of the top layer that is not held.
             top_BH = jnp.where(jnp.isnan(held_H), carry.c[:, -1], held_H)
             carry = carry._replace(c=carry.c.at[:, -1].set(top_BH.astype(carry.c.dtype)))
-        carry, logits_BTV, *_ = model.apply({"params": params}, byte_B[:, None], carry, ready=ready)
+        carry, logits_BTV, *_ = model.apply(
+            {"params": params}, byte_B[:, None], carry, reading_weights=reading_weights
+        )
         return (carry, logits_BTV[:, 0]), byte_B
 
     steps = first + jnp.arange(_BLOCK)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mlstm_jax.errors import UserError
-from mlstm_jax.transfer.classify import Classifier, Examples, Floats, Labels, nats
+from mlstm_jax.transfer.classifier import Classifier, Examples, Floats, Labels, nats
 
 CS = tuple(2.0**power for power in range(-8, 1))
 

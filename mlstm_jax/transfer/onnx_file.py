@@ -29,8 +29,8 @@ from mlstm_jax.errors import KnownError, UserError, extra, require
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.ops import Precision
 from mlstm_jax.run import Run
+from mlstm_jax.transfer.classifier import Classifier
 from mlstm_jax.transfer.classifier_file import Description
-from mlstm_jax.transfer.classify import Classifier
 
 OPSET = 17  # with IR 8: onnxruntime since 1.12
 _IR = 8
@@ -117,7 +117,7 @@ def _inner(nodes: _Nodes, run: Run) -> Any:
     x = "byte"
     h = []
     c = []
-    layers = LanguageModel(model, Precision()).ready(run.params, several_rows=False)
+    layers = LanguageModel(model, Precision()).reading_weights(run.params, several_rows=False)
     for number, weights in enumerate(layers):
         layer = nodes.constant(number, np.int64)
         before_h = nodes("Gather", "h_before", layer, axis=1)

@@ -12,13 +12,14 @@ for bit what one long window gives; but a product of another number of rows adds
 import functools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mlstm_jax import environment
+from mlstm_jax.model.architecture import StateOutput
 from mlstm_jax.model.language_model import Carry, LanguageModel
 from mlstm_jax.model.stack import Recurrent
 from mlstm_jax.run import Run
@@ -26,9 +27,6 @@ from mlstm_jax.training.objective import cross_entropy
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.step import reset
 from mlstm_jax.transfer.windows import ReadStep, TextWindow, cheapest_rows, read_steps
-
-# What to return of a window: the carry alone, also the sum of h, or also every state and logit.
-Keep = Literal[False, "sum", True]
 
 ROWS = (1, 8, 16, 32, 64, 256)  # of the programs, on each device
 _WINDOWS = (16, 128)
@@ -59,11 +57,13 @@ class StepOutputs(NamedTuple):
 AfterStep = tuple[ReadStep, RowStates, StepOutputs | None]
 
 
-def _make_step(model: LanguageModel, *, keep_states: Keep, score: bool) -> Callable[..., Any]:
+def _make_step(
+    model: LanguageModel, *, keep_states: StateOutput, score: bool
+) -> Callable[..., Any]:
     """Return the step of one device: it reads a window."""
 
     def step(weights: Any, state: RowStates, window: TextWindow) -> Any:
-        params, ready = weights
+        params, reading_weights = weights
         bytes_BT = window.bytes_BT[:, :-1]
         read_B, scored_B, starts_B = window.counts_B3.T
         carry, sum_BLH, nats_B = reset(state, starts_B)
@@ -71,7 +71,7 @@ def _make_step(model: LanguageModel, *, keep_states: Keep, score: bool) -> Calla
         padding_mask_BT = place_1T >= read_B[:, None]
         read = model.apply(
             {"params": params}, bytes_BT, carry, padding_mask_BT,
-            return_states=keep_states, ready=ready,
+            return_states=keep_states, reading_weights=reading_weights,
         )  # fmt: skip
         if keep_states == "sum":
             sum_BLH = sum_BLH + read.states
@@ -79,7 +79,7 @@ def _make_step(model: LanguageModel, *, keep_states: Keep, score: bool) -> Calla
             nats_BT = cross_entropy(read.logits_BTV, window.bytes_BT[:, 1:])
             nats_B = nats_B + jnp.where(place_1T < scored_B[:, None], nats_BT, 0).sum(axis=1)
         outputs = None
-        if keep_states is True:
+        if keep_states == "each":
             outputs = StepOutputs(read.states, read.logits_BTV)
         return RowStates(read.carry, sum_BLH, nats_B), outputs
 
@@ -88,7 +88,7 @@ def _make_step(model: LanguageModel, *, keep_states: Keep, score: bool) -> Calla
 
 @functools.cache
 def _program(
-    model: LanguageModel, devices: tuple[jax.Device, ...], keep_states: Keep, score: bool
+    model: LanguageModel, devices: tuple[jax.Device, ...], keep_states: StateOutput, score: bool
 ) -> Any:
     """Return the step on all devices, the same for equal arguments: it is compiled once."""
     return Parallel(devices).map(_make_step(model, keep_states=keep_states, score=score))
@@ -103,14 +103,15 @@ class TextReader:
         devices: Parallel,
         rows: int | None = None,
         *,
-        keep_states: Keep = False,
+        keep_states: StateOutput = "none",
         score: bool = False,
     ) -> None:
         """Choose what to compute.
 
         Args:
             rows: the most texts at a time; unset: 256 for each device, 64 if it is a Transformer.
-            keep_states: "sum": of h over the bytes of each text; True: also yield `StepOutputs`,
+            keep_states: "sum": of h over the bytes of each text; "each": also yield
+                `StepOutputs`,
                 and read texts of all lengths with one program.
             score: sum the loss of each text, of a model that predicts the next byte.
         """
@@ -127,7 +128,7 @@ class TextReader:
         cost = _WEIGHTS_COST.get(platform, _GPU_WEIGHTS_COST)
         self._weights_cost = cost * devices.count
         self._margin = 0.0 if platform == "cpu" else _FEWER_PROGRAMS
-        widths = _WINDOWS[-1:] if keep_states is True else _WINDOWS
+        widths = _WINDOWS[-1:] if keep_states == "each" else _WINDOWS
         self._widths = sorted({run.config.model.reading_window(width) for width in widths})
         self._run = run
         self._outputs = (keep_states, score)
@@ -150,8 +151,8 @@ class TextReader:
 
     def _prepare(self, model: LanguageModel, *, several_rows: bool) -> tuple[Any, Any]:
         step = _program(model, tuple(self._devices.devices), *self._outputs)
-        ready = model.ready(self._run.params, several_rows=several_rows)
-        return step, (self._params, self._devices.replicate(ready))
+        reading_weights = model.reading_weights(self._run.params, several_rows=several_rows)
+        return step, (self._params, self._devices.replicate(reading_weights))
 
     def read(self, texts: Sequence[bytes], state: Any = None) -> Iterator[AfterStep]:
         """Read texts: yield each step, and on the devices the state and the outputs after it.
@@ -169,7 +170,7 @@ class TextReader:
             if goes_on:
                 step.window.counts_B3[:, 2] = False
             if state is None:
-                sums = np.zeros((rows, *self._model.model.shape), np.float32)
+                sums = np.zeros((rows, *self._model.architecture.shape), np.float32)
                 start = RowStates(self._model.reading_carry(rows), sums, np.zeros(rows, np.float32))
                 state = self._devices.split_rows(start)
             elif step.kept_B is not None:

@@ -21,8 +21,8 @@ from mlstm_jax.model.language_model import Carry, LanguageModel
 from mlstm_jax.run import Run, require_known
 from mlstm_jax.terminal import one_line
 from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.transfer.classifier import Classifier
 from mlstm_jax.transfer.classifier_file import Description
-from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.heatmap_drawing import Heatmap, word_ends
 from mlstm_jax.transfer.reader import TextReader
 from mlstm_jax.transfer.states import State, require_index, states_of
@@ -148,7 +148,7 @@ class Reader:
     def __init__(self, run: Run) -> None:
         self.run = run
         self._device = Parallel(jax.local_devices()[:1])
-        self._reader = TextReader(run, self._device, 1, keep_states=True)
+        self._reader = TextReader(run, self._device, 1, keep_states="each")
         # Any text needs them; the first answer of the page does not wait for them.
         _, self._weights = self._reader.one_row
         self._kept: dict[tuple[State | None, int], _CachedTrace] = {}
@@ -159,7 +159,7 @@ class Reader:
         if (model := self.run.batch_model) is None:
             return self.run.model, self._weights
         params = self.run.params
-        return model, self._device.replicate((params, model.ready(params)))
+        return model, self._device.replicate((params, model.reading_weights(params)))
 
     def put(self, tree: Any) -> Any:
         """Copy arrays to the device, where a program that reads `writer`'s weights leaves its own.

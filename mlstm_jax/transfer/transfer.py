@@ -19,8 +19,8 @@ from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.run import Run
 from mlstm_jax.terminal import ProgressLine, tell
 from mlstm_jax.transfer import classifier_file, experiment, known
+from mlstm_jax.transfer.classifier import Classifier, Examples
 from mlstm_jax.transfer.classifier_file import Description
-from mlstm_jax.transfer.classify import Classifier, Examples
 from mlstm_jax.transfer.experiment import PARTS, Result
 from mlstm_jax.transfer.features import (
     Column,

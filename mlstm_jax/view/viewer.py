@@ -10,8 +10,8 @@ from mlstm_jax.corpora.documents import clean, prompt_bytes
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.fields import Between, require_kind
 from mlstm_jax.run import Run
+from mlstm_jax.transfer.classifier import Classifier
 from mlstm_jax.transfer.classifier_file import Description
-from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.generate import as_text, generate
 from mlstm_jax.transfer.states import State, require_index, states_of
 from mlstm_jax.transfer.trace import Reader, characters, running_score

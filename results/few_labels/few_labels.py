@@ -28,9 +28,9 @@ from sklearn.preprocessing import StandardScaler
 
 import mlstm_jax as mlstm
 from mlstm_jax import shipped
-from mlstm_jax.transfer import classify
+from mlstm_jax.transfer import classifier
+from mlstm_jax.transfer.classifier import Classifier, Examples
 from mlstm_jax.transfer.classifier_file import load_classifier
-from mlstm_jax.transfer.classify import Classifier, Examples
 from mlstm_jax.transfer.labels import codes
 from mlstm_jax.transfer.logistic import Prior, best_fit
 
@@ -97,7 +97,7 @@ def of_few(
     for count in [n for n in COUNTS if n <= len(texts)]:
         scores = defaultdict[str, list[float]](list)
         for seed in range(10 if count < 500 else 3):
-            draw = classify.subset(train, count, seed)
+            draw = classifier.subset(train, count, seed)
             fitted = {kind: (best_fit(draw, None, names, prior).classifier, test)}
             if names != NAMES:
                 means = draw._replace(features=draw.features[:, width:])
@@ -106,7 +106,7 @@ def of_few(
                     best_fit(means, None, names, own_prior).classifier,
                     mean_h,
                 )
-            drawn = [texts[int(n)] for n in classify.subset(places, count, seed).features[:, 0]]
+            drawn = [texts[int(n)] for n in classifier.subset(places, count, seed).features[:, 0]]
             folds = min(5, *np.bincount(draw.labels))
             by_words = words(4.0)
             if folds > 1:

@@ -23,8 +23,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
-from mlstm_jax.transfer import classify
-from mlstm_jax.transfer.classify import Examples
+from mlstm_jax.transfer import classifier
+from mlstm_jax.transfer.classifier import Examples
 from mlstm_jax.transfer.labels import codes
 
 CS = [0.1, 1.0, 10.0, 100.0, 1000.0]
@@ -64,7 +64,7 @@ def main(minilm: Path, sst: Path, imdb: Path, *files: Path) -> None:
             scores = defaultdict[int, list[float]](list)
             for count in few:
                 for seed in range(10 if count < 500 else 3):
-                    draw = classify.subset(train, count, seed)
+                    draw = classifier.subset(train, count, seed)
                     folds = min(5, *np.bincount(draw.labels))
                     fitted = LogisticRegression(max_iter=1000)
                     if folds > 1:

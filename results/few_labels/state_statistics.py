@@ -26,8 +26,7 @@ from sklearn.preprocessing import StandardScaler
 
 import mlstm_jax as mlstm
 from mlstm_jax.run import with_compute
-from mlstm_jax.transfer import classify
-from mlstm_jax.transfer.classify import Examples
+from mlstm_jax.transfer.classifier import Examples, subset
 
 ROWS, LONGEST = 64, 1024
 COUNTS = (50, 200, 2000)
@@ -45,8 +44,8 @@ def measure(bytes_BT: Array, length_B: Array) -> dict[str, Array]:
     place_1T = jnp.arange(bytes_BT.shape[1])[None]
     read_BT, last_B1 = place_1T < length_B[:, None], length_B[:, None] - 1
     start = MODEL.reading_carry(len(bytes_BT))
-    read = MODEL.apply({"params": RUN.params}, bytes_BT, start, ~read_BT, return_states=True)
-    named = MODEL.model.named_states(read.states)
+    read = MODEL.apply({"params": RUN.params}, bytes_BT, start, ~read_BT, return_states="each")
+    named = MODEL.architecture.named_states(read.states)
     c_BTH, h_BTH = (named[name][:, :, 0].astype(jnp.float32) for name in "ch")
     next_BT = jnp.roll(bytes_BT, -1, axis=1).astype(jnp.int32)
     shares_BTV = jax.nn.log_softmax(read.logits_BTV)
@@ -123,7 +122,7 @@ def main(sst: Path, *files: Path) -> None:
                 best = max(fits, key=lambda one: one.score(*valid))
                 cells += [f"{100 * best.score(*test):.1f}", f"{100 * best.score(*valid):.1f}"]
             for count in [n for n in COUNTS if n <= len(train.labels)]:
-                draws = [classify.subset(train, count, s) for s in range(10 if count < 500 else 1)]
+                draws = [subset(train, count, s) for s in range(10 if count < 500 else 1)]
                 cells.append(f"{100 * np.mean([fit(0.01, d).score(*test) for d in draws]):.1f}")
         print("|", " | ".join([features, *cells]), "|", flush=True)
 

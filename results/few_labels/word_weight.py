@@ -19,8 +19,8 @@ from threadpoolctl import threadpool_limits
 import mlstm_jax as mlstm
 from mlstm_jax import shipped
 from mlstm_jax.transfer import words
+from mlstm_jax.transfer.classifier import Examples, Floats, Labels, nats, subset
 from mlstm_jax.transfer.classifier_file import load_classifier
-from mlstm_jax.transfer.classify import Examples, Floats, Labels, nats, subset
 from mlstm_jax.transfer.labels import codes, read_labelled
 from mlstm_jax.transfer.logistic import Prior, best_fit
 

@@ -24,7 +24,7 @@ import optax
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.run import load_run
 from mlstm_jax.training.objective import cross_entropy
-from mlstm_jax.transfer.classify import Classifier, Examples
+from mlstm_jax.transfer.classifier import Classifier, Examples
 from mlstm_jax.transfer.finetune import calibrated
 
 Array = jax.Array

@@ -32,7 +32,7 @@ def read(run: Run) -> Any:
     @jax.jit
     def apply(text_T: Any) -> Any:
         return run.model.apply(
-            {"params": run.params}, text_T[None], run.model.init_carry(1), return_states=True
+            {"params": run.params}, text_T[None], run.model.init_carry(1), return_states="each"
         )
 
     return text_T, apply(text_T)

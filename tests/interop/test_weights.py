@@ -20,7 +20,8 @@ from mlstm_jax.data.corpus import SPLITS
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.interop import published, weights
 from mlstm_jax.training import run_folder
-from mlstm_jax.transfer import classifier_file, classify
+from mlstm_jax.transfer import classifier_file
+from mlstm_jax.transfer.classifier import Classifier
 from mlstm_jax.transfer.features import Featurizer
 from tests.tolerance import assert_close
 
@@ -304,7 +305,7 @@ def test_import_export_import_gives_the_same_bytes(tmp_path, found, capsys) -> N
 
 
 def test_a_file_may_be_read_by_those_whom_the_umask_lets(tmp_path, found) -> None:
-    made = classify.Classifier(np.ones((1, 3)), np.zeros(1), ["a", "b"], 1.0)
+    made = Classifier(np.ones((1, 3)), np.zeros(1), ["a", "b"], 1.0)
     before = os.umask(0o027)
     try:
         run.write_imported(tmp_path / "run", found)

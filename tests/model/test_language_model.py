@@ -13,7 +13,7 @@ import pytest
 from benchmarks import reference
 from mlstm_jax import config
 from mlstm_jax.errors import UserError
-from mlstm_jax.model.architecture import Architecture, Carry
+from mlstm_jax.model.architecture import Architecture, Carry, StateOutput
 from mlstm_jax.model.language_model import LanguageModel, parameter_shapes
 from mlstm_jax.model.ops import column_norms, weight_norm
 from tests.marks import FP16
@@ -89,11 +89,11 @@ def test_forward_and_gradient_agree_with_float64(kind, recompute_every, options,
     inputs, targets = batch[:, :-1], batch[:, 1:]
 
     after, logits, *_ = applied(model)({"params": params}, inputs, carry)
-    states = {name: np.float64(x) for name, x in model.model.named_states(carry).items()}
+    states = {name: np.float64(x) for name, x in model.architecture.named_states(carry).items()}
     exact = reference.forward(kind, exact_params, inputs, states)
     # Two layers of three products over at most 4 units, and the decoder.
     terms = 2 * 3 * 4 + 4
-    assert_close((logits, model.model.named_states(after)), exact, terms)
+    assert_close((logits, model.architecture.named_states(after)), exact, terms)
 
     model = model.clone(recompute_every=recompute_every)
     gradient = jax.jit(jax.grad(lambda p: mean_loss(model, p, batch, carry)))(params)
@@ -135,7 +135,7 @@ def test_with_states_the_logits_of_a_short_window_are_those_of_a_long_one(random
 
     def read(length: int) -> Any:
         carry, window = random_carry(np.random.default_rng(0), 1, model), bytes_BT[:, :length]
-        return applied(model)({"params": params}, window, carry, return_states=True).logits_BTV
+        return applied(model)({"params": params}, window, carry, return_states="each").logits_BTV
 
     np.testing.assert_array_equal(read(3), read(128)[:, :3])
 
@@ -148,7 +148,7 @@ def test_what_a_row_sees_and_where_its_state_is_held(kind, random) -> None:
     bytes_BT = random.integers(0, 256, (2, 6), dtype=np.uint8)
     carry = random_carry(random, 2, model)
 
-    def read(bytes_BT: np.ndarray, padding: np.ndarray, states: bool = True) -> Any:
+    def read(bytes_BT: np.ndarray, padding: np.ndarray, states: StateOutput = "each") -> Any:
         return applied(model)({"params": params}, bytes_BT, carry, padding, return_states=states)
 
     changed = bytes_BT.copy()
@@ -160,7 +160,7 @@ def test_what_a_row_sees_and_where_its_state_is_held(kind, random) -> None:
     assert np.abs(before[0, 4:] - after[0, 4:]).max() > 1e-3
 
     padding = np.array([[False] * 3 + [True] * 3, [True] * 6])
-    held, without_states = (read(bytes_BT, padding, states) for states in (True, False))
+    held, without_states = (read(bytes_BT, padding, states) for states in ("each", "none"))
     short = applied(model)({"params": params}, bytes_BT[:, :3], carry).carry
     for carry_after in (held.carry, without_states.carry):
         for found, there, started in zip(carry_after, short, carry, strict=True):

@@ -35,7 +35,7 @@ def test_forward_and_gradient_agree_with_float64(kind: str, random: np.random.Ge
     inputs, targets = batch[:, :-1], batch[:, 1:]
     sees_ahead = kind == "bert"
 
-    found = applied(model)({"params": params}, inputs, (), return_states=True)
+    found = applied(model)({"params": params}, inputs, (), return_states="each")
     logits, h_BTLH = reference.transformer(exact_params, inputs, 2, sees_ahead)
     assert_close((found.logits_BTV, found.states.h), (logits, h_BTLH), TERMS)
     assert found.carry == ()
@@ -84,19 +84,21 @@ def test_a_text_is_read_in_windows_as_in_one(random: np.random.Generator) -> Non
     model, params = small("transformer")
     bytes_BT = random.integers(0, 256, (2, 9), dtype=np.uint8)
     lengths = np.array([9, 6])
-    whole = applied(model)({"params": params}, bytes_BT, (), return_states=True)
+    whole = applied(model)({"params": params}, bytes_BT, (), return_states="each")
     for split in ((9,), (1,) * 9, (3, 1, 1, 3, 1)):
         carry, states, at = model.reading_carry(2), [], 0
         for size in split:
             window_BT = bytes_BT[:, at : at + size]
             padding = np.arange(at, at + size) >= lengths[:, None]
-            one = applied(model)({"params": params}, window_BT, carry, padding, return_states=True)
+            one = applied(model)(
+                {"params": params}, window_BT, carry, padding, return_states="each"
+            )
             carry, at = one.carry, at + size
-            states.append(model.model.named_states(one.states)["h"])
+            states.append(model.architecture.named_states(one.states)["h"])
         found = jnp.concatenate(states, axis=1)
         for row, length in enumerate(lengths):
             assert_close(found[row, :length], whole.states.h[row, :length], TERMS)
-            ends = model.model.named_states(carry)["h"][row]
+            ends = model.architecture.named_states(carry)["h"][row]
             np.testing.assert_array_equal(ends, found[row, length - 1])
             assert carry.count_B[row] == length
             text = np.asarray(carry.bytes_BP)[row, -length:]
@@ -109,7 +111,7 @@ def test_a_long_text_is_read_with_the_last_positions(random: np.random.Generator
     carry, padding = model.reading_carry(2), np.zeros((2, 3), bool)
     for at in range(0, 27, 3):
         window_BT = bytes_BT[:, at : at + 3]
-        found = applied(model)({"params": params}, window_BT, carry, padding, return_states=True)
+        found = applied(model)({"params": params}, window_BT, carry, padding, return_states="each")
         carry = found.carry
     last = applied(model)({"params": params}, bytes_BT[:, -16:], ())
     assert_close(found.logits_BTV, last.logits_BTV[:, -3:], TERMS)
@@ -122,7 +124,7 @@ def test_dropout_multiplies_the_branches(random: np.random.Generator) -> None:
     shape = (2, *Transformer(hidden=6, heads=2, layers=2).dropout_shape(9))
 
     def read_with(*drop: np.ndarray) -> jax.Array:
-        read = applied(model)({"params": params}, bytes_BT, (), None, *drop, return_states=True)
+        read = applied(model)({"params": params}, bytes_BT, (), None, *drop, return_states="each")
         return read.states.h
 
     plain, kept, dropped = (
@@ -182,7 +184,7 @@ def test_the_products_of_a_plan_are_those_that_xla_counts() -> None:
     model, params = make("fp32", "bert", hidden=32, heads=1, positions=512)
     bytes_BT = jnp.zeros((1, 512), jnp.uint8)
     counted = applied(model).lower({"params": params}, bytes_BT, ()).cost_analysis()["flops"]
-    kind = model.model
+    kind = model.architecture
     layers = sum(sum(kind.products(layer)) / 3 for layer in range(kind.layers))
     assert 1 <= counted / 512 / (layers + 2 * 256 * 32) < 1.1
 

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 from mlstm_jax import digest
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.interop.weights import fingerprint
+from mlstm_jax.transfer.classifier import Classifier
 from mlstm_jax.transfer.classifier_file import (
     Description,
     arrays,
@@ -21,7 +22,6 @@ from mlstm_jax.transfer.classifier_file import (
     require_model,
     save,
 )
-from mlstm_jax.transfer.classify import Classifier
 from mlstm_jax.transfer.words import Words
 
 ABOUT = Description("c", False, "abc", None)

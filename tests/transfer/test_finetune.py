@@ -27,7 +27,7 @@ from mlstm_jax.training.phases import train_stream
 from mlstm_jax.training.state import fresh_state
 from mlstm_jax.training.train import train as run_train
 from mlstm_jax.transfer import finetune, words
-from mlstm_jax.transfer.classify import Classifier, Examples
+from mlstm_jax.transfer.classifier import Classifier, Examples
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.finetune import FinetuneOptions
 from mlstm_jax.transfer.labels import Labelled, read_labelled

@@ -24,7 +24,7 @@ from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.run import Run, load_run, with_compute
 from mlstm_jax.transfer import classifier_file
-from mlstm_jax.transfer.classify import Classifier
+from mlstm_jax.transfer.classifier import Classifier
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.generate import Sampling, _sample, as_text, generate
 from mlstm_jax.transfer.heatmap_drawing import Heatmap, as_html, colour, ink
@@ -154,7 +154,7 @@ def test_a_heat_map_is_a_page_of_its_own(run: Run, tmp_path: Path) -> None:
 def test_a_heat_map_shows_the_unit_after_each_character(run: Run) -> None:
     """In each state of each layer; the last value is the feature of `transfer`."""
     text = prompt_bytes(HEAT_TEXT, run.cleaning)
-    apply = jax.jit(partial(run.model.apply, return_states=True))
+    apply = jax.jit(partial(run.model.apply, return_states="each"))
     bytes_BT = np.frombuffer(text, np.uint8)[None]
     states = apply({"params": run.params}, bytes_BT, run.model.init_carry(1)).states
     reader = Reader(run)

@@ -23,7 +23,8 @@ import pytest
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.run import Run
-from mlstm_jax.transfer import classifier_file, classify
+from mlstm_jax.transfer import classifier_file
+from mlstm_jax.transfer.classifier import Classifier
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.generate import generate
 from mlstm_jax.transfer.trace import Reader, heat, score_heat
@@ -35,9 +36,7 @@ from tests.tolerance import bound
 @pytest.fixture(scope="module")
 def classifier(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, random = tmp_path_factory.mktemp("classifier"), np.random.default_rng(0)
-    made = classify.Classifier(
-        random.normal(size=(3, 64)), np.zeros(3), ["fair", "fine", "poor"], 1
-    )
+    made = Classifier(random.normal(size=(3, 64)), np.zeros(3), ["fair", "fine", "poor"], 1)
     about = classifier_file.Description("c", False, fingerprint(run.params), None)
     classifier_file.save(folder, made, about)
     return folder
@@ -114,7 +113,7 @@ def test_a_classifier_on_the_mean_of_h_is_shown_as_it_reads(run, state, all_laye
     weights = np.random.default_rng(0).normal(size=(1, width)) * 0.1
     # Unit 5 of the first layer read, of the mean of h.
     weights[0, 5 + (width // 2 if state == "c+mean_h" else 0)] = 9.0
-    chosen = classify.Classifier(weights, np.zeros(1), ["bad", "good"], 1.0)
+    chosen = Classifier(weights, np.zeros(1), ["bad", "good"], 1.0)
     viewer = Viewer(run, chosen, classifier_file.Description(state, all_layers, "abc", None))
     layer = 0 if all_layers else 1
     told = viewer.model({})

@@ -12,7 +12,7 @@ from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
 from mlstm_jax.transfer import experiment, logistic
-from mlstm_jax.transfer.classify import Examples, subset
+from mlstm_jax.transfer.classifier import Examples, subset
 from mlstm_jax.transfer.logistic import CS, Prior, best_fit, fit
 
 
