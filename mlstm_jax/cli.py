@@ -130,7 +130,7 @@ def _require_paths(name: str, words: Sequence[str]) -> None:
     if paths:
         shipped.require_model(Path(paths[0]))
     if name == "generate" and len(paths) > 1:
-        raise UserError("give the text to continue with `prompt`.")
+        raise UserError("give the text to continue with `--prompt`.")
     place = _TEXTS.get(name)
     if place and len(paths) > place:
         check_source(Source(paths[place]))

@@ -12,6 +12,7 @@ import io
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -29,6 +30,7 @@ _MARKUP = re.compile(r"[\\`*_\[\]|~]")
 _COLOUR = re.compile("\x1b\\[[0-9;]*m")
 
 _SECONDS_BETWEEN_PLAIN_LINES = 10.0
+SLOW_SECONDS = 2.0
 
 
 def printable(text: object) -> str:
@@ -75,6 +77,21 @@ def write_error(text: str) -> None:
         return
     with suppress(Exception):
         print(text, file=sys.stderr, end="", flush=True)
+
+
+@contextmanager
+def told_if_slow(text: str, *, unless: bool = False) -> Iterator[None]:
+    """Print `text` to standard error if the work within takes more than two seconds."""
+    if unless:
+        yield
+        return
+    timer = threading.Timer(SLOW_SECONDS, tell, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def is_terminal(stream: Any) -> bool:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from mlstm_jax import environment
+from mlstm_jax import environment, terminal
 from mlstm_jax.config import Devices
 
 # Before jax is imported. All processes of a session, those that tests start among them, share the
@@ -30,6 +30,7 @@ if "XLA_FLAGS" not in os.environ:
 # pytest would capture XLA's own message.
 environment.require_known_flags()
 environment.cache_programs()
+terminal.SLOW_SECONDS = 1e5  # a loaded machine compiles for seconds, and tests read what is printed
 environment.prepare(Devices(virtual_cpu=4))
 
 import jax  # noqa: E402

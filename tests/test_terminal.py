@@ -8,9 +8,11 @@ import pty
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -18,7 +20,8 @@ from mlstm_jax import cli, config, run, terminal
 from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import ModelWeights
 from mlstm_jax.terminal import ProgressLine
-from mlstm_jax.transfer import classifier_file
+from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.transfer import classifier_file, reader
 from mlstm_jax.transfer.classifier import Classifier
 from tests.corpora.written import jsonl
 
@@ -250,3 +253,37 @@ def test_a_report_of_odd_labels(hostile_run, tmp_path, capsys) -> None:
         assert r"&lt;img src=x&gt; \*b\* \[c\](d) \`e\` R&amp;B" in text
     found = json.loads((tmp_path / "out/report.json").read_text())
     assert set(found["classes"]) == set(names)
+
+
+def test_work_that_takes_long_is_told(monkeypatch) -> None:
+    said: list[str] = []
+    told = threading.Event()
+
+    def tell(text: str) -> None:
+        said.append(text)
+        told.set()
+
+    monkeypatch.setattr(terminal, "tell", tell)
+    with terminal.told_if_slow("too quick"):  # for a test's SLOW_SECONDS
+        pass
+    monkeypatch.setattr(terminal, "SLOW_SECONDS", 0.0)
+    with terminal.told_if_slow("known", unless=True):
+        pass
+    with terminal.told_if_slow("compiling it"):
+        assert told.wait(600)
+    assert said == ["compiling it"]
+
+
+def test_each_program_is_announced_once(model, monkeypatch) -> None:
+    said: list[str] = []
+
+    def told_if_slow(text: str, *, unless: bool) -> contextlib.AbstractContextManager[None]:
+        if not unless:
+            said.append(text)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(reader, "told_if_slow", told_if_slow)
+    read = reader.TextReader(model._run, Parallel(jax.devices()[:1]))
+    for _ in range(2):
+        list(read.read([b"a text"]))
+    assert said == ["compiling the program that reads texts, 1 at a time"]

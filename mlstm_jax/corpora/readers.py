@@ -133,6 +133,8 @@ def kind_of(value: object) -> str:
         return "missing"
     if isinstance(value, str):
         return "blank"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     if isinstance(value, dict):
         return f"an object with the fields {', '.join(value) or '(none)'}"[:EXCERPT]
     names = {list: "a list", bool: "a boolean", int: "a number", float: "a number", bytes: "bytes"}

@@ -203,7 +203,7 @@ def require_model(
         )
         step = about.step
         if step not in (None, run.step) and (run.folder / "checkpoints" / str(step)).is_dir():
-            advice = f"give `checkpoint {step}`"
+            advice = f"give `--checkpoint {step}` (in Python checkpoint={step})"
         raise UserError(
             f"{name} was created with other parameters than those of {path} at step {run.step}; "
             f"{advice}, or create it again."

@@ -23,6 +23,7 @@ from mlstm_jax.corpora.documents import prompt_bytes
 from mlstm_jax.errors import require
 from mlstm_jax.model.language_model import NEVER, VOCABULARY, Carry, LanguageModel
 from mlstm_jax.run import require_known
+from mlstm_jax.terminal import told_if_slow
 from mlstm_jax.transfer.trace import Reader
 
 _BLOCK = 64
@@ -153,9 +154,10 @@ def generate(
     carry, logits_BV = reader.put(jax.tree.map(lambda x: np.repeat(x, rows, axis=0), once))
     ended = [False] * samples
     for first in range(0, bytes, _BLOCK):
-        carry, logits_BV, drawn_TB = _generate_block(
-            model, weights, carry, logits_BV, np.uint32(seed), np.int32(first), how, held_H
-        )
+        with told_if_slow("compiling the program that generates text", unless=first > 0):
+            carry, logits_BV, drawn_TB = _generate_block(
+                model, weights, carry, logits_BV, np.uint32(seed), np.int32(first), how, held_H
+            )
         pieces = []
         for sample, row in enumerate(np.asarray(drawn_TB)[: bytes - first, :samples].T):
             piece = b"" if ended[sample] else row.tobytes()

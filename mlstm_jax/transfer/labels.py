@@ -161,7 +161,7 @@ def of_classes(texts: list[str], values: Sequence[object], places: Sequence[str]
         if label is None:
             kind = kind_of(_plain(value))
             raise UserError(
-                f"{place} is empty, nan, or neither a string nor a number: it is {kind}; add a "
+                f"{place} must be a string or a number, but it is {kind}; add a "
                 f"label, or remove the record ({SEVERAL_LABELS})."
             )
         labels.append(label)

@@ -23,6 +23,7 @@ from mlstm_jax.model.architecture import StateOutput
 from mlstm_jax.model.language_model import Carry, LanguageModel
 from mlstm_jax.model.stack import Recurrent
 from mlstm_jax.run import Run
+from mlstm_jax.terminal import told_if_slow
 from mlstm_jax.training.objective import cross_entropy
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.step import reset
@@ -132,6 +133,7 @@ class TextReader:
         self._widths = sorted({run.config.model.reading_window(width) for width in widths})
         self._run = run
         self._outputs = (keep_states, score)
+        self._called: set[tuple[int, ...]] = set()  # shapes of windows: a program for each
 
     # Each is prepared when it is first needed: many calls need only one of them.
     @functools.cached_property
@@ -179,7 +181,13 @@ class TextReader:
             is_one_row = rows <= self._devices.count
             program, weights = self.one_row if is_one_row else self._several_rows
             window = TextWindow(*self._devices.split_rows(tuple(step.window)))
-            state, outputs = program(weights, state, window)
+            shape = step.window.bytes_BT.shape
+            with told_if_slow(
+                f"compiling the program that reads texts, {rows:,} at a time",
+                unless=shape in self._called,
+            ):
+                state, outputs = program(weights, state, window)
+            self._called.add(shape)
             pending.append((step, state, outputs))
             if len(pending) > 1:  # it is copied while the next step is computed
                 yield pending.popleft()

@@ -142,10 +142,10 @@ def refused(method: str, given: dict[str, Any], **mistakes: Any) -> Any:
         ("state", lambda m: m.transfer(
             (TEXTS, LABELS), options=mlstm.TransferOptions(state=("c", "h")),
         )),
-        (r"\[1\], text 1: the label is empty", lambda m: m.transfer((["a", "b"], [1, None]))),
-        ("text 0: the label is empty", lambda m: m.transfer((["a"], [np.nan]))),
-        ("text 0: the label is empty", lambda m: m.transfer((["a"], [Decimal("sNaN")]))),
-        ("text 0: .* neither a string nor", lambda m: m.transfer((["a"], [[1]]))),
+        (r"\[1\], text 1: the label must be", lambda m: m.transfer((["a", "b"], [1, None]))),
+        ("text 0: the label .* it is nan", lambda m: m.transfer((["a"], [np.nan]))),
+        ("text 0: the label must be", lambda m: m.transfer((["a"], [Decimal("sNaN")]))),
+        ("text 0: the label .* it is a list", lambda m: m.transfer((["a"], [[1]]))),
         (r"train\[1\]", lambda m: m.transfer((["a"], np.array([[1, 0]])))),
         *[(r"y\[1\]", lambda m, y=y: mlstm.FineTuned(m).fit(["a", "b"], y))
           for y in ([1, None], [1, NAN], np.array([1, NAN]), ["a", [1]])],

@@ -125,7 +125,7 @@ def test_a_classifier_of_another_model_is_refused(run) -> None:
     for run_now, change, message in (
         (run, {"model": "another"}, "it was created with other parameters than those of a run"),
         (run, {"all_layers": True}, "it reads 64 features, but"),
-        (later, {"model": "another"}, f"at step .* give `checkpoint {run.step}`"),
+        (later, {"model": "another"}, f"at step .* give `--checkpoint {run.step}` "),
     ):
         with pytest.raises(UserError, match=message):
             require_model("it", wide, dataclasses.replace(about, **change), run_now, "a run")

@@ -24,7 +24,7 @@ from mlstm_jax.transfer.labels import (
 
 def test_bad_labels_are_named(tmp_path: Path) -> None:
     for name, content, message in (
-        ("a.csv", "label,text\n10,good\n,none\n", "label of record 2, in 'label', is empty"),
+        ("a.csv", "label,text\n10,good\n,none\n", "label of record 2, in 'label', must be"),
         ("a.csv", "stars,text\n10,good\n", r"has a label in 'label'.*`label_column`"),
         ("a.csv", "text,Label\ngood,1\n", r"label in 'label'; .* did you mean Label\?"),
         ("a.csv", "label,text\n1,good\n1,bad\n", "has only the label 1"),
@@ -81,7 +81,7 @@ def test_labels_are_the_same_in_every_format(tmp_path, suffix, values, expected)
         rows = ", ".join(f"('{row[0]}', '{row[1]}')" for row in zip(texts, values, strict=True))
         write_table(path, f"SELECT * FROM (VALUES {rows}) t(text, label)")
     if expected is None:
-        with pytest.raises(UserError, match=r"label of record 1\b.* is empty, nan, or"):
+        with pytest.raises(UserError, match=r"label of record 1\b.* must be a string or a number"):
             read()
     else:
         assert read() == Labelled(texts, expected)
