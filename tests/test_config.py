@@ -23,6 +23,7 @@ from mlstm_jax.config import (
     Phase,
     Precision,
     Train,
+    Transformer,
     vary,
 )
 from mlstm_jax.config import text as config_text
@@ -251,6 +252,11 @@ def test_a_word_chooses_the_model_and_the_sizes_stay(kind: str) -> None:
         text = config_text.to_json(config)
         assert json.loads(text)["model"]["kind"] == kind
         assert config_text.from_json(text, Path("x")) == config
+
+
+def test_units_stay_that_are_the_default_of_an_mlstm() -> None:
+    model = parse(["amazon_4096", "model:transformer"])["config"].model
+    assert model == Transformer(hidden=4096)
 
 
 def test_without_a_word_it_is_the_configs_model() -> None:

@@ -56,8 +56,8 @@ def parse(command: Callable[..., None], words: Sequence[str], program: str) -> C
     if config.phases and (replaced := sorted(options & _REPLACED)):
         fields = ", ".join(option.strip("-").replace("-", "_") for option in replaced)
         raise UserError(
-            f"{fields}: the phases of the config replace this; change the phases in a copy of the "
-            f"file, such as of `mlstm-jax configs {named} > mine.py`."
+            f"{fields}: the phases of the config replace this; change the phases in its file. "
+            "`mlstm-jax configs NAME > mine.py` copies a config of the package."
         )
     if "--data.batch" in options:
         if "--data.batch-per-device" in options:
@@ -105,7 +105,8 @@ def _split_config(words: Sequence[str]) -> tuple[str | None, list[str]]:
 def _with_kind(config: Config, words: Sequence[str]) -> Config:
     """Replace the kind of model by the one that a word such as ``model:lstm`` names.
 
-    The new one has the sizes that the config changed, and otherwise its own defaults.
+    The new one has the units and the other sizes that the config changed, and otherwise its own
+    defaults.
     """
     kinds = Architecture.kinds
     name = words[0].removeprefix("model:")
@@ -120,7 +121,8 @@ def _with_kind(config: Config, words: Sequence[str]) -> Config:
     sizes: dict[str, Any] = {}
     for field in dataclasses.fields(Architecture):
         value = getattr(config.model, field.name)
-        if value != getattr(usual, field.name):
+        # A config may set units that are the default of its own kind, but not of the new one.
+        if field.name == "hidden" or value != getattr(usual, field.name):
             sizes[field.name] = value
     return dataclasses.replace(config, model=kind(**sizes))
 
