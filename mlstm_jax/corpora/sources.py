@@ -1,5 +1,6 @@
 """Sources of texts: files, folders, patterns, Python's documentation, TFDS data sets."""
 
+import codecs
 import errno
 import glob
 import io
@@ -25,6 +26,8 @@ _TEXT = ("json", "jsonl", "csv", "tsv", *FASTA, "txt")
 _KINDS = (*_TEXT, "parquet")
 _URL = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
 _GZIP_MAGIC = b"\x1f\x8b"
+_START = 100  # bytes of standard input that show its kind
+_BEFORE_JSON = codecs.BOM_UTF8 + b" \t\r\n"
 
 
 @dataclass(frozen=True)
@@ -60,14 +63,15 @@ class Source:
     def kind(self) -> str:
         """A known suffix of a file, without its dot and .gz, else ""; or "pydoc" or "tfds".
 
-        Standard input is "jsonl" if it begins with {, else "txt".
+        Standard input is "jsonl" if it begins with {, after any byte order mark and white space,
+        else "txt".
         """
         if self.name == "-":
             if self.copy:
-                start = os.pread(self.copy.fileno(), 1, 0)
+                start = os.pread(self.copy.fileno(), _START, 0)
             else:
                 start = cast(io.BufferedReader, sys.stdin.buffer).peek(1)
-            return "jsonl" if start.startswith(b"{") else "txt"
+            return "jsonl" if start.lstrip(_BEFORE_JSON).startswith(b"{") else "txt"
         if not self.is_file:
             return self.name.partition(":")[0]
         path = self.path

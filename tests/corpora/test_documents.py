@@ -226,9 +226,18 @@ def test_a_line_has_a_largest_length(tmp_path, monkeypatch, name):
 
 @pytest.mark.parametrize(
     ("data", "expected"),
-    [(b"one\ntwo", ["one", "two"]), (b'{"text": "a"}\n{"text": null}\n', ["a", None])],
+    [
+        (b"one\ntwo", ["one", "two"]),
+        (b'{"text": "a"}\n{"text": null}\n', ["a", None]),
+        (b'\xef\xbb\xbf\r\n{"text": "a"}\n', ["a"]),
+    ],
 )
 def test_standard_input(monkeypatch, data, expected):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(data))))
+    copied = STDIN.repeatable()
+    assert copied.copy
+    with copied.copy:
+        assert texts(copied) == texts(copied) == expected
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(data))))
     assert texts(STDIN) == expected
 
