@@ -237,7 +237,7 @@ def _rows(table: Table, lines: Iterator[Line]) -> Iterator[RecordOrReject]:
                 "delimiter or a newline must be quoted."
             )
             bad = ("CSV columns", why)
-        if table.quoted and _has_space_before_quote(row, taken):
+        if table.quoted and _has_space_before_quote(table, row, taken):
             bad = ("CSV quote", "a space before a quoted field; remove it.")
         if bad:
             why = f"{bad[1]} It begins {text[:40]!r}, read with the delimiter {table.delimiter!r}."
@@ -257,13 +257,14 @@ def _rows(table: Table, lines: Iterator[Line]) -> Iterator[RecordOrReject]:
             yield number, dict(zip(header, row, strict=False))
 
 
-def _has_space_before_quote(row: list[str], taken: list[Line]) -> bool:
+def _has_space_before_quote(table: Table, row: list[str], taken: list[Line]) -> bool:
     """Whether a field is in quotes after spaces.
 
-    In a quoted field the same text has its quotes doubled in the file.
+    The same text in quotes has a quote after the delimiter, and its own quotes doubled.
     """
     for field in filter(_QUOTED_AFTER_SPACES.fullmatch, row):
-        if field in "".join(_text_lines(taken)):
+        lines = table.delimiter + "".join(_text_lines(taken))
+        if table.delimiter + field in lines:
             return True
     return False
 
