@@ -4,9 +4,9 @@
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,14 @@ from mlstm_jax.corpora.writer import (
     Report,
     SortedDocuments,
     SourceCounts,
+    batches,
     bytes_read,
     source_manifests,
 )
 from mlstm_jax.errors import UserError, first_line
 
 _DOCUMENTS_A_BATCH = 8192
+_BYTES_A_ROW = 1 << 11
 _ROWS_A_FETCH = 4096
 
 
@@ -87,37 +89,73 @@ def read_and_sort(
 
 
 class DocumentTable:
-    """The table of all documents with text: `documents(key, text, rating)`."""
+    """The table of all documents with text: `documents(key, place, is_last, text, rating)`.
+
+    DuckDB holds some thousand rows at once, so a long document has several, at consecutive places.
+    """
 
     def __init__(self, con: duckdb.DuckDBPyConnection, recipe: Recipe) -> None:
         self._con = con
         self._recipe = recipe
-        con.execute("CREATE TABLE documents(key UUID, text BLOB, rating DOUBLE)")
+        self._rows = 0
+        con.execute(
+            "CREATE TABLE documents"
+            "(key UUID, place BIGINT, is_last BOOLEAN, text BLOB, rating DOUBLE)"
+        )
         # The table is read once: compression would cost more than it saves.
         con.execute("SET force_compression = 'uncompressed'")
 
     def add(self, documents: Iterator[CleanDocument]) -> None:
         """Insert documents, with the keys of their order."""
-        while taken := list(islice(documents, _DOCUMENTS_A_BATCH)):
-            texts, ratings = zip(*taken, strict=True)
-            keys = [order_key(text, self._recipe.seed, self._recipe.dedupe) for text in texts]
+        for some in batches(documents, _DOCUMENTS_A_BATCH):
+            keys = []
+            are_last = []
+            parts = []
+            ratings = []
+            for text, rating in some:
+                key = order_key(text, self._recipe.seed, self._recipe.dedupe)
+                for start in range(0, len(text), _BYTES_A_ROW):
+                    end = start + _BYTES_A_ROW
+                    keys.append(key)
+                    are_last.append(end >= len(text))
+                    parts.append(text[start:end])
+                    ratings.append(rating)
             # Found by its name: a registered one would be kept until the transaction ends.
             batch = {  # noqa: F841
                 "key": np.array(keys, object),
-                "text": np.array(texts, object),
+                "place": np.arange(self._rows, self._rows + len(keys)),
+                "is_last": np.array(are_last),
+                "text": np.array(parts, object),
                 "rating": np.array(ratings, np.float64),
             }
-            self._con.execute("INSERT INTO documents SELECT key::UUID, text, rating FROM batch")
+            self._con.execute(
+                "INSERT INTO documents SELECT key::UUID, place, is_last, text, rating FROM batch"
+            )
+            self._rows += len(keys)
 
     def count(self) -> int:
         """The number of documents that will be written."""
         what = "*" if self._recipe.dedupe == "none" else "DISTINCT key"
-        return self._con.execute(f"SELECT count({what}) FROM documents").fetchall()[0][0]
+        query = f"SELECT count({what}) FROM documents WHERE is_last"
+        return self._con.execute(query).fetchall()[0][0]
 
     def in_order(self, cursor: duckdb.DuckDBPyConnection) -> Iterator[CleanDocument]:
         """Yield the documents to keep, in the order of their keys."""
         cursor.execute(
-            "SELECT key::VARCHAR, text, coalesce(rating, 'nan'::DOUBLE) FROM documents ORDER BY key"
+            "SELECT key::VARCHAR, is_last, text, coalesce(rating, 'nan'::DOUBLE) FROM documents "
+            "ORDER BY key, place"
         )
         rows = chain.from_iterable(iter(lambda: cursor.fetchmany(_ROWS_A_FETCH), []))
-        yield from without_copies(rows, self._recipe.seed, self._recipe.dedupe)
+        yield from without_copies(_joined(rows), self._recipe.seed, self._recipe.dedupe)
+
+
+def _joined(
+    rows: Iterable[tuple[str, bool, bytes, float]],
+) -> Iterator[tuple[str, bytes, float]]:
+    """Yield the key, text and rating of each document from its rows."""
+    parts = []
+    for key, is_last, part, rating in rows:
+        parts.append(part)
+        if is_last:
+            yield key, b"".join(parts), rating
+            parts = []

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import islice
 from math import isnan
 from pathlib import Path
 from types import MappingProxyType
@@ -25,6 +24,7 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import file_size
 
 _DOCUMENTS_A_WRITE = 4096
+_BYTES_A_BATCH = 1 << 24
 # Bytes of text per compressed byte of reviews, at most.
 _COMPRESSION = 4
 # Bytes of a file name on most systems, less what is added for temporary files.
@@ -106,6 +106,21 @@ def source_manifests(
     return manifests
 
 
+def batches(documents: Iterable[CleanDocument], most: int) -> Iterator[list[CleanDocument]]:
+    """Yield lists of at most `most` documents, and of fewer if they are long."""
+    batch = []
+    size = 0
+    for document in documents:
+        batch.append(document)
+        size += len(document[0])
+        if len(batch) == most or size >= _BYTES_A_BATCH:
+            yield batch
+            batch = []
+            size = 0
+    if batch:
+        yield batch
+
+
 def write_split(
     folder: Path,
     name: str,
@@ -126,8 +141,7 @@ def write_split(
         write_offsets(_npy_header(np.dtype(np.uint64), (count + 1,)))
         write_offsets(np.zeros(1, np.uint64).tobytes())
         write_ratings(_npy_header(np.dtype(np.float32), (count,)))
-        remaining = iter(documents)
-        while some := list(islice(remaining, _DOCUMENTS_A_WRITE)):
+        for some in batches(documents, _DOCUMENTS_A_WRITE):
             texts, ratings = zip(*some, strict=True)
             write_bytes(b"".join(texts))
             ends = size + np.cumsum(list(map(len, texts)), dtype=np.uint64)

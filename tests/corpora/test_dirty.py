@@ -6,10 +6,12 @@ import random
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
 
+from mlstm_jax.corpora import duckdb_engine
 from mlstm_jax.corpora.documents import CleanDocument, Document, Recipe, Reject, clean, in_order
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.corpora.readers import read_source
@@ -122,15 +124,23 @@ _PIECES = [
 _RATINGS = [None, 0, 4.5, -0.0, 1e39, " 4.5\n", "nan", "good"]
 
 
-def test_duckdb_orders_documents_as_memory_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dedupe", "bytes_a_row"),
+    # With few bytes a row, most documents have several rows.
+    [("normalized", duckdb_engine._BYTES_A_ROW), ("normalized", 3), ("none", 3)],
+)
+def test_duckdb_orders_documents_as_memory_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dedupe: Any, bytes_a_row: int
+) -> None:
+    monkeypatch.setattr(duckdb_engine, "_BYTES_A_ROW", bytes_a_row)
     generator = random.Random(0)
     records: list[dict[str, object]] = [{"other": 1}, {"text": "last"}]
     for _ in range(6000):
         text = "".join(generator.choices(_PIECES, k=generator.choice([0, 1, 2, 3, 5])))
         records.append({"text": text, "rating": generator.choice(_RATINGS)})
     source = jsonl(tmp_path / "a.jsonl", records)
-    prepare([source], tmp_path / "out", split=(1, 0, 0), seed=3)
-    wanted = expected([source], Recipe(seed=3))
+    prepare([source], tmp_path / "out", split=(1, 0, 0), seed=3, dedupe=dedupe)
+    wanted = expected([source], Recipe(seed=3, dedupe=dedupe))
     assert len(wanted) > 500
     same(rated(tmp_path / "out"), wanted)
 
