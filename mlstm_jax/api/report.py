@@ -40,27 +40,29 @@ def report_of(run: Run, corpus: str | Path | None, score: Score, sample: str) ->
         whose += ", not used for training"
     else:
         whose += f" of {opened.path}, not the training corpus"
-    files = "config.json, metrics.jsonl, checkpoints/"
-    if (run.folder / "tensorboard").is_dir():
-        files += ", tensorboard/"
-    place = f"The run is in {run.folder}: {files}."
+    place: list[str] = []
+    if not run.imported:
+        files = "config.json, metrics.jsonl, checkpoints/"
+        if (run.folder / "tensorboard").is_dir():
+            files += ", tensorboard/"
+        place = ["", f"The run is in {run.folder}: {files}."]
     objective = run.config.model.objective
     if objective != "next-byte":
         what = f"{objective.replace('-', ' ')} of {whose}"
-        return f"Bits per byte over the {what}: {score.bpc:.3f} (step {run.step:,})\n\n{place}"
+        return "\n".join([f"Bits per byte over the {what}: {score.bpc:.3f} ({run.origin})", *place])
     text = data[:_MOST_BYTES].tobytes()
     if len(text) < score.bytes_scored:
         whose += f" (compressors: the first {len(text):,})"
     lines = [
         f"Bits per character over {whose}:",
-        f"  {'this model':<12}{score.bpc:8.3f}   step {run.step:,}",
+        f"  {'this model':<12}{score.bpc:8.3f}   {run.origin}",
     ]
     compressed = compressed_bpc(text)
     for name, bpc in compressed.items():
         lines.append(f"  {name:<12}{bpc:8.3f}")
     lines += ["", "A sample, drawn at temperature 0.7:"]
     lines += textwrap.wrap(sample, 96, initial_indent="  ", subsequent_indent="  ")
-    lines += ["", place]
+    lines += place
     best = min(compressed, key=lambda name: compressed[name])
     if score.bpc >= compressed[best]:
         lines.append(f"It does not beat {best} yet: train longer, or on more text.")

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import mlstm_jax as mlstm
+from mlstm_jax.api.report import report_of
+from mlstm_jax.training.evaluation import Score
 
 TEXTS = ["my guitar is good 1.", "", "that strap sounds bad 12.", "the café works great 3." * 20]
 
@@ -93,6 +95,17 @@ def test_export_and_load_again(model: mlstm.TrainedModel, tmp_path: Path) -> Non
     (tmp_path / "tuned/run/config.json").touch()
     with pytest.raises(ValueError, match=r"not a run folder, but holds one; give .*/run\."):
         mlstm.load(tmp_path / "tuned")
+
+
+def test_a_report_has_the_files_of_a_run_and_no_others(model: mlstm.TrainedModel) -> None:
+    score = Score(loss=1.0, bpc=1.4, bytes_scored=100, seconds=1.0)
+    corpus = model.config.data.corpus
+    own = report_of(model._run, None, score, "a sample")
+    assert f"The run is in {model.path}: config.json, metrics.jsonl, checkpoints/" in own
+    assert "1.400   step 150\n" in own
+    other = report_of(mlstm.load("reviews-1024")._run, corpus, score, "a sample")
+    assert "The run is in" not in other
+    assert "1.400   a pretrained model\n" in other
 
 
 def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) -> None:
