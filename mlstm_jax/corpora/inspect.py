@@ -111,7 +111,8 @@ def format_summary(summary: dict[str, Any]) -> str:
     lengths = summary["document_bytes"]
     epoch = summary["epoch"]
     counts = np.array(summary["byte_counts"])
-    common = np.argsort(-counts, kind="stable")[:12].tolist()
+    most = min(12, np.count_nonzero(counts))
+    common = np.argsort(-counts, kind="stable")[:most].tolist()
     shares = "  ".join(f"{_name(byte)} {100 * counts[byte] / counts.sum():.1f}%" for byte in common)
     lines = [
         f"documents: {lengths['shortest']:,} to {lengths['longest']:,} bytes, median "

@@ -57,7 +57,7 @@ class DocumentLabels:
     """The ratings of a split's documents, each at its last byte."""
 
     def __init__(self, split: Split, *, scaled: bool, per_document: bool) -> None:
-        """Take the labels of a split; UserError unless it has two different ratings.
+        """Take the labels of a split; UserError if there are none, or all to be scaled are equal.
 
         They are `scaled` to mean 0 and variance 1. With `per_document` no window has two documents,
         and a label is also at the last byte of each other window of its document.

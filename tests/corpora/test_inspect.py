@@ -59,6 +59,13 @@ def test_a_summary_counts_what_is_there(made: Path) -> None:
     assert "too few" in format_summary(too_large)
 
 
+def test_only_bytes_that_are_there_are_listed(tmp_path: Path) -> None:
+    source = jsonl(tmp_path / "a.jsonl", [{"text": "a"}, {"text": "b"}])
+    prepare([source], tmp_path / "corpus", split=(1, 0, 0))
+    text = format_summary(summarise(open_corpus(tmp_path / "corpus"), batch=1, window=2))
+    assert "  space 50.0%  newline 25.0%  a 12.5%  b 12.5%\n" in text
+
+
 def test_inspect_as_json(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["inspect", str(made), "--json", "--verify", "--batch", "1", "--window", "8"])
     found = json.loads(capsys.readouterr().out)
