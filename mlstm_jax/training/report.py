@@ -240,7 +240,11 @@ def announcement(
     if changed:
         ending.insert(0, f"changed since the run began: {', '.join(changed)}")
     if begin.step >= total:
-        more = "add a phase" if config.phases else "raise `train.steps` or `train.epochs`"
+        more = "raise `train.steps` or `train.epochs`"
+        if config.phases:
+            more = "add a phase"
+        elif config.model.classes:  # of `finetune`, whose option has this name
+            more = "raise `epochs`"
         line = f"{config.out} is finished: {begin.step:,} steps. To train for more, {more}."
         return "\n".join([line, *ending])
     count = sum(leaf.size for leaf in jax.tree.leaves(begin.state.params))

@@ -63,7 +63,7 @@ def resolve(optimizer: Optimizer, batch: int, steps: int, steps_per_epoch: float
             epochs *= batch / optimizer.base_batch
         warmup = math.ceil(min(epochs * steps_per_epoch, MOST_STEPS))
     if optimizer.schedule == "triangular" and not warmup:
-        warmup = max(1, decay // 10)
+        warmup = min(max(1, decay // 10), decay - 1)
     if optimizer.schedule != "constant" and warmup >= decay:
         raise UserError(
             f"the warm-up is {warmup:,} updates, but the learning rate's decay ends at {decay:,}; "
