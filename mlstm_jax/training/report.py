@@ -208,12 +208,10 @@ class Reporter:
         which = strongest(stop)
         self._log.write("event", step, event="interrupted", signal=which.name)
         text = (
-            f"{which.name}: stopped at step {step} of {self._phase.total} with a checkpoint; the "
-            "same command resumes from there."
+            f"stopped at step {step} of {self._phase.total} with a checkpoint; the same command "
+            "resumes from there."
         )
-        # A scheduler that requested the stop should see it as a success.
-        code = 130 if which is signal.SIGINT else self._config.train.sigterm_exit_code
-        return Interrupted(text, which, code)
+        return interruption(which, text, self._config)
 
     def meta(self, step: int, score: Score | None) -> Meta:
         """What a checkpoint at `step` was trained on, and its score if it was measured."""
@@ -223,6 +221,13 @@ class Reporter:
         if score is not None:
             meta = meta._replace(bpc=score.bpc, label_loss=score.label_loss)
         return meta
+
+
+def interruption(which: signal.Signals, text: str, config: Config) -> Interrupted:
+    """The error after a signal that asked a run to stop."""
+    # A scheduler that requested the stop should see it as a success.
+    code = 130 if which is signal.SIGINT else config.train.sigterm_exit_code
+    return Interrupted(f"{which.name}: {text}", which, code)
 
 
 def announcement(

@@ -32,7 +32,7 @@ from mlstm_jax.training.evaluation import Evaluator, Score
 from mlstm_jax.training.metrics import MetricsLog
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.phases import ResolvedPhase, resolve_phases, segments
-from mlstm_jax.training.report import Diverged, Reporter, announcement
+from mlstm_jax.training.report import Diverged, Reporter, announcement, interruption
 from mlstm_jax.training.resume import Snapshot, begin_new, resume_newest
 from mlstm_jax.training.state import TrainState, require_memory
 from mlstm_jax.training.step import make_train_step
@@ -137,6 +137,8 @@ def train(
         checkpoints.wait()  # A run is finished when its last checkpoint is complete.
         if begin.step == total and log.finished_at != total:
             log.write("event", total, event="finished")
+    if signals:  # It came too late to stop the run; but a sweep must not begin the next one.
+        raise interruption(signals[0], f"{folder} is finished.", config)
     return folder
 
 

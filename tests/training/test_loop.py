@@ -98,6 +98,20 @@ def test_a_signal_stops_it_with_a_checkpoint(number, code, corpus, tmp_path, mon
     assert steps_in(tmp_path / "run")[-1] == last["step"] < 50
 
 
+def test_a_signal_after_the_last_step_is_not_lost(corpus: Path, tmp_path: Path) -> None:
+    """A sweep would begin its next run."""
+
+    def stop(line: dict[str, Any]) -> None:
+        if line["kind"] == "eval":
+            signal.raise_signal(signal.SIGTERM)
+
+    config = make_config(corpus, tmp_path, devices=ONE, train=short(steps=2))
+    with pytest.raises(guard.Interrupted, match=r"SIGTERM: .* is finished") as stopped:
+        run_train(config, callbacks=[stop], owns_process=True)
+    assert stopped.value.exit_code == 0
+    assert lines_of(tmp_path)["event"][-1]["event"] == "finished"
+
+
 def test_a_second_signal_leaves_no_error(capfd) -> None:
     """Python writes each signal to a pipe; without a reader it would report an error."""
     received = []
