@@ -221,5 +221,5 @@ def require_memory(config: Config, devices: Parallel) -> None:
                 f"{data.batch:,}, data.window {data.window:,}: the run needs about "
                 f"{needed / 1e9:,.1f} GB, of which {parameters / 1e9:,.1f} GB are parameters, but "
                 f"{name} is {limit / 1e9:,.1f} GB; take a smaller model, data.batch or "
-                "data.window, or set train.recompute_every."
+                "data.window, or raise train.micro_batches."
             )
