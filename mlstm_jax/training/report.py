@@ -27,9 +27,10 @@ class Diverged(KnownError):
     It was detected at `step`, and began after `last_good_step`.
     """
 
-    def __init__(self, step: int, text: str, last_good_step: int) -> None:
-        super().__init__(text)
+    def __init__(self, step: int, reason: str, last_good_step: int, advice: str = "") -> None:
+        super().__init__(f"{reason}{advice}")
         self.step = step
+        self.reason = reason
         self.last_good_step = last_good_step
 
     def with_resume_advice(self, checkpoint: int | None, config: Config) -> "Diverged":
@@ -46,10 +47,10 @@ class Diverged(KnownError):
             lower += f", and `optimizer.muon_learning_rate` to {optimizer.muon_learning_rate / 2:g}"
         if any(phase.learning_rate for phase in config.phases):
             lower = "the `learning_rate` of the phase"
-        text = f"{self} {begin}. Lower {lower}, or `optimizer.clip_norm`"
+        advice = f" {begin}. Lower {lower}, or `optimizer.clip_norm`"
         if config.precision.compute == "fp16":
-            text += ", or start a new run with `precision.compute` bf16"
-        return Diverged(self.step, f"{text}.", self.last_good_step)
+            advice += ", or start a new run with `precision.compute` bf16"
+        return Diverged(self.step, self.reason, self.last_good_step, f"{advice}.")
 
 
 def _means(metrics: StepMetrics, *, labels: bool) -> dict[str, float]:

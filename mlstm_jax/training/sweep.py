@@ -185,8 +185,8 @@ def sweep(
         on_begin(number, len(waiting), key)
         try:
             train(config, owns_process=owns_process)
-        except Diverged as error:  # a divergence is a result
-            tell(f"diverged: {message(error)}")
+        except Diverged as error:  # a divergence is a result, and the run is not repeated
+            tell(f"diverged: {message(error.reason)}")
         except InUse:
             tell("another process trains this run")
             elsewhere.append(" / ".join(key))

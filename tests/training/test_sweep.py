@@ -58,6 +58,8 @@ def out(swept: tuple[Path, Path, str], tmp_path: Path) -> Path:
 def test_a_sweep_ends_with_a_table(swept: tuple[Path, Path, str]) -> None:
     _, out, shown = swept
     assert "2 of 2: 8 / wild" in shown
+    assert "diverged: stopped at step" in shown
+    assert "the same command" not in shown  # It does not repeat the run.
     with (out / "table.csv").open() as file:
         tame, wild = csv.DictReader(file)
     line = f"| 8 | {float(tame['bpc']):.3f} | Div |"
