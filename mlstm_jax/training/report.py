@@ -142,16 +142,19 @@ class Reporter:
         return Diverged(step, f"stopped at step {step}: {reason}.", max(0, step - bad - 1))
 
     def _write_line(self, step: int, metrics: StepMetrics) -> None:
-        data = self._config.data
+        position = self._phase.position(step)
         seconds = max(time.monotonic() - self._clock, 1e-9)
-        steps = step - self._clock_step or math.nan  # no step since the clock has started
-        speed = steps * data.batch * data.window / seconds
+        speed = math.nan  # no step since the clock has started
+        if step > self._clock_step:
+            # Padding and idle rows are no text.
+            read = position["bytes_seen"] - self._phase.stream.bytes_seen(self._clock_step)
+            speed = read / seconds
         means = _means(metrics, labels=self._config.model.labels > 0)
         skipped = int(metrics.skipped)
         self._log.write(
             "train",
             step,
-            **self._phase.position(step),
+            **position,
             **means,
             loss_scale=float(metrics.loss_scale),
             skipped=skipped,

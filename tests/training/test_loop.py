@@ -1,6 +1,7 @@
 """Whole runs: killed and resumed, interrupted, diverged, refused."""
 
 import gc
+import itertools
 import json
 import os
 import pty
@@ -9,6 +10,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -300,13 +302,16 @@ def test_length_of_a_run() -> None:
         phases.total_steps(Train(epochs=1e300), 10**9)
 
 
-def test_proteins_are_learned_one_by_one_and_their_stop_with_them(tmp_path: Path) -> None:
+def test_proteins_are_learned_one_by_one_and_their_stop_with_them(tmp_path, monkeypatch) -> None:
     letters = np.random.default_rng(0).choice(list("ACDE"), (4000, 8))
     text = "".join(f">{n}\n{''.join(protein)}\n" for n, protein in enumerate(letters))
     (tmp_path / "p.fasta").write_text(text)
     corpus = tmp_path / "corpus"
     prepare([str(tmp_path / "p.fasta")], corpus, split=(20, 1, 1), clean="protein")
     once = short(steps=300, eval_every=300, checkpoint_every=300)
+    seconds = itertools.count()  # one for each line
+    clock = SimpleNamespace(monotonic=lambda: float(next(seconds)))
+    monkeypatch.setattr("mlstm_jax.training.report.time", clock)
     run_train(make_config(corpus, tmp_path / "run", train=once, devices=ONE))
     lines = lines_of(tmp_path / "run")
     last = lines["eval"][-1]
@@ -315,3 +320,5 @@ def test_proteins_are_learned_one_by_one_and_their_stop_with_them(tmp_path: Path
     # that it would cost 3.2 bits, one in nine, and a stop never seen costs 8 or more.
     assert 16 / 9 - 0.05 < last["bpc"] < 16 / 9 + 0.15
     assert lines["train"][-1]["bytes_seen"] == 300 * 8 * 9
+    # Of the 16 bytes of a window, seven are padding.
+    assert lines["train"][-1]["bytes_per_second"] == 5 * 8 * 9
