@@ -29,7 +29,7 @@ from mlstm_jax.corpora.writer import (
 from mlstm_jax.errors import UserError, first_line
 
 _DOCUMENTS_A_BATCH = 8192
-_BYTES_A_ROW = 1 << 11
+_BYTES_A_ROW = 1 << 13
 _ROWS_A_FETCH = 4096
 
 
