@@ -12,7 +12,7 @@ from mlstm_jax.api import corpora
 from mlstm_jax.commands import Flag
 from mlstm_jax.corpora.inspect import format_summary
 from mlstm_jax.corpora.options import DEFAULTS, PrepareOptions
-from mlstm_jax.data.corpus import format_corpus, open_corpus
+from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import UserError, did_you_mean, nearest
 from mlstm_jax.guard import interruptible
 from mlstm_jax.terminal import show
@@ -67,7 +67,7 @@ def prepare(
             overwrite=overwrite,
             show_progress=True,
         )
-    show(format_corpus(corpus))
+    show(corpus)
 
 
 def inspect(
@@ -92,7 +92,7 @@ def inspect(
     if json_:
         print(json.dumps(summary, indent=2))
         return
-    show(f"{format_corpus(open_corpus(corpus))}\n\n{format_summary(summary)}")
+    show(f"{open_corpus(corpus)}\n\n{format_summary(summary)}")
     if "checksums" in summary:
         show(f"checksums: {summary['checksums']}")
 

@@ -107,7 +107,7 @@ def _epoch(split: Split, batch: int, window: int, stop: int | None) -> dict[str,
 
 
 def format_summary(summary: dict[str, Any]) -> str:
-    """A summary as text for people, without what `corpus.format_corpus` shows."""
+    """A summary as text for people, without what a printed `Corpus` shows."""
     lengths = summary["document_bytes"]
     epoch = summary["epoch"]
     counts = np.array(summary["byte_counts"])

@@ -151,6 +151,35 @@ class Corpus:
     path: Path
     manifest: Manifest
 
+    def __repr__(self) -> str:
+        """The counts as plain text, for people."""
+        manifest = self.manifest
+        rows = [("split", "documents", "bytes")]
+        is_rated = False
+        for name, split in manifest.splits.items():
+            rows.append((name, f"{split.documents:,}", f"{split.bytes:,}"))
+            is_rated = is_rated or files_of(name).ratings in split.crc32
+        rows += [("", "", ""), ("source", "with text", "without")]
+        for source in manifest.sources:
+            without = source.without_text + source.blank
+            rows.append((one_line(source.name), f"{source.documents:,}", f"{without:,}"))
+        how = "splits and order as given"
+        if manifest.split:
+            how = f"seed {manifest.seed}, split {','.join(map(str, manifest.split))}"
+        lines = [
+            f"corpus {self.path}",
+            f"{manifest.records:,} records: {manifest.without_text:,} without text, "
+            f"{manifest.blank:,} blank, {manifest.duplicates:,} duplicates ({manifest.dedupe}), "
+            f"{sum(manifest.rejected.values()):,} unreadable",
+            f"cleaning {manifest.cleaning}, {how}, ratings {'yes' if is_rated else 'no'}",
+            f"identity {self.identity}",
+            "",
+        ]
+        width = max(len(row[0]) for row in rows)
+        for first, second, third in rows:
+            lines.append(f"{first:<{width}}  {second:>13}  {third:>15}".rstrip())
+        return "\n".join(lines)
+
     @property
     def identity(self) -> str:
         """A sha256 of cleaning and contents, by which a checkpoint identifies its corpus."""
@@ -298,33 +327,3 @@ def _sums(path: Path) -> str:
         while block := file.read(digest.BLOCK):
             sums.update(block)
     return sums.text()
-
-
-def format_corpus(corpus: Corpus) -> str:
-    """The counts of a corpus as plain text, for people."""
-    manifest = corpus.manifest
-    rows = [("split", "documents", "bytes")]
-    is_rated = False
-    for name, split in manifest.splits.items():
-        rows.append((name, f"{split.documents:,}", f"{split.bytes:,}"))
-        is_rated = is_rated or files_of(name).ratings in split.crc32
-    rows += [("", "", ""), ("source", "with text", "without")]
-    for source in manifest.sources:
-        without = source.without_text + source.blank
-        rows.append((one_line(source.name), f"{source.documents:,}", f"{without:,}"))
-    how = "splits and order as given"
-    if manifest.split:
-        how = f"seed {manifest.seed}, split {','.join(map(str, manifest.split))}"
-    lines = [
-        f"corpus {corpus.path}",
-        f"{manifest.records:,} records: {manifest.without_text:,} without text, "
-        f"{manifest.blank:,} blank, {manifest.duplicates:,} duplicates ({manifest.dedupe}), "
-        f"{sum(manifest.rejected.values()):,} unreadable",
-        f"cleaning {manifest.cleaning}, {how}, ratings {'yes' if is_rated else 'no'}",
-        f"identity {corpus.identity}",
-        "",
-    ]
-    width = max(len(row[0]) for row in rows)
-    for first, second, third in rows:
-        lines.append(f"{first:<{width}}  {second:>13}  {third:>15}".rstrip())
-    return "\n".join(lines)

@@ -47,6 +47,19 @@ def test_offsets_cut_the_documents_and_ratings_stay_beside_them(folder: Path) ->
     assert documents == {f"\n review {i} é ": i % 5 for i in range(40)}
 
 
+def test_a_printed_corpus_has_its_counts(folder: Path) -> None:
+    corpus = open_corpus(folder)
+    lines = repr(corpus).splitlines()
+    size = corpus.manifest.splits["train"].bytes
+    assert lines[:2] == [
+        f"corpus {folder}",
+        "40 records: 0 without text, 0 blank, 0 duplicates (normalized), 0 unreadable",
+    ]
+    assert f"identity {corpus.identity}" in lines
+    assert any(line.split() == ["train", "32", f"{size:,}"] for line in lines)
+    assert lines[-1].split() == ["reviews.csv", "40", "0"]
+
+
 def test_identity_is_of_contents_and_cleaning(folder: Path) -> None:
     source, identity = str(folder.parent / "reviews.csv"), open_corpus(folder).identity
     options = {"same": {}, "seed": {"seed": 4}, "clean": {"clean": "none"}}
