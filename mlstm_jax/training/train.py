@@ -18,7 +18,7 @@ import optax
 from mlstm_jax import environment, guard
 from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import Config, resolve_batch
-from mlstm_jax.data.corpus import open_corpus
+from mlstm_jax.data.corpus import Corpus, open_corpus
 from mlstm_jax.data.stream import START, prefetch
 from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import UserError
@@ -95,18 +95,7 @@ def train(
         progress.say(announcement(config, phases, devices, cluster, begin, changed, notes))
         if 0 < begin.step < total:
             log.write("event", begin.step, event="resumed", changed=changed, notes=notes)
-        valid = corpus.split("valid")
-        scorer = Evaluator(model, valid, config.data.window, devices, corpus.stop)
-
-        def evaluate(state: TrainState) -> Score:
-            score = scorer(state.params, lambda n: watchdog.beat(f"the devices score window {n}"))
-            if score_labels is None:
-                return score
-            watchdog.beat("the labels of the validation texts are predicted")
-            with jax.transfer_guard("allow"):
-                loss, accuracy = score_labels(devices.unreplicate(state.params))
-            return score._replace(label_loss=loss, accuracy=accuracy)
-
+        evaluate = _make_evaluation(config, corpus, model, devices, watchdog, score_labels)
         require_equal_replicas = parallel.make_comparison(cluster, devices)
         rates = schedule.rates(config.optimizer, segments(phases))
         for phase, rate, following in zip(phases, rates, [*phases[1:], None], strict=True):
@@ -267,6 +256,30 @@ def _make_model(config: Config, devices: Parallel) -> LanguageModel:
         pallas.require_gpu(config.model.hidden, devices.compute_capability(), fp8=is_fp8)
         loops = kernels.PALLAS
     return LanguageModel(config.model, config.precision, config.train.recompute_every, loops)
+
+
+def _make_evaluation(
+    config: Config,
+    corpus: Corpus,
+    model: LanguageModel,
+    devices: Parallel,
+    watchdog: Watchdog,
+    score_labels: Callable[[Parameters], tuple[float, float]] | None,
+) -> Callable[[TrainState], Score]:
+    """The function that scores the validation split and, if there are any, its labels."""
+    valid = corpus.split("valid")
+    scorer = Evaluator(model, valid, config.data.window, devices, corpus.stop)
+
+    def evaluate(state: TrainState) -> Score:
+        score = scorer(state.params, lambda n: watchdog.beat(f"the devices score window {n}"))
+        if score_labels is None:
+            return score
+        watchdog.beat("the labels of the validation texts are predicted")
+        with jax.transfer_guard("allow"):
+            loss, accuracy = score_labels(devices.unreplicate(state.params))
+        return score._replace(label_loss=loss, accuracy=accuracy)
+
+    return evaluate
 
 
 def _make_step(
