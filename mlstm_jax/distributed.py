@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,20 @@ def choose_gpu(index: int, hosts: Sequence[str], visible: Sequence[str | None]) 
         fits = len(gpus.split(",")) >= len(here)
         require(fits, "CUDA_VISIBLE_DEVICES", gpus, f"{rule}; start fewer there")
     return here.index(index)
+
+
+def _initialize(*arguments: Any, **options: Any) -> None:
+    """Call `jax.distributed.initialize`, which waits where Python receives no signal."""
+    done = Future[None]()
+
+    def call() -> None:
+        try:
+            done.set_result(jax.distributed.initialize(*arguments, **options))
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    done.result()
 
 
 class Cluster:
@@ -231,7 +246,7 @@ class Cluster:
         coordinator = options.coordinator
         is_local = coordinator is not None and coordinator.startswith(("localhost:", "127."))
         try:
-            jax.distributed.initialize(
+            _initialize(
                 coordinator,
                 self.processes,
                 self.index,
@@ -251,10 +266,10 @@ class Cluster:
             ) from error
         finally:
             limit.cancel()
+            self._file.unlink(missing_ok=True)
         self._store = global_state.client
         hosts = self.gather(self.host)
         visible = self.gather(os.environ.get("CUDA_VISIBLE_DEVICES"))
-        self._file.unlink(missing_ok=True)
         self._names = [f"process {index} ({host})" for index, host in enumerate(hosts)]
         if "JAX_LOCAL_DEVICE_IDS" not in os.environ:
             gpu = choose_gpu(self.index, hosts, visible)

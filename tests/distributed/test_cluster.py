@@ -176,6 +176,18 @@ def test_processes_that_do_not_start_are_named(corpus, tmp_path, launcher) -> No
         assert "Missing: 2;" in text
 
 
+def test_a_process_that_waits_for_the_others_receives_a_signal(corpus, tmp_path, launcher) -> None:
+    config = runs.make_config(corpus, tmp_path / "run")
+    options = ["--distributed.timeout-seconds", "60", "--distributed.processes", "2"]
+    (waiting,) = launcher.train([config], *options, "--distributed.index", "1")
+    assert b"waiting for all 2 processes" in waiting.stdout.readline()
+    time.sleep(2)  # It is in JAX's code by then.
+    waiting.send_signal(signal.SIGTERM)
+    (text,) = launcher.ended(128 + signal.SIGTERM)
+    assert "interrupted by SIGTERM" in text
+    assert not [*tmp_path.glob("run/process-*")]
+
+
 @pytest.mark.slow
 def test_a_signal_to_one_stops_all_at_one_step(corpus, tmp_path, launcher) -> None:
     config = runs.make_config(corpus, tmp_path / "run")
