@@ -111,8 +111,7 @@ class TextReader:
 
         Args:
             rows: the most texts at a time; unset: 256 for each device, 64 if it is a Transformer.
-            keep_states: "sum": of h over the bytes of each text; "each": also yield
-                `StepOutputs`,
+            keep_states: "sum": of h over the bytes of each text; "each": also yield `StepOutputs`,
                 and read texts of all lengths with one program.
             score: sum the loss of each text, of a model that predicts the next byte.
         """
