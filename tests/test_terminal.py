@@ -264,8 +264,11 @@ def test_work_that_takes_long_is_told(monkeypatch) -> None:
         told.set()
 
     monkeypatch.setattr(terminal, "tell", tell)
+    before = threading.enumerate()
     with terminal.told_if_slow("too quick"):  # for a test's SLOW_SECONDS
-        pass
+        (timer,) = set(threading.enumerate()) - {*before}
+    timer.join(60)
+    assert not timer.is_alive()
     monkeypatch.setattr(terminal, "SLOW_SECONDS", 0.0)
     with terminal.told_if_slow("known", unless=True):
         pass
