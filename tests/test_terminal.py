@@ -55,7 +55,8 @@ def test_what_would_steer_becomes_an_escape() -> None:
 
 PROGRAM = """
 import json, sys
-from mlstm_jax import cli
+from mlstm_jax import cli, terminal
+terminal.SLOW_SECONDS = 1e5  # as in conftest.py
 for words in json.loads(sys.argv[1]):
     code = 0
     try:
