@@ -47,7 +47,8 @@ def page(run: Run, classifier: Path) -> Iterator[str]:
     """Serve a page by a process of its own; its address."""
     words = ["view", str(run.folder), "--classifier", str(classifier), "--port", "0"]
     command = [str(Path(sys.executable).parent / "mlstm-jax"), *words]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    # Standard error may have a line about a slow compilation.
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     line = process.stdout.readline()
     try:
