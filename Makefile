@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
   test-compiled-slow test-newest gpu test-gpu wheel test-wheel docs notebooks lint types check clean
 
 quickstart: .venv/ready
-	$(BIN)/mlstm-jax quickstart
+	$(BIN)/mlstm-jax quickstart $(OPTIONS)
 
 install: .venv/ready
 
