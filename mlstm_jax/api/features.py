@@ -20,8 +20,8 @@ from mlstm_jax.corpora.documents import SEVERAL_LABELS, label_of
 from mlstm_jax.errors import UserError
 from mlstm_jax.fields import Count, require_kind
 from mlstm_jax.transfer.finetune import FinetuneOptions
-from mlstm_jax.transfer.known import note_read
-from mlstm_jax.transfer.labels import of_classes
+from mlstm_jax.transfer.known import READ, note_among, read_with_ratings
+from mlstm_jax.transfer.labels import Labelled, of_classes
 from mlstm_jax.transfer.states import FeatureState, features_of, layers_of
 
 
@@ -87,7 +87,9 @@ class Features(TransformerMixin, _OfModel):
         if not isinstance(texts, Iterator):
             strings = as_texts(texts)
             if y is not None:
-                note_read(self._loaded()._run, strings, "texts")
+                run = self._loaded()._run
+                read = read_with_ratings(run)
+                note_among(Labelled(strings, [], "texts"), read, READ, run.cleaning)
         require_kind("batch_size", self.batch_size, Count | None)
         self._states()
         return self

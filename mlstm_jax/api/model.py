@@ -598,7 +598,7 @@ class TrainedModel:
         else:
             name = str(given)
             classifier, about = load_classifier(Path(given))
-        require_model(name, classifier, about, self._run, "this model")
+        require_model(name, about, self._run, "this model")
         return classifier, about
 
 

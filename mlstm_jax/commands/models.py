@@ -277,7 +277,7 @@ def view(
     loaded = load_run(run, checkpoint)
     if classifier:
         chosen, about = classifier_file.load_classifier(classifier)
-        classifier_file.require_model(classifier, chosen, about, loaded, run)
+        classifier_file.require_model(classifier, about, loaded, run)
     if chosen and (score or label):
         chosen.require_no_words("the score after each character")
         loaded.config.model.require_next_byte("a score after each character")

@@ -192,7 +192,7 @@ def classify(
     output.require_file(out, source, overwrite=overwrite)
     chosen, about = load_classifier(folder)
     loaded = reading.load(run)._run
-    require_model(folder, chosen, about, loaded, run)
+    require_model(folder, about, loaded, run)
     file = TextFile(source, text_column or about.text_column, loaded.cleaning)
     featurizer = Featurizer(
         loaded, states=(about.state,), all_layers=about.all_layers, score=bool(about.familiar)

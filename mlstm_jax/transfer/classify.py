@@ -7,17 +7,10 @@ import numpy as np
 
 from mlstm_jax.errors import note
 from mlstm_jax.run import Run
+from mlstm_jax.transfer import known
 from mlstm_jax.transfer.classifier import Classifier
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.features import Featurizer, TextFile
-from mlstm_jax.transfer.known import (
-    FITTED,
-    READ,
-    digests,
-    is_negligible,
-    read_with_ratings,
-    sentence,
-)
 
 _BLANK = "blank, and without a label"
 _UNLIKE = (
@@ -39,9 +32,9 @@ def label_texts(
     A blank text has none. Notes about the texts come after the last one. The featurizer has the
     features that the classifier reads, and a score if it knows what is familiar.
     """
-    learned = {READ: read_with_ratings(run), FITTED: np.zeros(0, np.uint32)}
+    learned = {known.READ: known.read_with_ratings(run)}
     if classifier.texts is not None:
-        learned[FITTED] = classifier.texts
+        learned[known.FITTED] = classifier.texts
     total = 0
     firsts: dict[str, int] = {}
     counts = Counter[str]()
@@ -50,23 +43,20 @@ def label_texts(
         marked = {_BLANK: blank_N}
         if about.familiar:
             marked[_UNLIKE] = about.familiar.is_out_of_domain(read.nats_N, read.scored_N)
-        if any(known.size for known in learned.values()):
-            found_N = digests(part, run.cleaning)
-            for finding, known in learned.items():
-                marked[finding] = np.isin(found_N, known)
+        found_N = known.digests(part, run.cleaning)
+        for finding, theirs in learned.items():
+            marked[finding] = np.isin(found_N, theirs)
         for finding, is_marked_N in marked.items():
             if is_marked_N.any():
                 firsts.setdefault(finding, total + int(is_marked_N.argmax()) + 1)
                 counts[finding] += int(is_marked_N.sum())
         total += len(part)
         shares_NK = classifier.probabilities(read.features, part)
-        by_name: list[dict[str, float]] = []
-        for shares_K, is_blank in zip(shares_NK.tolist(), blank_N, strict=True):
-            by_name.append({})
-            if not is_blank:
-                by_name[-1] = dict(zip(classifier.classes, shares_K, strict=True))
+        by_name = [dict(zip(classifier.classes, row, strict=True)) for row in shares_NK.tolist()]
+        for n in np.flatnonzero(blank_N):
+            by_name[n] = {}
         yield part, by_name
     for finding, first in firsts.items():
-        if finding in learned and is_negligible(counts[finding], total):
-            continue
-        note(sentence(finding, counts[finding], total, first))
+        count = counts[finding]
+        if finding not in learned or not known.is_negligible(count, total):
+            note(known.sentence(finding, count, total, first))

@@ -5,7 +5,7 @@ and on the first k units alone, accuracy against the number of labelled examples
 values by class, and the baseline for comparison.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +24,6 @@ _DRAWS = 3  # random draws of examples for each point of the curve
 _BINS = 40
 
 PARTS = ("train", "valid", "test")
-PROGRESS = len(CS) + 2  # updates that `run` reports
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -82,39 +81,33 @@ def run(
     columns: list[Column],
     counted: words.Fit | str,
     prior: Prior | None = None,
-    on_part: Callable[[int, str], None] = lambda number, name: None,
     *,
     with_words: bool = False,
 ) -> tuple[Classifier, Result]:
-    """Fit and measure; return the classifier of all features and the results.
+    """Fit and measure; return the classifier and the results.
 
     Args:
         examples: of train, test and maybe valid; without valid, C is cross-validated.
         counted: TF-IDF of these texts, or why it cannot be fitted.
-        on_part: called with the number of parts done, of `PROGRESS`, and the name of the next part.
         with_words: return the classifier of features and words together.
     """
+    from sklearn.metrics import confusion_matrix
+
     train = examples["train"]
     valid = examples.get("valid")
     test = examples["test"]
-
-    def on_fit(count: int) -> None:
-        on_part(count, f"C {count} of {len(CS)}")
 
     def accuracy_of(units: list[int]) -> float:
         # Few features need no shrinkage, so use the largest C.
         return fit(train.columns(units), classes, CS[-1]).score(test.columns(units))
 
-    choice = best_fit(train, valid, classes, prior, CS, on_fit)
+    choice = best_fit(train, valid, classes, prior, CS)
     chosen = choice.classifier
-    on_part(len(CS), "the first units")
     ranking = chosen.ranking.tolist()
     top_units = {k: accuracy_of(ranking[:k]) for k in TOP_UNITS if k <= len(ranking)}
     best = _best_unit(train)
-    on_part(len(CS) + 1, "accuracy by labelled examples")
-    learning_curve = _learning_curve(train, valid, test, chosen, prior)
-    confusion = np.zeros((len(classes), len(classes)), int)
-    np.add.at(confusion, (test.labels, chosen.predict(test.features)), 1)
+    predicted = chosen.predict(test.features)
+    confusion = confusion_matrix(test.labels, predicted, labels=range(len(classes)))
     commonest = int(np.bincount(train.labels).argmax())
 
     both = chosen
@@ -152,7 +145,7 @@ def run(
         best_unit_test=accuracy_of([best]),
         top_units=top_units,
         confusion=confusion.tolist(),
-        learning_curve=learning_curve,
+        learning_curve=_learning_curve(train, valid, test, chosen, prior),
         histogram=_histogram(train, best, classes),
     )
     return both if with_words else chosen, result
@@ -181,22 +174,17 @@ def _learning_curve(
     """Return the test accuracy by number of examples, with the best C for each draw."""
     classes = chosen.classes
     total = len(train.labels)
+    counts = [count for count in _CURVE if len(classes) <= count < total]
     curve = []
-    for count in _CURVE:
-        if not len(classes) <= count < total:
-            continue
+    for count in [*counts, total]:
         scores = []
-        for seed in range(_DRAWS):
+        for seed in range(_DRAWS if count < total else 0):
             draw = subset(train, count, seed)
             scores.append(best_fit(draw, valid, classes, prior).classifier.score(test))
-        curve.append(_point(count, scores))
-    curve.append(_point(total, [chosen.score(test)]))
+        scores = scores or [chosen.score(test)]
+        ends = {"least": min(scores), "largest": max(scores)}
+        curve.append({"examples": count, "mean": float(np.mean(scores)), **ends})
     return curve
-
-
-def _point(count: int, scores: list[float]) -> dict[str, float]:
-    ends = {"least": min(scores), "largest": max(scores)}
-    return {"examples": count, "mean": float(np.mean(scores)), **ends}
 
 
 def _histogram(train: Examples, unit: int, classes: list[str]) -> dict[str, Any]:

@@ -27,18 +27,17 @@ import numpy as np
 from mlstm_jax import host, output
 from mlstm_jax.config import Compute, Config, Data, Devices, Optimizer, Train
 from mlstm_jax.config.sections import Seed
-from mlstm_jax.config.text import flatten
 from mlstm_jax.corpora.documents import clean, in_order
 from mlstm_jax.corpora.writer import check_out, durable, write_split
 from mlstm_jax.data import corpus
 from mlstm_jax.data.corpus import FORMAT_VERSION, Cleaning, Manifest
-from mlstm_jax.errors import UserError, note
+from mlstm_jax.errors import UserError
 from mlstm_jax.fields import Checked, Count, Fraction, Positive
 from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.output import atomic_directory
-from mlstm_jax.run import Run, as_weights, load_run, read_config
+from mlstm_jax.run import Run, as_weights, load_run
 from mlstm_jax.training import parallel
 from mlstm_jax.training.train import train
 from mlstm_jax.transfer import known, words
@@ -58,8 +57,7 @@ def write_corpus(
 ) -> None:
     """Write the corpus of two sets of labelled texts, ordered by content, duplicates kept.
 
-    Writing it again gives the same bytes, so an interrupted run can resume. Raises UserError if
-    `out` already holds a corpus of other texts.
+    Writing it again gives the same bytes. Raises UserError if `out` already holds other texts.
     """
     splits = {}
     with atomic_directory(out, lambda: check_out(out, overwrite=True)) as folder:
@@ -163,7 +161,6 @@ def finetune(
     out.mkdir(parents=True, exist_ok=True)
     write_corpus(out / "corpus", texts["train"], texts["valid"], classes, run.cleaning)
     config = make_config(run, _start(run, out), out, len(classes), options)
-    _note_changes(config)
     state = config.model.label_state
 
     def read(run: Run, *names: str, quiet: bool = not show_progress) -> dict[str, Examples]:
@@ -189,10 +186,10 @@ def finetune(
     )
     tuned = load_run(trained, checkpoint)
     examples = read(tuned, *texts)
-    alone = calibrated(head(tuned, classes), examples["valid"])
+    held_out = examples["valid"]
+    alone = calibrated(head(tuned, classes), held_out)
     fitted = known.digests(texts["train"].texts, run.cleaning)
     if counted:
-        held_out = examples["valid"]
         words_NK = counted.probabilities(texts["valid"].texts)
         states_NK = alone.probabilities(held_out.features)
         weight = words.best_weight(states_NK, words_NK, held_out.labels)
@@ -219,10 +216,7 @@ def finetune(
 
 
 def make_config(run: Run, start: Path, out: Path, classes: int, options: FinetuneOptions) -> Config:
-    """Return the config of the run, which evaluates and reshuffles the shards every epoch.
-
-    `start` has the parameters of the given run, see `_start`.
-    """
+    """Return the config of the run, which evaluates and reshuffles the shards every epoch."""
     longest = run.config.model.longest_window
     # A model without a carry knows of a document only what is in a window.
     window = longest or options.window
@@ -266,23 +260,6 @@ def make_config(run: Run, start: Path, out: Path, classes: int, options: Finetun
     )
 
 
-def _note_changes(config: Config) -> None:
-    """Note options other than those of the last call in this folder: a finished run stays."""
-    begun = read_config(Path(config.out))
-    if begun is None:
-        return
-    before = flatten(begun)
-    now = flatten(config)
-    names = ("optimizer.learning_rate", "train.label_weight", "train.dropout")
-    changed = [name for name in names if before[name] != now[name]]
-    if changed:
-        shown = ", ".join(f"{name}: {before[name]} → {now[name]}" for name in changed)
-        note(
-            f"{config.out} was last given other options ({shown}), and what it has trained stays "
-            "as it is; to train anew, choose another folder with `out`."
-        )
-
-
 def _start(run: Run, out: Path) -> Path:
     """Return where the trainer finds the parameters of a run.
 
@@ -323,20 +300,13 @@ def calibrated(classifier: Classifier, valid: Examples) -> Classifier:
 
 
 def head(run: Run, classes: list[str]) -> Classifier:
-    """Return the label head of a trained run as a classifier of h.
-
-    Raises UserError if the head has another number of classes.
-    """
-    count = len(classes)
-    if run.config.model.classes != count:
-        raise UserError(
-            f"{run.folder} predicts {run.config.model.classes} classes, but the texts have {count}."
-        )
+    """Return the label head of a trained run as a classifier of h."""
     weights_KD = np.asarray(run.params["label_kernel"], np.float64).T
     intercepts_K = np.asarray(run.params["label_bias"], np.float64)
-    if count == 2:
+    if len(classes) == 2:
         # For two classes a softmax is the logistic function of the difference.
         weights_KD = weights_KD[1:] - weights_KD[:1]
         intercepts_K = np.diff(intercepts_K)
     weights_KD = np.ascontiguousarray(weights_KD)
-    return Classifier(weights_KD, intercepts_K, classes, math.inf, softmax=count > 2)
+    is_softmax = len(classes) > 2
+    return Classifier(weights_KD, intercepts_K, classes, math.inf, softmax=is_softmax)

@@ -26,7 +26,7 @@ Digests = NDArray[np.uint32]
 # What texts are, in `sentence`.
 READ = "among those that the model has read with their ratings, so accuracy is too high"
 FITTED = "among those that the classifier was fitted to, so accuracy is too high"
-_FITTED_BEFORE = FITTED.replace("the classifier", "the model's own classifier")
+FITTED_BEFORE = FITTED.replace("the classifier", "the model's own classifier")
 _REPEATED = "also in the training texts, so accuracy is too high"
 
 
@@ -42,10 +42,9 @@ def digest_of(cleaned: bytes) -> int:
 
 
 def read_with_ratings(run: Run) -> Digests:
-    """Return the digests of the texts that the model has read with their ratings.
+    """Return the digests of the texts that a pretrained model has read with their ratings.
 
-    They are recorded for the pretrained models, and count for a run fine-tuned from one. Of
-    other models there are none.
+    They count for a run fine-tuned from it, too. Of other models there are none.
     """
     path = shipped.rated_texts(run.folder)
     if path is None and run.config.train.start_from:
@@ -68,11 +67,15 @@ def is_negligible(count: int, total: int) -> bool:
     return not count or count < _LEAST * total
 
 
-def note_read(run: Run, texts: Sequence[str], name: str) -> None:
-    """Note the texts that the model has read with their ratings."""
-    known = read_with_ratings(run)
-    if known.size:
-        _notes(name, READ, digests(texts, run.cleaning), known)
+def note_among(texts: Labelled, known: Digests, finding: str, cleaning: Cleaning) -> list[str]:
+    """Note how many of the texts are known, if any matter; return the note."""
+    count = int(np.isin(digests(texts.texts, cleaning), known).sum())
+    total = len(texts.texts)
+    if is_negligible(count, total):
+        return []
+    text = f"{texts.name}: {sentence(finding, count, total)}"
+    note(text)
+    return [text]
 
 
 def note_known(run: Run, texts: Mapping[str, Labelled]) -> list[str]:
@@ -84,22 +87,7 @@ def note_known(run: Run, texts: Mapping[str, Labelled]) -> list[str]:
     train = digests(texts["train"].texts, run.cleaning)
     notes = []
     for name, part in texts.items():
-        found = digests(part.texts, run.cleaning)
-        notes += _notes(part.name, READ, found, read)
+        notes += note_among(part, read, READ, run.cleaning)
         if name != "train":
-            notes += _notes(part.name, _REPEATED, found, train)
+            notes += note_among(part, train, _REPEATED, run.cleaning)
     return notes
-
-
-def note_fitted(run: Run, texts: Labelled, fitted: Digests) -> list[str]:
-    """Note the texts that the model's own classifier was fitted to; return the notes."""
-    return _notes(texts.name, _FITTED_BEFORE, digests(texts.texts, run.cleaning), fitted)
-
-
-def _notes(name: str, finding: str, texts: Digests, known: Digests) -> list[str]:
-    count = int(np.isin(texts, known).sum())
-    if is_negligible(count, len(texts)):
-        return []
-    text = f"{name}: {sentence(finding, count, len(texts))}"
-    note(text)
-    return [text]

@@ -14,7 +14,7 @@ features, its log-odds are one more feature, whose weight the penalty hardly shr
 prior, a fit to a few examples is worse than that classifier, which needs none.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,7 +60,6 @@ class Choice(NamedTuple):
 
 
 def _is_few(examples: Examples) -> bool:
-    """Whether there are fewer examples than features."""
     return len(examples.labels) < examples.features.shape[1]
 
 
@@ -120,7 +119,6 @@ def best_fit(
     classes: list[str],
     prior: Prior | None = None,
     Cs: Sequence[float] = CS[::2],
-    on_fit: Callable[[int], None] = lambda count: None,
 ) -> Choice:
     """Fit with the best C, on the examples of `valid` or by cross-validation.
 
@@ -133,32 +131,25 @@ def best_fit(
     section 3.4.3), or within three (`Prior.errors`). The error is that of the mean difference over
     the same examples.
 
-    `on_fit` is called with the number of values of C tried so far.
-
     If some class has a single example, cross-validation is impossible: then the first candidate
     with a prior is chosen, or the weakest penalty.
     """
     is_few = _is_few(train)
     candidates: list[tuple[Prior | None, float]] = [(None, C) for C in Cs]
-    if not is_few:
-        prior = None
+    prior = prior if is_few else None
     if prior:
-        with_prior = [0.0, *Cs] if len(classes) == 2 else Cs
-        candidates = [(prior, C) for C in with_prior] + candidates
+        candidates = [(prior, C) for C in Cs] + candidates
+    if prior and len(classes) == 2:
+        candidates.insert(0, (prior, 0.0))
     if valid is None and np.bincount(train.labels).min() < 2:
         used, C = candidates[0 if prior else -1]
         return Choice(fit(train, classes, C, used), used, np.nan, None)
     labels = (valid or train).labels
+    held_out = [_held_out(train, valid, classes, C, used) for used, C in candidates]
     costs = []
-    held_out = []
-    for count, (used, C) in enumerate(candidates, 1):
-        shares_NK = _held_out(train, valid, classes, C, used)
-        held_out.append(shares_NK)
-        if is_few:
-            costs.append(nats(shares_NK, labels))
-        else:
-            costs.append(1.0 * (shares_NK.argmax(axis=1) != labels))
-        on_fit(count * len(Cs) // len(candidates))
+    for shares_NK in held_out:
+        is_wrong_N = 1.0 * (shares_NK.argmax(axis=1) != labels)
+        costs.append(nats(shares_NK, labels) if is_few else is_wrong_N)
     # Of equal costs the first: the smallest C, and so the fewest weights.
     best = int(np.argmin(np.mean(costs, axis=1)))
     if prior:

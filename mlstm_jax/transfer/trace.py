@@ -133,7 +133,6 @@ class _CachedTrace(NamedTuple):
     stream: Stream  # after that part of the text with which the next one may begin
 
     def leads_to(self, text: bytes) -> bool:
-        """Return whether the text is this one, or begins with what the stream has read."""
         read = self.trace.text[: self.stream._count]
         return self.trace.text == text or bool(read and text.startswith(read))
 
@@ -162,10 +161,7 @@ class Reader:
         return model, self._device.replicate((params, model.reading_weights(params)))
 
     def put(self, tree: Any) -> Any:
-        """Copy arrays to the device, where a program that reads `writer`'s weights leaves its own.
-
-        So one compiled program serves its first call and those that take its results.
-        """
+        """Copy arrays to where a program of `writer` leaves its own: one serves all calls."""
         return self._device.copy_to_all(tree)
 
     def stream(self, state: State | None = None, layer: int = -1) -> Stream:
@@ -205,8 +201,9 @@ def states_at(
 ) -> list[NDArray[np.float32]]:
     """Return a state of the top layer after some bytes of each text, float32 [places, units].
 
-    The places are the indices of these bytes, int [places] of each text; the reader, which may read
-    several texts at a time, keeps its states.
+    Args:
+        reader: it keeps the states.
+        places: of each text, the indices of these bytes, int [places].
     """
     model = run.config.model
     states = [np.zeros((len(place), model.hidden), np.float32) for place in places]

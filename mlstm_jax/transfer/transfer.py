@@ -132,7 +132,7 @@ def transfer(
                 values = values[:, columns]
             examples[name] = Examples(values, labels[name])
         with (
-            ProgressLine(f"classifier of {state}", experiment.PROGRESS, quiet=quiet) as progress,
+            ProgressLine(f"classifier of {state}", 1, status="", quiet=quiet),
             # With two threads of OpenBLAS the fits of 2,000 texts take six times as long.
             threadpool_limits(1, user_api="blas"),
         ):
@@ -144,12 +144,12 @@ def transfer(
                 units,
                 counted,
                 _prior(own, units),
-                progress.update,
                 with_words=options.words,
             )
         own_notes = []
         if own and own[0].texts is not None and result.has_prior:
-            own_notes = known.note_fitted(run, texts["test"], own[0].texts)
+            before = own[0].texts
+            own_notes = known.note_among(texts["test"], before, known.FITTED_BEFORE, run.cleaning)
         result = dataclasses.replace(result, notes=notes + own_notes)
         classifier = classifier._replace(texts=fitted)
         about = Description(state, options.all_layers, model, text_column, step=run.step)

@@ -105,7 +105,7 @@ def test_files_that_are_damaged_or_elsewhere_are_named(tmp_path, monkeypatch) ->
     load("there is no folder", "none")
     (tmp_path / "tuned/classifier").mkdir(parents=True)
     save(tmp_path / "tuned/classifier", PLAIN, ABOUT)
-    load(r"give .*tuned/classifier\. .* the run .*tuned/run", "tuned")
+    load(r"give .*tuned/classifier\.$", "tuned")
 
     def is_full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -118,14 +118,12 @@ def test_files_that_are_damaged_or_elsewhere_are_named(tmp_path, monkeypatch) ->
 
 
 def test_a_classifier_of_another_model_is_refused(run) -> None:
-    wide = PLAIN._replace(weights_KD=np.ones((3, run.config.model.hidden)))
     about = dataclasses.replace(ABOUT, model=fingerprint(run.params), step=run.step)
-    require_model("it", wide, about, run, "a run")
+    require_model("it", about, run, "a run")
     later = dataclasses.replace(run, step=run.step + 100)  # trained further
     for run_now, change, message in (
         (run, {"model": "another"}, "it was created with other parameters than those of a run"),
-        (run, {"all_layers": True}, "it reads 64 features, but"),
         (later, {"model": "another"}, f"at step .* give `--checkpoint {run.step}` "),
     ):
         with pytest.raises(UserError, match=message):
-            require_model("it", wide, dataclasses.replace(about, **change), run_now, "a run")
+            require_model("it", dataclasses.replace(about, **change), run_now, "a run")
