@@ -68,19 +68,18 @@ def load_histories(*folders: Path | str) -> list[History]:
     histories: list[History] = []
     for folder in map(Path, folders):
         study = folder / "runs.jsonl.gz"
-        if study.is_file():
-            histories += _load_study(study)
-            continue
-        for run in metrics.runs_in(folder):
-            name = run.resolve().name  # of ".", too
-            if run != folder:
-                name = str(run.relative_to(folder))
-            path = run / "config.json"
-            if not path.is_file():
-                raise UserError(f"{run} has no config.json, so it is not a complete run folder.")
-            lines = metrics.read_metrics(run / metrics.FILE)
-            histories.append(_history(name, config_text.load_json(path), lines))
+        histories += _load_study(study) if study.is_file() else _load_folder(folder)
     return histories
+
+
+def _load_folder(folder: Path) -> Iterator[History]:
+    for run in metrics.runs_in(folder):
+        name = run.resolve().name if run == folder else str(run.relative_to(folder))
+        path = run / "config.json"
+        if not path.is_file():
+            raise UserError(f"{run} has no config.json, so it is not a complete run folder.")
+        lines = metrics.read_metrics(run / metrics.FILE)
+        yield _history(name, config_text.load_json(path), lines)
 
 
 def _load_study(path: Path) -> Iterator[History]:
@@ -126,7 +125,6 @@ def smooth(values: pd.Series, span: float) -> pd.Series:
 
 
 def _last(values: pd.Series, otherwise: Any) -> Any:
-    """The last value of a column, or another if it is empty."""
     return values.iloc[-1] if len(values) else otherwise
 
 
@@ -175,9 +173,10 @@ def noise_scale(history: History) -> float:
     if "gradient_signal" not in train:
         return float("nan")
     half = train.iloc[len(train) // 2 :]
-    signal = half["gradient_signal"].mean()
-    trace = half["gradient_trace"].mean()
-    return float(trace / signal) if signal > 0 and trace > 0 else float("nan")
+    means = half[["gradient_signal", "gradient_trace"]].mean()
+    if not (means > 0).all():
+        return float("nan")
+    return float(means["gradient_trace"] / means["gradient_signal"])
 
 
 def updates_to(history: History, bpc: float) -> float:
@@ -193,8 +192,8 @@ def updates_to(history: History, bpc: float) -> float:
     after = reached[0]
     if after == 0:
         return float(scores["step"].iloc[0])
-    steps = np.log(scores["step"].iloc[[after, after - 1]])
-    return float(np.exp(np.interp(bpc, scores["bpc"].iloc[[after, after - 1]], steps)))
+    around = scores.iloc[[after, after - 1]]
+    return float(np.exp(np.interp(bpc, around["bpc"], np.log(around["step"]))))
 
 
 def plot(
@@ -230,10 +229,10 @@ def plot(
 def limits(histories: Iterable[History], y: str) -> tuple[float, float] | None:
     """The limits of an axis that shows the column `y` of all runs after their first tenth.
 
-    With the first tenth, the drop from 8 bits, the rest would be too small to read. None if no run
-    has values; `axes.set_ylim(None)` then keeps matplotlib's own limits.
+    That, the drop from 8 bits, would make the rest too small to read. None if no run has values;
+    `axes.set_ylim(None)` then keeps matplotlib's own limits.
     """
-    parts = [pd.Series(dtype=float)]
+    parts = [np.zeros(0)]
     for history in histories:
         later = history.train.iloc[len(history.train) // 10 :]
         parts += [table[y] for table in (later, history.evaluations) if y in table]
@@ -260,19 +259,21 @@ def plot_runs(
     """Plot what PANELS names of runs; see `mlstm_jax.plot_metrics`."""
     import matplotlib.pyplot as plt
 
-    histories = load_histories(*map(str, runs))
+    histories = load_histories(*runs)
     size = (8, 2.4 * len(PANELS))
     figure, axes = plt.subplots(len(PANELS), 1, figsize=size, sharex=True, layout="constrained")
     plt.close(figure)  # otherwise a notebook would show it twice
+    color_of = {id(history): f"C{number}" for number, history in enumerate(histories)}
 
-    def draw(history: History, color: str) -> None:
-        for panel, name in zip(axes, PANELS, strict=True):
-            plot(panel, [history], x, name, style=lambda run: {"color": color})
-        dots = {"color": color, "ls": "", "marker": "o", "ms": 3, "label": "_"}
-        plot(axes[0], [history], x, "bpc", kind="evaluations", style=lambda run: dots)
+    def line(history: History) -> dict[str, Any]:
+        return {"color": color_of[id(history)]}
 
-    for number, history in enumerate(histories):
-        draw(history, f"C{number}")
+    def dots(history: History) -> dict[str, Any]:
+        return line(history) | {"ls": "", "marker": "o", "ms": 3, "label": "_"}
+
+    for panel, name in zip(axes, PANELS, strict=True):
+        plot(panel, histories, x, name, style=line)
+    plot(axes[0], histories, x, "bpc", kind="evaluations", style=dots)
     for panel in axes[:-1]:
         panel.set_xlabel("")
     axes[0].set_ylim(limits(histories, "bpc"))
@@ -290,20 +291,13 @@ def grid(folder: Path | str) -> pd.DataFrame:
     for history in load_histories(folder):
         row, slash, column = history.name.partition("/")
         if slash:
-            scores = {
-                "finished": _last(history.evaluations["bpc"], np.nan),
-                "diverged": np.inf,
-            }
+            last = _last(history.evaluations["bpc"], np.nan)
+            scores = {"finished": last, "diverged": np.inf}
             cells[row, column] = scores.get(_last(history.events["event"], ""), np.nan)
     if not cells:
         raise UserError(f"{folder} holds no sweep: none of its runs is a ROW/COLUMN.")
     table = pd.Series(cells, dtype=float).unstack()
-
-    def number(row: str) -> tuple[float, str]:
-        value = rating_of(row)
-        return (0, row) if value is None else (value, "")
-
-    return table.loc[sorted(table.index, key=number)]
+    return table.loc[sorted(table.index, key=lambda row: rating_of(row) or 0)]
 
 
 def formatted(table: pd.DataFrame, digits: int = 3) -> pd.DataFrame:

@@ -17,13 +17,11 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any, cast
 
-from mlstm_jax import __version__, environment, shipped, terminal
-from mlstm_jax.corpora.sources import Source, check_source
-from mlstm_jax.errors import KnownError, Note, UserError, did_you_mean, explained, nearest
+from mlstm_jax import __version__, environment, terminal
+from mlstm_jax.errors import KnownError, Note, did_you_mean, explained, nearest
 from mlstm_jax.guard import WEIGHTS, Interrupted, interruptible
 
 # The commands in each module of commands/, which is imported when one runs: most import JAX.
@@ -37,12 +35,6 @@ COMMANDS = {name: module for module, names in _MODULES.items() for name in names
 
 # Commands that run no model: they do not use the GPU, which may be busy.
 _ON_CPU = ("configs", "prepare", "inspect", "plan", "schedule", "import", "export")
-
-# Commands whose first word is a model.
-_OF_MODELS = ("evaluate", "report", "generate", "heatmap", "view", "export", *_MODULES["texts"])
-# Those with a file of texts, too, and its place among the words.
-_TEXTS = {"features": 1, "classify": 2}
-_FILE_OPTIONS = ("--train", "--valid", "--test")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -108,7 +100,6 @@ def run(words: Sequence[str]) -> None:
     if name in _MODULES["training"] and {"-h", "--help"} & set(rest):
         print(_short_help(name))
         return
-    _require_paths(name, rest)
     environment.silence()
     if name in _ON_CPU:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -117,26 +108,6 @@ def run(words: Sequence[str]) -> None:
     with _notes():
         call = parse(name, rest)
         call()
-
-
-def _require_paths(name: str, words: Sequence[str]) -> None:
-    """Raise UserError if a model or file that the words name does not exist.
-
-    The command checks them, too, but only after it has imported JAX, which takes seconds.
-    """
-    if name not in _OF_MODELS or {"-h", "--help"} & set(words):
-        return
-    paths = list(takewhile(lambda word: not word.startswith("-"), words))
-    if paths:
-        shipped.require_model(Path(paths[0]))
-    if name == "generate" and len(paths) > 1:
-        raise UserError("give the text to continue with `--prompt`.")
-    place = _TEXTS.get(name)
-    if place and len(paths) > place:
-        check_source(Source(paths[place]))
-    for option, value in pairwise(words):
-        if option in _FILE_OPTIONS:
-            check_source(Source(value))
 
 
 def parse(name: str, words: Sequence[str]) -> Callable[[], None]:

@@ -16,13 +16,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 from mlstm_jax import output, shipped
 from mlstm_jax.api.arguments import as_labelled
 from mlstm_jax.api.model import load
-from mlstm_jax.commands import (
-    Flag,
-    LabelColumn,
-    Overwrite,
-    RunFolder,
-    TextColumn,
-)
+from mlstm_jax.commands import Flag, LabelColumn, Overwrite, RunFolder, TextColumn
 from mlstm_jax.commands.models import READING, ReadingOptions
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.guard import interruptible
@@ -102,6 +96,7 @@ def transfer(
         valid: as train, to choose C on, the inverse strength of the penalty; unset:
             cross-validation.
     """
+    shipped.require_model(run)
     require_out(out, options.states or ("c+mean_h",))
     files = {"train": train, "test": test, "valid": valid}
     labelled = as_labelled(files, text_column, label_column)

@@ -185,10 +185,7 @@ def quickstart(config: OfConfig, resume: Flag = False, reset_carry: Flag = False
 def _as_typed(command: str) -> str:
     """Return the path of a command of this environment, or its name if it is on the PATH."""
     beside = Path(sys.executable).with_name(command)
-    if not beside.exists():
-        return command
-    on_path = shutil.which(command)
-    if on_path and Path(on_path).absolute() == beside.absolute():
+    if not beside.exists() or shutil.which(command) == str(beside):
         return command
     return os.path.relpath(beside)
 
