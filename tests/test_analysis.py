@@ -145,8 +145,9 @@ def test_a_run_that_has_just_begun_can_be_shown(tmp_path: Path) -> None:
     (run / "metrics.jsonl").write_text("")
     histories = analysis.load_histories(run)
     assert list(analysis.summary(histories)["end"]) == ["unfinished"]
-    _, axes = plt.subplots()
+    figure, axes = plt.subplots()
     analysis.plot(axes, histories, "step", "bpc")
+    plt.close(figure)
     assert not axes.lines
 
 
@@ -159,6 +160,7 @@ def test_the_dots_of_a_run_have_the_color_of_its_line(tmp_path: Path) -> None:
             colors[line.get_linestyle()].append(line.get_color())
     assert colors["-"] == colors["None"]
     assert colors["-"][0] != colors["-"][1]
+    assert not plt.get_fignums()  # a notebook would show it twice
 
 
 def test_smoothing_starts_at_the_first_value_and_passes_over_gaps() -> None:
@@ -199,7 +201,8 @@ def test_the_table_of_a_sweep(tmp_path: Path) -> None:
 
 def test_a_curve_has_the_values_of_its_run(tmp_path: Path) -> None:
     histories = analysis.load_histories(write_run(tmp_path / "run"))
-    _, axes = plt.subplots()
+    figure, axes = plt.subplots()
+    plt.close(figure)
     analysis.plot(axes, histories, "megabytes", "learning_rate", style=lambda one: {"lw": 3})
     analysis.plot(axes, histories, "megabytes", "no such column")
     (line,) = axes.lines

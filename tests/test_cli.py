@@ -109,7 +109,6 @@ def test_from_text_to_a_score_and_a_sentence(text_file, tmp_path, monkeypatch, c
         ("train --train.steps 1e3", "--train.steps: '1e3' is not a whole number"),
         ("plan --machine h200 --corpus-bytes 40GB", "--corpus-bytes: '40GB' is not a number"),
         ("train --lr 1", "did you mean --optimizer.learning-rate?"),
-        ("generate reviews-1024 b", "with `--prompt`"),
         ("evaluate x.csv", "a run folder, or from a .safetensors"),
         ("quickstart small_512", "mlstm-jax train small_512"),
         ("configs smal_512", "did you mean small_512 or"),

@@ -91,7 +91,7 @@ def test_training_gives_a_model_and_its_metrics(corpus, tmp_path, monkeypatch, c
     lines: list[dict[str, Any]] = []
 
     def note(line: dict[str, Any]) -> None:
-        time.sleep(0.5 if line["kind"] == "eval" else 0)
+        time.sleep(0.1 if line["kind"] == "eval" else 0)
         jnp.sin(np.ones(2))  # It may use JAX in any way.
         lines.append(line)
 
@@ -99,7 +99,7 @@ def test_training_gives_a_model_and_its_metrics(corpus, tmp_path, monkeypatch, c
         if line["kind"] == "eval" and line["step"] == 6:
             raise RuntimeError("enough")
 
-    train = short(steps=6, epochs=None, eval_every=3, checkpoint_every=3, watchdog_seconds=0.2)
+    train = short(steps=6, epochs=None, eval_every=3, checkpoint_every=3, watchdog_seconds=0.05)
     config = make_config(corpus, tmp_path / "run", train=train)
     handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("os._exit"))

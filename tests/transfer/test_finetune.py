@@ -56,19 +56,6 @@ def test_a_run_starts_from_the_parameters_of_another(run: Run) -> None:
             first_parameters(vary(config, **{f"model__{change}": 1}))
 
 
-def test_a_start_from_weights_whose_path_now_names_others(run, tmp_path, monkeypatch) -> None:
-    other = jax.tree.map(lambda x: 2 * x, run.params)
-    for name, params in (("a", run.params), ("b", other)):
-        made = as_weights(run)._replace(params=params)
-        weights.save(tmp_path / name / "w.safetensors", made)
-    monkeypatch.chdir(tmp_path / "a")
-    given = load_run(Path("w.safetensors"))
-    assert finetune._start(given, tmp_path) == given.folder
-    monkeypatch.chdir(tmp_path / "b")
-    start = finetune._start(given, tmp_path)
-    assert weights.fingerprint(load_run(start).params) == weights.fingerprint(run.params)
-
-
 def test_a_start_from_other_positions_names_them() -> None:
     model = Transformer(hidden=8, embedding=8, heads=2, layers=1, positions=16)
     config = Config(model=dataclasses.replace(model, positions=32), train=Train(start_from="it"))
@@ -185,17 +172,24 @@ def test_few_texts_have_small_batches() -> None:
     assert {given: finetune._rows(*given) for given in windows} == windows
 
 
-def test_the_given_parameters_are_tuned_even_if_another_checkpoint_is_better(run, tmp_path) -> None:
-    """`train.start_from` names a run, of which it takes the best checkpoint."""
-    other = dataclasses.replace(run, params=jax.tree.map(lambda x: 2 * x, run.params))
+def test_the_given_parameters_are_tuned(run, tmp_path, monkeypatch) -> None:
+    """Even if `start_from` would take a better checkpoint, or a path has become another's."""
+    doubled = jax.tree.map(lambda x: 2 * x, run.params)
+    other = dataclasses.replace(run, params=doubled)
+    for name, one in (("a", run), ("b", other)):
+        weights.save(tmp_path / name / "w.safetensors", as_weights(one))
+    monkeypatch.chdir(tmp_path / "a")
+    given = load_run(Path("w.safetensors"))
+    assert finetune._start(given, tmp_path) == given.folder
+    monkeypatch.chdir(tmp_path / "b")
     texts = Labelled(["my guitar is good", "my piano is bad"] * 20, ["x", "y"] * 20)
     finetune.write_corpus(tmp_path / "corpus", texts, texts, ["x", "y"], "radford")
-    for given in (run, other):
-        start = finetune._start(given, tmp_path)
-        config = finetune.make_config(given, start, tmp_path, 2, FinetuneOptions(window=16))
+    for one in (run, other, given):
+        start = finetune._start(one, tmp_path)
+        config = finetune.make_config(one, start, tmp_path, 2, FinetuneOptions(window=16))
         params = first_parameters(config)
-        np.testing.assert_array_equal(params["embedding"], given.params["embedding"])
-    assert len(list(tmp_path.glob("*.safetensors"))) == 1
+        np.testing.assert_array_equal(params["embedding"], one.params["embedding"])
+    assert len(list(tmp_path.glob("*.safetensors"))) == 2
 
 
 def test_a_batch_larger_than_the_texts_is_refused(run: Run, tmp_path: Path) -> None:
