@@ -51,29 +51,24 @@ def test_a_heat_map_shows_itself(model: mlstm.TrainedModel, tmp_path: Path) -> N
     assert part in page
 
 
-def test_copies_and_pickles(model: mlstm.TrainedModel) -> None:
+def test_copies_and_pickles(model: mlstm.TrainedModel, tmp_path, monkeypatch) -> None:
+    """A path that is loaded keeps its place when the process changes its folder."""
     assert copy.deepcopy(model) is model
-    again = pickle.loads(pickle.dumps(model))
-    assert again.step == model.step
-    np.testing.assert_array_equal(again.encode(TEXTS), model.encode(TEXTS))
-    assert len(pickle.dumps(model)) < 1000
-    ours = pickle.dumps(mlstm.load("reviews-1024"))
-    assert str(Path(mlstm.__file__).parent).encode() not in ours
-    assert repr(pickle.loads(ours)) == repr(mlstm.load("reviews-1024"))
-
-
-def test_a_model_keeps_its_place_when_the_process_changes_its_folder(
-    model: mlstm.TrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.chdir(model.path.parent)
     run = mlstm.load(model.path.name)
     monkeypatch.chdir(tmp_path)
     weights = mlstm.load(model.export("w.safetensors").name)
     monkeypatch.chdir("/")
-    assert pickle.loads(pickle.dumps(run)).path == model.path.resolve()
+    again = pickle.loads(pickle.dumps(run))
+    assert (again.path, again.step) == (model.path.resolve(), model.step)
+    np.testing.assert_array_equal(again.encode(TEXTS), model.encode(TEXTS))
     assert run._lines() == model._lines()
+    assert len(pickle.dumps(model)) < 1000
     assert "imported" in repr(weights)
     assert pickle.loads(pickle.dumps(weights)).path == (tmp_path / "w.safetensors").resolve()
+    ours = pickle.dumps(mlstm.load("reviews-1024"))
+    assert str(Path(mlstm.__file__).parent).encode() not in ours
+    assert repr(pickle.loads(ours)) == repr(mlstm.load("reviews-1024"))
 
 
 def test_export_and_load_again(model: mlstm.TrainedModel, tmp_path: Path) -> None:

@@ -62,6 +62,11 @@ def test_the_best_unit_separates_the_classes(random: np.random.Generator) -> Non
     # A unit that is the same within each class tells most.
     data.features[:, 7] = data.labels
     assert experiment._best_unit(data) == 7
+    data.features[:] = 7  # as of texts that are all the same
+    assert experiment._best_unit(data) == 0
+    counts = experiment._histogram(data, 0, ["0", "1"])["counts"]
+    assert sum(counts["0"]) == (data.labels == 0).sum()
+    assert fit(data, ["0", "1"], 0.5).score(data) == pytest.approx(0.5, abs=0.1)
 
 
 @pytest.mark.parametrize("count", [300, 30])

@@ -144,22 +144,6 @@ def test_several_states_are_transferred_and_resumed(
         (values,) = kept["features"][:, is_best].T
         np.testing.assert_allclose(edges[:: len(edges) - 1], np.percentile(values, [0.5, 99.5]))
 
-    # As `transfer` did, so does `classify`.
-    folder, labelled = out / "c+mean_h", tmp_path / "labelled.csv"
-    cli.main(["classify", str(run.folder), str(folder), test, "--out", str(labelled)])
-    pairs = zip(answers_of(labelled), answers_of(Path(test)), strict=True)
-    right = np.mean([one["label"] == other["label"] for one, other in pairs])
-    assert right == json.loads((folder / "report.json").read_text())["test"]
-
-
-def test_texts_that_are_all_the_same_have_a_report(run: Run, tmp_path: Path) -> None:
-    path, out = tmp_path / "same.csv", tmp_path / "out"
-    path.write_text("text,label\n" + "same text,0\nsame text,1\n" * 3)
-    paths = ["--train", str(path), "--test", str(path), "--out", str(out)]
-    cli.main(["transfer", str(run.folder), *paths])
-    assert json.loads((out / "report.json").read_text())["test"] == 0.5
-    assert "| | train | cross-validated | **test** |" in (out / "report.md").read_text()
-
 
 def test_features_of_another_reading_or_other_units_have_another_key(run: Run) -> None:
     readers = [

@@ -43,7 +43,8 @@ def session_of(path: Path) -> Any:
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_the_outputs_are_those_of_jax(model, tmp_path, dtype) -> None:
-    session = session_of(model.export(tmp_path / "m.onnx", dtype))
+    path = model.export(tmp_path / "m.onnx", dtype)
+    session, first = session_of(path), path.read_bytes()
     texts = [model.cleaned(text) for text in TEXTS]
     logits, h, c, mean_h, h_each, c_each = session.run(None, given(model, texts))
     found = {"h": h, "c": c, "mean_h": mean_h}
@@ -64,6 +65,11 @@ def test_the_outputs_are_those_of_jax(model, tmp_path, dtype) -> None:
             _, h, c, *_ = session.run(None, given(model, [piece], **state))
             state = {"h": h, "c": c}
         assert_close(state, {"h": found["h"][1:2], "c": found["c"][1:2]}, TERMS)
+        assert model.export(path, overwrite=True).read_bytes() == first
+        about = json.loads(session.get_modelmeta().custom_metadata_map["mlstm_jax"])
+        assert about["cleaning"] == "radford"
+        assert about["source"].endswith("step 150")
+        assert 0 < about["difference"] < 1e-5
 
 
 def assert_near(found: Any, expected: Any) -> None:
@@ -147,13 +153,3 @@ def test_what_a_format_does_not_have_is_refused(model, tmp_path) -> None:
         with pytest.raises(UserError, match=message):
             onnx_file.save(tmp_path / "m.onnx", draw(kind), "a test")
     assert not list(tmp_path.iterdir())
-
-
-def test_the_metadata_say_what_a_program_must_know(model, tmp_path) -> None:
-    path = model.export(tmp_path / "m.onnx")
-    session, first = session_of(path), path.read_bytes()
-    assert model.export(path, overwrite=True).read_bytes() == first
-    about = json.loads(session.get_modelmeta().custom_metadata_map["mlstm_jax"])
-    assert about["cleaning"] == "radford"
-    assert about["source"].endswith("step 150")
-    assert 0 < about["difference"] < 1e-5
