@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import itertools
 import json
 import shutil
 import sys
@@ -194,13 +193,17 @@ def classify(
     )
     if out is None and is_terminal(sys.stdout):
         first = next(iter(file))[:_SHOWN]
-        ((_, answers),) = label_texts(loaded, first, chosen, about, featurizer)
-        _show_table(first, answers)
+        _show_table(label_texts(loaded, first, chosen, about, featurizer))
         more = "with the probability of each class"
         show(f"{len(first)} of {file.count:,} texts; for all, {more}: --out labels.csv")
         return
     labelled = label_texts(loaded, file, chosen, about, featurizer, quiet=False)
-    with _written(out) as written:
+    with contextlib.ExitStack() as stack:
+        written: IO[str] = sys.stdout
+        if out:  # which is written completely or not at all
+            partial = stack.enter_context(output.atomic_file(out))
+            opened = partial.open("w", newline="", encoding="utf-8", errors="replace")
+            written = stack.enter_context(opened)
         if out and out.suffix == ".jsonl":
             _write_json(written, labelled)
         else:
@@ -211,49 +214,45 @@ def classify(
 
 _SHOWN = 10  # texts in a table
 
-
-def _show_table(texts: Sequence[str], answers: Sequence[dict[str, float]]) -> None:
-    """Show texts with their classes, each in a line of the terminal; no class is an empty one."""
-    labels = [one_line(_best(shares)) for shares in answers]
-    width = max(len("label"), *map(len, labels))
-    lines = [f"{'record':>6}  {'label':<{width}}  {'p':<6}  text"]
-    for number, (text, label, shares) in enumerate(zip(texts, labels, answers, strict=True), 1):
-        best = f"{max(shares.values()):.4f}" if shares else ""
-        lines.append(f"{number:>6}  {label:<{width}}  {best:<6}  {one_line(text)}")
-    columns = shutil.get_terminal_size().columns
-    show("\n".join(line[:columns] for line in lines))
-
-
-def _best(shares: dict[str, float]) -> str:
-    """The class with the largest probability; "" of a text without any."""
-    return max(shares, key=lambda name: shares[name], default="")
-
-
 # Parts of a file: their texts, and the probability of each class, none of a blank text.
 _Labelled = Iterable[tuple[Sequence[str], list[dict[str, float]]]]
+
+
+def _records(labelled: _Labelled) -> Iterator[tuple[int, str, str, dict[str, float]]]:
+    """Yield number, text, likeliest class and probabilities; of a blank text "" and none."""
+    number = 0
+    for texts, answers in labelled:
+        for text, shares in zip(texts, answers, strict=True):
+            number += 1
+            yield number, text, max(shares, key=lambda name: shares[name], default=""), shares
+
+
+def _show_table(labelled: _Labelled) -> None:
+    """Show each text in a line of the terminal."""
+    records = list(_records(labelled))
+    width = max(len("label"), *(len(one_line(label)) for _, _, label, _ in records))
+    lines = [f"{'record':>6}  {'label':<{width}}  {'p':<6}  text"]
+    for number, text, label, shares in records:
+        best = f"{shares[label]:.4f}" if shares else ""
+        lines.append(f"{number:>6}  {one_line(label):<{width}}  {best:<6}  {one_line(text)}")
+    columns = shutil.get_terminal_size().columns
+    show("\n".join(line[:columns] for line in lines))
 
 
 def _write_csv(file: IO[str], labelled: _Labelled, classes: Sequence[str]) -> None:
     # Python quotes a carriage return within a field only if lines end with one.
     writer = csv.writer(_Lines(file), lineterminator="\r\n")
     writer.writerow(["record", "text", "label", *(f"p({name})" for name in classes)])
-    number = itertools.count(1)
-    for texts, answers in labelled:
-        for text, shares in zip(texts, answers, strict=True):
-            values = [f"{share:.4f}" for share in shares.values()] or [""] * len(classes)
-            writer.writerow([next(number), text, _best(shares), *values])
-        file.flush()
+    for number, text, label, shares in _records(labelled):
+        values = [f"{share:.4f}" for share in shares.values()] or [""] * len(classes)
+        writer.writerow([number, text, label, *values])
 
 
 def _write_json(file: IO[str], labelled: _Labelled) -> None:
-    number = itertools.count(1)
-    for texts, answers in labelled:
-        for text, shares in zip(texts, answers, strict=True):
-            rounded = {name: round(share, 4) for name, share in shares.items()}
-            label = _best(shares) or None
-            row = {"record": next(number), "text": text, "label": label, "p": rounded}
-            file.write(json.dumps(row) + "\n")
-        file.flush()
+    for number, text, label, shares in _records(labelled):
+        rounded = {name: round(share, 4) for name, share in shares.items()}
+        row = {"record": number, "text": text, "label": label or None, "p": rounded}
+        file.write(json.dumps(row) + "\n")
 
 
 def _classifier_and_input(run: Path, given: tuple[Path, ...]) -> tuple[Path, Path]:
@@ -268,19 +267,6 @@ def _classifier_and_input(run: Path, given: tuple[Path, ...]) -> tuple[Path, Pat
         f"classify takes a classifier and a file of texts, {run} DIR INPUT, where DIR is a folder "
         f"of `mlstm-jax transfer`; {have}."
     )
-
-
-@contextlib.contextmanager
-def _written(out: Path | None) -> Iterator[IO[str]]:
-    """Yield standard output, or a file that is written completely or not at all."""
-    if out is None:
-        yield sys.stdout
-        return
-    with (
-        output.atomic_file(out) as partial,
-        partial.open("w", newline="", encoding="utf-8", errors="replace") as file,
-    ):
-        yield file
 
 
 class _Lines:

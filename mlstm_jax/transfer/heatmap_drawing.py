@@ -129,18 +129,15 @@ def as_part(heat: Heatmap) -> str:
 
 def _with_values(spans: list[str], heat: Heatmap) -> list[str]:
     """Return the spans in words, each with the value after its last character above it."""
-    pieces: list[str] = []
-    word: list[str] = []
-    ends = set(word_ends(heat.texts))
-    for number, span in enumerate(spans):
-        if heat.texts[number].isspace():
-            pieces.append(span)
-            continue
-        word.append(span)
-        if number in ends:
-            value = f"{heat.values[number]:+.1f}".replace("-", "−")
-            pieces.append(f"<ruby>{''.join(word)}<rt>{value}</rt></ruby>")
-            word = []
+    pieces = []
+    is_space = [text.isspace() for text in [" ", *heat.texts, " "]]
+    for number, span in enumerate(spans, 1):
+        if is_space[number - 1] and not is_space[number]:
+            span = f"<ruby>{span}"
+        if is_space[number + 1] and not is_space[number]:
+            value = f"{heat.values[number - 1]:+.1f}".replace("-", "−")
+            span += f"<rt>{value}</rt></ruby>"
+        pieces.append(span)
     return pieces
 
 
