@@ -21,7 +21,7 @@ def load_example(name: str) -> Any:
     return module
 
 
-def nonsense(seed: int, words: int = 300) -> bytes:
+def nonsense(seed: int, words: int = 240) -> bytes:
     vocabulary = ["QUUX", "ZAX!", "KRRP", "WYVVLE", "#33#", "FJORDH", "XYLQ"]
     return " ".join(np.random.default_rng(seed).choice(vocabulary, words)).encode()
 
@@ -46,7 +46,7 @@ def test_dynamic_evaluation_learns_and_scores_no_byte_with_parameters_that_have_
     for name, seed in (("text", 0), ("train", 1), ("valid", 2)):
         (tmp_path / name).write_bytes(nonsense(seed))
     files = [f"--{name}={tmp_path / name}" for name in ("train", "valid")]
-    example.RATES = {True: (1e-3,)}
+    example.RATES, example.DECAYS = {True: (1e-3,)}, (0.0, 0.01)
     example.main([str(run.folder), str(tmp_path / "text"), *files])
     *_, plain, dynamic = capsys.readouterr().out.splitlines()
     assert plain == f"bpc {static.mean() / np.log(2):.4f} with the trained parameters"

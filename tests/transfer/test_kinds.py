@@ -50,14 +50,15 @@ def test_features_and_heat_maps_are_the_states(untrained: Run) -> None:
     default = Featurizer(untrained)
     kept = {"c", "mean_h"} if "c" in states else {"mean_h"}
     assert {(one.state, one.layer) for one in default.columns} == {(state, 1) for state in kept}
+    reader = Reader(untrained)
     for text, features in zip(TEXTS, found, strict=True):
-        end = Reader(untrained)(f"\n {text.strip()} ".encode()).end_LH
+        end = reader(f"\n {text.strip()} ".encode()).end_LH
         assert set(end) == {*states, "mean_h"}
         for state, array in zip((*states, "mean_h"), features, strict=True):
             assert_close(array, end[state], 2 * 3 * 12)
-    shown = heat(Reader(untrained), TEXTS[0], 3)
+    shown = heat(reader, TEXTS[0], 3)
     assert shown.name.startswith({"c": "cell state c", "h": "h of"}[states[0]])
-    again = heat(Reader(untrained), TEXTS[0], 3, state=states[0])
+    again = heat(reader, TEXTS[0], 3, state=states[0])
     np.testing.assert_array_equal(shown.values, again.values)
 
 
