@@ -5,23 +5,18 @@ virtual CPU devices and of the threads that serve them, flags and the cache can 
 process on this machine reuses compiled programs.
 """
 
-import contextlib
-import functools
 import hashlib
 import logging
-import mmap
 import os
 import platform
 import resource
 import sys
 import warnings
 from contextlib import ExitStack
-from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, first_line
 
 if TYPE_CHECKING:
     import jax
@@ -125,8 +120,7 @@ def prepare(devices: "Devices", *, deterministic: bool = False) -> None:
 def local_devices() -> "list[jax.Device]":
     """Return the devices of this process; JAX starts if it has not.
 
-    Raises UserError if the machine has no device of JAX_PLATFORMS, or too little address space, or
-    if XLA_FLAGS has an unknown flag.
+    Raises UserError if the machine has no device of JAX_PLATFORMS, or too little address space.
     """
     require_own_jax()
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
@@ -135,61 +129,19 @@ def local_devices() -> "list[jax.Device]":
             f"the limit on address space (ulimit -v) is {space / 1e9:.1f} GB, but JAX needs "
             f"{_LEAST_ADDRESS_SPACE / 1e9:.1f} GB before it reads a model; raise the limit."
         )
-    require_known_flags()
     import jax
 
     try:
         return jax.local_devices()
     except (AssertionError, RuntimeError) as error:  # JAX asserts that it has such a plug-in.
         wanted = os.environ.get("JAX_PLATFORMS", "")
-        why = str(error).partition("\n")[0]
-        if not why or f"'{wanted}'" not in why:  # of "gpu" JAX names the last of its kinds, rocm
+        why = first_line(error)
+        if f"'{wanted}'" not in why:  # of "gpu" JAX names the last of its kinds, rocm
             why = "it has no plug-in or no device of this kind"
         raise UserError(
             f"JAX cannot start with JAX_PLATFORMS={wanted!r}: {why}. Install JAX for this device "
             "(mlstm-jax[cuda13]), set JAX_PLATFORMS to cpu, or unset it."
         ) from error
-
-
-def require_known_flags() -> None:
-    """Raise UserError if XLA_FLAGS has a flag unknown to jaxlib, which would end the process."""
-    unknown = unknown_flags(os.environ.get("XLA_FLAGS", ""))
-    if unknown:
-        raise UserError(
-            f"XLA_FLAGS has {', '.join(unknown)}, which jaxlib {metadata.version('jaxlib')} does "
-            "not know; remove it."
-        )
-
-
-@functools.cache
-def unknown_flags(flags: str) -> list[str]:
-    """Return those XLA flags, separated by spaces, that the installed jaxlib does not know.
-
-    jaxlib has no list of its flags, but its library contains their names.
-    """
-    words = [word for word in flags.split() if word.startswith("--")]
-    package = find_spec("jaxlib")
-    folders = (package and package.submodule_search_locations) or []
-    libraries = [path for folder in folders for path in Path(folder).glob("libjax_common.*")]
-    if not words or not libraries:
-        return []
-    with (
-        libraries[0].open("rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library,
-    ):
-        return [word for word in words if not _has_name(library, word[2:].partition("=")[0])]
-
-
-def _has_name(library: mmap.mmap, name: str) -> bool:
-    """Whether a library contains a name, and not only as the end of a longer one."""
-    wanted = f"{name}\0".encode()
-    place = library.find(wanted)
-    while place >= 0:
-        before = library[place - 1 : place]
-        if not (before.isalnum() or before == b"_"):
-            return True
-        place = library.find(wanted, place + 1)
-    return False
 
 
 def require_deterministic() -> None:
@@ -296,7 +248,6 @@ def _cache_folder() -> Path | None:
         status = folder.stat()
         if status.st_uid != os.getuid() or status.st_mode & 0o022:
             return None
-        _remove_incomplete(folder)
     except (OSError, RuntimeError):  # RuntimeError: the user has no home folder.
         return None
     return folder
@@ -311,19 +262,3 @@ def processor() -> str:
         kind = platform.processor()
     flags = os.environ.get("XLA_FLAGS", "")
     return hashlib.sha256(f"{platform.machine()} {kind} {flags}".encode()).hexdigest()[:16]
-
-
-def _remove_incomplete(folder: Path) -> None:
-    """Remove programs that a killed process has only partly written.
-
-    JAX writes a program and then the time of its last use. A program without a time is incomplete;
-    JAX would neither read nor rewrite it.
-    """
-    from filelock import FileLock, Timeout
-
-    with contextlib.suppress(Timeout), FileLock(folder / ".lockfile", timeout=10):
-        for program in folder.glob("*-cache"):
-            used = program.with_name(program.name.removesuffix("-cache") + "-atime")
-            if not used.is_file() or not program.stat().st_size:
-                program.unlink()
-                used.unlink(missing_ok=True)

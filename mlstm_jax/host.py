@@ -36,23 +36,13 @@ def memory_limits() -> dict[str, float]:
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if space != resource.RLIM_INFINITY:
         limits["the limit on address space (ulimit -v)"] = space
-    # Of cgroups v2, whose own line has no controllers, and v1; each folder may have a limit.
-    groups = ""
-    if _OWN_GROUPS.is_file():
-        groups = _OWN_GROUPS.read_text()
+    groups = _OWN_GROUPS.read_text() if _OWN_GROUPS.is_file() else ""
     for line in groups.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            top = _GROUPS
-            name = "memory.max"
-        elif "memory" in controllers.split(","):
-            top = _GROUPS / "memory"
-            name = "memory.limit_in_bytes"
-        else:
+        if not line.startswith("0::/"):  # of cgroups v1
             continue
-        here = top / path.lstrip("/") / name
-        for folder in here.parents[: len(here.parts) - len(_GROUPS.parts)]:
-            file = folder / name
+        own = _GROUPS / line.removeprefix("0::/")
+        for folder in (own, *own.parents):  # each may have a limit
+            file = folder / "memory.max"
             if file.is_file() and file.read_text().strip().isdecimal():
                 limits[_GROUP] = min(float(file.read_text()), limits.get(_GROUP, math.inf))
     return limits

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mlstm_jax import environment, terminal
 from mlstm_jax.config import Devices
+from tests import xla_flags
 
 # Before jax is imported. All processes of a session, those that tests start among them, share the
 # programs that they compile, and so do later sessions; `make clean` removes them.
@@ -22,13 +23,13 @@ FLAGS = (
     "--xla_cpu_opt_preset=CPU_OPT_PRESET_FAST_COMPILE"
 )
 if "XLA_FLAGS" not in os.environ:
-    unknown = environment.unknown_flags(FLAGS)
+    unknown = xla_flags.unknown(FLAGS)
     known = [flag for flag in FLAGS.split() if flag not in unknown]
     if isa := os.environ.get("MLSTM_JAX_TEST_ISA"):
         known.append(f"--xla_cpu_max_isa={isa}")
     os.environ["XLA_FLAGS"] = " ".join(known)
 # pytest would capture XLA's own message.
-environment.require_known_flags()
+assert not xla_flags.unknown(os.environ["XLA_FLAGS"])
 environment.cache_programs()
 terminal.SLOW_SECONDS = 1e5  # a loaded machine compiles for seconds, and tests read what is printed
 environment.prepare(Devices(virtual_cpu=4))

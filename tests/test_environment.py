@@ -50,14 +50,10 @@ def test_a_program_is_compiled_once_a_machine(tmp_path, command_environment):
     first = [end(process) for process in together]
     (program,) = tmp_path.glob("*/jit_compiled_once*-cache")
     assert program.parent.stat().st_mode & 0o077 == 0
-
-    # What a process that was killed has left half written is neither used nor in the way.
-    program.write_bytes(program.read_bytes()[:100])
-    program.with_name(program.name.removesuffix("cache") + "atime").unlink()
     later = end(begin(tmp_path, command_environment))
     results, hits = zip(*(line.split() for said in (*first, later) for line in said), strict=True)
     assert len({*results}) == 1
-    assert hits[-2:] == ("0", "1")
+    assert hits[-2:] == ("1", "1")
 
 
 def test_where_there_is_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +170,6 @@ def test_what_jax_lacks_to_start_is_said(shell, words, command_environment):
     [
         ("0::/\n", {"memory.max": "5000\n"}, 5000),
         ("0::/a/b\n", {"memory.max": "max\n", "a/memory.max": "7", "a/b/memory.max": "9"}, 7),
-        ("3:cpu:/a\n2:memory:/a\n", {"memory/a/memory.limit_in_bytes": "6000\n"}, 6000),
         ("0::/a\n", {}, None),
     ],
 )
@@ -189,15 +184,3 @@ def test_the_limits_of_control_groups_are_read(own, limits, least, tmp_path, mon
     groups = [size for name, size in found.items() if "cgroup" in name]
     assert groups == ([] if least is None else [least])
     assert found["the machine's memory"] > 2**28
-
-
-def test_an_unknown_flag_of_xla_is_named(tmp_path, monkeypatch, refused) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to= --xla_no_such_flag=1")
-    for line in ("plan --machine h200", "schedule", "train --out run", "generate reviews-1024"):
-        assert "XLA_FLAGS has --xla_no_such_flag=1," in refused(*line.split())
-    # The end of a flag is not a flag.
-    assert environment.unknown_flags("--gpu_autotune_level=0 --dump_to=x --xla_dump_to=x") == [
-        "--gpu_autotune_level=0",
-        "--dump_to=x",
-    ]

@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 
 import mlstm_jax
-from mlstm_jax import environment
+from tests import xla_flags
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -35,4 +35,4 @@ def test_jaxlib_knows_the_flags_of_xla_that_are_set_or_documented() -> None:
     for path in paths:
         found.update(re.findall(r"--xla_\w+", path.read_text(encoding="utf-8")))
     assert "--xla_gpu_deterministic_ops" in found
-    assert environment.unknown_flags(" ".join(found)) == []
+    assert xla_flags.unknown(" ".join(found)) == []

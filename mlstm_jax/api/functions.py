@@ -154,7 +154,6 @@ def plan(
     Returns:
         A list with a row for each number of devices and phase, which prints itself as a table.
     """
-    environment.require_known_flags()
     config = as_config(config)
     described = load_machine(Path(machine))
     config = with_compute(config, described)
@@ -188,7 +187,6 @@ def schedule(
         devices: number of devices, for a config with data.batch_per_device.
         corpus_bytes: of the training split; unset: those of data.corpus, which must then exist.
     """
-    environment.require_known_flags()
     config = resolve_batch(as_config(config), devices)
     if corpus_bytes is None:
         corpus = open_corpus(Path(config.data.corpus))
