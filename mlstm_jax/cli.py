@@ -16,7 +16,7 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -52,32 +52,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except SystemExit as stop:  # of the parser
         code = stop.code
     except BrokenPipeError:  # The reader, such as `| head`, has closed the pipe.
-        _discard_output()
         code = 141
     except Exception as unknown:
         error = explained(unknown)
         if error is None:
             raise
-    # At exit, Python would flush again, print an error and replace our exit code.
-    try:
-        sys.stdout.flush()
-    except OSError as lost:
-        _discard_output()
-        error = error or (lost if isinstance(lost, KnownError) else None)
+    lost = terminal.flush_at_end(sys.stdout)
+    if lost and not isinstance(lost, BrokenPipeError):
+        error = error or explained(lost)
     if error:
         code = error.exit_code
         terminal.tell(f"{prefix}: {terminal.message(error)}")
+    terminal.flush_at_end(sys.stderr)
     if isinstance(error, Interrupted) and arguments is None:
         for number in WEIGHTS:
             signal.signal(number, signal.SIG_DFL)  # A second one ends the process at once.
     if code is not None:
         sys.exit(code)  # type: ignore[arg-type]
-
-
-def _discard_output() -> None:
-    """Redirect standard output, and what is left in its buffer, to /dev/null."""
-    with suppress(Exception):  # A program may have replaced it by an object without a file.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run(words: Sequence[str]) -> None:

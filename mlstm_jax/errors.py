@@ -142,7 +142,9 @@ def explained(error: Exception) -> KnownError | None:
             "smaller batch, window, model or file, or free some memory."
         )
     if isinstance(error, OSError):
-        return FileError(with_remedy(str(error.filename or "a file or connection"), error))
+        return FileError(
+            with_remedy(str(error.filename or "standard output, a file or a connection"), error)
+        )
     # Libraries wrap system errors.
     advice = remedy(error)
     if str(error).startswith("Symlink loop"):  # Path.resolve, before Python 3.13

@@ -5,7 +5,6 @@ generated text are untrusted. An escape sequence in them could clear the screen 
 title; a direction mark could reverse a message.
 """
 
-import errno
 import html
 import importlib.util
 import io
@@ -16,13 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
-
-from mlstm_jax.errors import FileError, with_remedy
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
+from typing import Any
 
 # C0 except tab and newline; DEL and C1; Unicode line and direction marks; lone surrogates.
 _STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -105,30 +98,19 @@ def leave() -> None:
     """Show the cursor, which a progress line may have hidden, and flush the standard streams."""
     if is_terminal(sys.stderr):
         write_error("\x1b[?25h")
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):
-            stream.flush()
+    flush_at_end(sys.stdout)
+    flush_at_end(sys.stderr)
 
 
-class _Output(io.FileIO):
-    """Standard output, whose errors name it, or standard error, which loses what it cannot write.
-
-    A message that nobody gets must not end the work.
-    """
-
-    def __init__(self, number: int, *, of_messages: bool) -> None:
-        super().__init__(number, "w", closefd=False)
-        self._of_messages = of_messages
-
-    def write(self, data: Any, /) -> int:
-        try:
-            return super().write(data)
-        except OSError as error:
-            if self._of_messages:
-                return len(data)
-            if error.errno in (errno.EIO, errno.EPIPE):  # The terminal or the pipe is closed.
-                raise
-            raise FileError(with_remedy("standard output: cannot be written", error)) from error
+def flush_at_end(stream: Any) -> Exception | None:
+    """Flush a stream; if it fails, return the error, and drop what Python would write at exit."""
+    try:
+        stream.flush()
+    except Exception as error:
+        with suppress(Exception):  # A program may have replaced it by an object without a file.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return error
+    return None
 
 
 def open_streams() -> None:
@@ -142,28 +124,18 @@ def open_streams() -> None:
         if getattr(sys, name) is None:
             flag = os.O_WRONLY if name == "stderr" else os.O_RDONLY
             file = os.open(os.devnull, flag)  # takes the lowest free number, which is that stream's
-            stream = open(file, "r" if name == "stdin" else "w", encoding="utf-8")  # noqa: SIM115
-            setattr(sys, name, stream)
-            setattr(sys, f"__{name}__", stream)
-        old = getattr(sys, name)
-        if name == "stdin" or not isinstance(old, io.TextIOWrapper) or old.closed:
-            continue
-        if old is getattr(sys, f"__{name}__"):
-            raw = _Output(old.fileno(), of_messages=name == "stderr")
-            new = io.TextIOWrapper(
-                raw if old.write_through else io.BufferedWriter(raw),
-                encoding=old.encoding,
-                line_buffering=old.line_buffering,
-                write_through=old.write_through,
-            )
-            setattr(sys, name, new)
-        getattr(sys, name).reconfigure(errors="replace")
+            opened = open(file, "r" if name == "stdin" else "w", encoding="utf-8")  # noqa: SIM115
+            setattr(sys, name, opened)
+            setattr(sys, f"__{name}__", opened)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not stream.closed:
+            stream.reconfigure(errors="replace")
 
 
 class ProgressLine:
     """Progress of `total` steps on standard error, unless `quiet`; a context manager.
 
-    `status` is shown until the first update. `of_bytes`: a step is a byte that is read.
+    `status` is shown until the first update. `of_bytes`: a step is a byte, and their rate is shown.
     """
 
     def __init__(
@@ -176,93 +148,72 @@ class ProgressLine:
         of_bytes: bool = False,
         quiet: bool = False,
     ) -> None:
-        self._name = name
-        self._total = total
         self._done = done
         self._quiet = quiet
-        self._of_bytes = of_bytes
-        # The first step includes compilation, so the estimate starts at the first update.
-        self._first: int | None = None
-        self._started = 0.0
         self._printed = time.monotonic()
-        self._live: Progress | None = None
         if quiet:
             return
-        from rich.console import Console  # not needed for --help
+        from rich import progress  # not needed for --help
+        from rich.console import Console
 
         # Names and texts have brackets and colons.
         shown = Console(stderr=True, markup=False, emoji=False, highlight=False)
         # In a notebook, rich updates a bar in place if there are widgets.
-        has_widgets = shown.is_jupyter and importlib.util.find_spec("ipywidgets")
-        if is_terminal(sys.stderr) or has_widgets:
-            from rich import progress
-
-            self._live = progress.Progress(
-                progress.TextColumn("{task.description}", markup=False),
-                progress.BarColumn(bar_width=24),
-                progress.TextColumn("{task.fields[count]}"),
-                progress.TextColumn("{task.fields[status]}", markup=False),
-                progress.TimeElapsedColumn(),
-                progress.TimeRemainingColumn(elapsed_when_finished=False),
-                progress.TextColumn("left"),
-                console=shown,
-            )
-            self._task = self._live.add_task(
-                name, total=total, completed=done, count=self._count(), status=status
-            )
+        has_widgets = shown.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
+        self._is_live = is_terminal(sys.stderr) or has_widgets
+        described = progress.TextColumn("{task.description}", markup=False)
+        counts: list[progress.ProgressColumn] = [
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("{task.fields[status]}", markup=False),
+        ]
+        if of_bytes:
+            counts = [progress.DownloadColumn(), progress.TransferSpeedColumn()]
+        left = [progress.TimeRemainingColumn(), progress.TextColumn("left")]
+        self._plain = [described, *counts, *left]
+        # The speed is that since the first update: the first step includes compilation.
+        self._progress = progress.Progress(
+            described, progress.BarColumn(24), *counts, progress.TimeElapsedColumn(), *left,
+            console=shown, disable=not self._is_live, speed_estimate_period=3600.0,
+            get_time=lambda: time.monotonic(),
+        )  # fmt: skip
+        self._task = self._progress.add_task(name, total=total, completed=done, status=status)
 
     def __enter__(self) -> "ProgressLine":
         with self._terminal():
-            if self._live:
-                self._live.start()
+            if not self._quiet:
+                self._progress.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         with self._terminal():
-            if self._live:
-                self._live.stop()
+            if not self._quiet:
+                self._progress.stop()
 
     def advance(self, steps: int) -> None:
         """Add to the number of steps done."""
         self.update(self._done + steps)
 
     def update(self, step: int, status: str = "") -> None:
-        """Show the number of steps done, and `status` next to it; of bytes, their rate."""
+        """Show the number of steps done, and `status` next to it."""
         self._done = step
         if self._quiet:
             return
         with self._terminal():
+            self._progress.update(self._task, completed=step, status=status)
             now = time.monotonic()
-            if self._first is None:
-                self._first = step
-                self._started = now
-            speed = 0.0
-            if step > self._first and now > self._started:
-                speed = (step - self._first) / (now - self._started)
-            if self._of_bytes and speed:
-                status = rate(speed)
-            if self._live:
-                self._live.update(self._task, completed=step, count=self._count(), status=status)
-            elif now - self._printed >= _SECONDS_BETWEEN_PLAIN_LINES:
+            if not self._is_live and now - self._printed >= _SECONDS_BETWEEN_PLAIN_LINES:
                 self._printed = now
-                line = f"{self._name} {self._count()}  {status}"
-                if speed:
-                    line += f"  {timedelta(seconds=round((self._total - step) / speed))} left"
-                tell(line)
-
-    def _count(self) -> str:
-        """Return the number of steps done, of all: 300/600, or 1.2/45.6 MB."""
-        if not self._of_bytes:
-            return f"{self._done}/{self._total}"
-        size, unit = _unit(self._total)
-        return f"{self._done / size:.1f}/{self._total / size:.1f} {unit}"
+                (task,) = self._progress.tasks
+                tell("  ".join(str(column.render(task)) for column in self._plain))
 
     def say(self, text: str) -> None:
         """Print a permanent line above the live line."""
+        if self._quiet:
+            return
         with self._terminal():
-            if self._live:
-                self._live.console.print(printable(text), soft_wrap=True)
-            elif not self._quiet:
+            if self._is_live:
+                self._progress.console.print(printable(text), soft_wrap=True)
+            else:
                 tell(text)
 
     @contextmanager
@@ -271,7 +222,6 @@ class ProgressLine:
         try:
             yield
         except Exception:  # of a closed terminal, or of what has replaced the stream
-            self._live = None
             self._quiet = True
 
 

@@ -162,9 +162,17 @@ def test_a_file_is_replaced_on_request_alone(words, tmp_path, monkeypatch, capsy
 @pytest.mark.parametrize(
     ("line", "code", "told"),
     [
-        ("mlstm-jax configs >/dev/full", 1, "configs: standard output: cannot be written"),
-        ("PYTHONUNBUFFERED=1 mlstm-jax --help >/dev/full", 1, "jax: standard output: cannot"),
-        ("mlstm-jax configs >&-", 1, "standard output: cannot be written: Bad file"),
+        (
+            "mlstm-jax configs >/dev/full",
+            1,
+            "configs: standard output, a file or a connection: No space",
+        ),
+        (
+            "PYTHONUNBUFFERED=1 mlstm-jax --help >/dev/full",
+            1,
+            "jax: standard output, a file or a connection: No space",
+        ),
+        ("mlstm-jax configs >&-", 1, "standard output, a file or a connection: Bad file"),
         ("mlstm-jax configs <&- 2>&- >/dev/null", 0, ""),
         ("mlstm-jax trian 2>/dev/full", 2, ""),
         ("set -o pipefail; mlstm-jax --version | exec true", 0, ""),  # which reads nothing

@@ -29,9 +29,9 @@ def test_progress_counts_the_bytes_that_are_read(model, monkeypatch, capsys) -> 
     monkeypatch.setattr("mlstm_jax.terminal._SECONDS_BETWEEN_PLAIN_LINES", 0.0)
     texts = ["a text of any length "] * 500  # 23 bytes after cleaning
     model.encode(texts, show_progress=True)
-    assert "encode 11.5/11.5 kB" in capsys.readouterr().err
+    assert "encode  11.5/11.5 kB" in capsys.readouterr().err
     model.bits_per_character(texts, show_progress=True)
-    assert "score 11.5/11.5 kB" in capsys.readouterr().err
+    assert "score  11.5/11.5 kB" in capsys.readouterr().err
 
 
 def test_a_heat_map_shows_itself(model: mlstm.TrainedModel, tmp_path: Path) -> None:
