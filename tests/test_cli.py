@@ -110,7 +110,6 @@ def test_from_text_to_a_score_and_a_sentence(text_file, tmp_path, monkeypatch, c
         ("plan --machine h200 --corpus-bytes 40GB", "--corpus-bytes: '40GB' is not a number"),
         ("train --lr 1", "did you mean --optimizer.learning-rate?"),
         ("evaluate x.csv", "a run folder, or from a .safetensors"),
-        ("quickstart small_512", "mlstm-jax train small_512"),
         ("configs smal_512", "did you mean small_512 or"),
         ("plan --machine absent --json x.csv/x.json", "another folder with `json`"),
         ("train --data.corpus c --out x.csv/deep/run", "x.csv is a file; choose another folder"),

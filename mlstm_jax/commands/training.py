@@ -42,9 +42,6 @@ def parse(command: Callable[..., None], words: Sequence[str], program: str) -> C
     """
     kinds = [word for word in words if word.startswith("model:")]
     named, words = _split_config([word for word in words if word not in kinds])
-    if named and command is quickstart:
-        other = f"`mlstm-jax train {named}`"
-        raise UserError(f"quickstart always uses its own config; train another with {other}.")
     config = load_file(named or _QUICKSTART)
     if "--help-all" in words:
         words = ["--help"]

@@ -121,8 +121,10 @@ def test_training_gives_a_model_and_its_metrics(corpus, tmp_path, monkeypatch, c
     assert model.evaluate("valid").bpc == pytest.approx(best["bpc"], rel=1e-5)
 
 
-def test_metrics_are_a_data_frame(model: mlstm.TrainedModel) -> None:
+def test_metrics_are_a_data_frame_and_a_plot(model: mlstm.TrainedModel) -> None:
     pandas = pytest.importorskip("pandas")
+    pytest.importorskip("matplotlib")
+    assert len(model.plot().axes) == len(mlstm.plot_metrics([model.path], x="step").axes) == 5
     assert isinstance(model.metrics, pandas.DataFrame)
     assert model.metrics.to_dict("records")[-1]["step"] == model._lines()[-1]["step"]
 
@@ -140,12 +142,14 @@ def test_the_documented_trackers_get_every_number(run, monkeypatch) -> None:
         steps.append(step)
 
     begun = SimpleNamespace(log=record)
-    stand_in = SimpleNamespace(
-        init=lambda *, project: begun, start_run=lambda: begun, log_metrics=record, log=record
-    )
-    assert [block.split()[1] for block in trackers] == ["wandb", "mlflow", "trackio"]
-    for block in trackers:
-        monkeypatch.setitem(sys.modules, block.split()[1], stand_in)
+    stand_ins = {
+        "wandb": SimpleNamespace(init=lambda *, project: begun),
+        "mlflow": SimpleNamespace(start_run=lambda: begun, log_metrics=record),
+        "trackio": SimpleNamespace(init=lambda *, project: begun, log=record),
+    }
+    assert [block.split()[1] for block in trackers] == [*stand_ins]
+    for (name, module), block in zip(stand_ins.items(), trackers, strict=True):
+        monkeypatch.setitem(sys.modules, name, module)
         names: dict[str, Any] = {}
         exec(helper + block, names)
         steps.clear()
