@@ -44,21 +44,23 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from mlstm_jax.api.corpora import inspect, prepare
-    from mlstm_jax.api.features import Features, FineTuned
-    from mlstm_jax.api.functions import (
-        import_weights,
-        plan,
-        plot_metrics,
-        schedule,
-        sweep,
-        train,
-    )
-    from mlstm_jax.api.model import TrainedModel, load
-    from mlstm_jax.config import Config, vary
-    from mlstm_jax.corpora.options import PrepareOptions
-    from mlstm_jax.transfer.finetune import FinetuneOptions
-    from mlstm_jax.transfer.transfer import TransferOptions
+    from mlstm_jax.api.corpora import inspect as inspect
+    from mlstm_jax.api.corpora import prepare as prepare
+    from mlstm_jax.api.features import Features as Features
+    from mlstm_jax.api.features import FineTuned as FineTuned
+    from mlstm_jax.api.functions import import_weights as import_weights
+    from mlstm_jax.api.functions import plan as plan
+    from mlstm_jax.api.functions import plot_metrics as plot_metrics
+    from mlstm_jax.api.functions import schedule as schedule
+    from mlstm_jax.api.functions import sweep as sweep
+    from mlstm_jax.api.functions import train as train
+    from mlstm_jax.api.model import TrainedModel as TrainedModel
+    from mlstm_jax.api.model import load as load
+    from mlstm_jax.config import Config as Config
+    from mlstm_jax.config import vary as vary
+    from mlstm_jax.corpora.options import PrepareOptions as PrepareOptions
+    from mlstm_jax.transfer.finetune import FinetuneOptions as FinetuneOptions
+    from mlstm_jax.transfer.transfer import TransferOptions as TransferOptions
 
 # What the package gives, and where it is: read when it is asked for, so that `import mlstm_jax`
 # takes no time and leaves the process as it is.
@@ -82,26 +84,7 @@ _PUBLIC = {
     "vary": "config",
 }
 
-__all__ = [
-    "Config",
-    "Features",
-    "FineTuned",
-    "FinetuneOptions",
-    "PrepareOptions",
-    "TrainedModel",
-    "TransferOptions",
-    "__version__",
-    "import_weights",
-    "inspect",
-    "load",
-    "plan",
-    "plot_metrics",
-    "prepare",
-    "schedule",
-    "sweep",
-    "train",
-    "vary",
-]
+__all__ = sorted(["__version__", *_PUBLIC])
 
 
 def __getattr__(name: str) -> Any:
@@ -111,4 +94,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

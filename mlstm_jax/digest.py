@@ -189,14 +189,10 @@ class CheckedBytes:
         return buffer
 
     def _check(self, blocks: NDArray[np.int64]) -> None:
-        if self._is_checked[blocks].all():
-            return
-        new = [block for block in np.unique(blocks).tolist() if not self._is_checked[block]]
-        if len(new) == 1:
-            self._check_block(new[0])
-            return
-        with ThreadPoolExecutor(_THREADS) as pool:
-            list(pool.map(self._check_block, new))
+        new = np.unique(blocks[~self._is_checked[blocks]]).tolist()
+        if new:
+            with ThreadPoolExecutor(_THREADS) as pool:
+                list(pool.map(self._check_block, new))
 
     def _check_block(self, number: int) -> None:
         start = number * BLOCK
