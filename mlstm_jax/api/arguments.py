@@ -132,17 +132,14 @@ def _columns_of(
     """Return the texts and the classes of a table; UserError if it lacks a column."""
     columns = {str(column): column for column in table.columns}  # a number, without a header
     wanted = TEXT_COLUMNS if text_column is None else (text_column,)
-    found = {
-        "text": next((column for column in wanted if column in columns), None),
-        "label": label_column if label_column in columns else None,
-    }
-    for what, column in found.items():
-        if column is None:
+    text = next((column for column in wanted if column in columns), wanted[0])
+    for what, column in (("text", text), ("label", label_column)):
+        if column not in columns:
             raise UserError(
                 f"{name} is a table with no {what} among its columns, {', '.join(columns)}; give "
                 f"`{what}_column`, or a tuple such as (df.text, df.label) ({SEVERAL_LABELS})."
             )
-    return table[columns[str(found["text"])]], table[columns[label_column]]
+    return table[columns[text]], table[columns[label_column]]
 
 
 def span_ends(
