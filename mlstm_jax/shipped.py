@@ -108,7 +108,7 @@ def classifier(path: Path) -> Path | None:
 def rated_texts(path: Path) -> Path | None:
     """Return the digests of what a pretrained model has read; None for other models.
 
-    They are of the texts that it has read with their ratings (transfer/known.py).
+    They are of the texts that it has read with their ratings (transfer/classify.py).
     """
     return model(path) / "rated_texts.npy" if is_shipped(path) else None
 

@@ -60,7 +60,7 @@ class Classifier(NamedTuple):
     softmax: bool = False  # over more than two classes; otherwise one against the rest
     deviations_D: Floats | None = None  # of the features, in the texts of the fit
     words: Words | None = None  # its weight says how both probabilities are combined
-    texts: NDArray[np.uint32] | None = None  # digests of those that it was fitted to (known.py)
+    texts: NDArray[np.uint32] | None = None  # digests of those that it was fitted to (classify.py)
 
     def __repr__(self) -> str:
         words = f" and {len(self.words.vocabulary):,} words and pairs" if self.words else ""

@@ -53,7 +53,7 @@ class Result:
     # Number of examples, and mean, least and largest test accuracy.
     learning_curve: list[dict[str, float]]
     histogram: dict[str, Any]  # of the best unit in train: edges, and counts by class
-    notes: list[str] = field(default_factory=list)  # on texts that the model knows; see known.py
+    notes: list[str] = field(default_factory=list)  # on texts that the model knows; see classify.py
 
     @property
     def interval(self) -> tuple[float, float]:

@@ -40,7 +40,7 @@ from mlstm_jax.output import atomic_directory
 from mlstm_jax.run import Run, as_weights, load_run
 from mlstm_jax.training import parallel
 from mlstm_jax.training.train import train
-from mlstm_jax.transfer import known, words
+from mlstm_jax.transfer import classify, words
 from mlstm_jax.transfer.classifier import Classifier, Examples
 from mlstm_jax.transfer.classifier_file import Description, save
 from mlstm_jax.transfer.features import Featurizer
@@ -154,7 +154,7 @@ def finetune(
     for table in texts.values():
         require_classes(table, classes)
         run.cleaned(table.texts, table.name)
-    notes = known.note_known(run, texts)
+    notes = classify.note_known(run, texts)
     counted = None
     if options.words:  # before the hours of training
         counted = words.fit(texts["train"], texts["valid"], classes).words
@@ -188,7 +188,7 @@ def finetune(
     examples = read(tuned, *texts)
     held_out = examples["valid"]
     alone = calibrated(head(tuned, classes), held_out)
-    fitted = known.digests(texts["train"].texts, run.cleaning)
+    fitted = classify.digests(texts["train"].texts, run.cleaning)
     if counted:
         words_NK = counted.probabilities(texts["valid"].texts)
         states_NK = alone.probabilities(held_out.features)

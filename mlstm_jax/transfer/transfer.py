@@ -18,7 +18,7 @@ from mlstm_jax.fields import Checked
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.run import Run
 from mlstm_jax.terminal import ProgressLine, tell
-from mlstm_jax.transfer import classifier_file, experiment, known
+from mlstm_jax.transfer import classifier_file, classify, experiment
 from mlstm_jax.transfer.classifier import Classifier, Examples
 from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.experiment import PARTS, Result
@@ -108,7 +108,7 @@ def transfer(
         labels[name] = codes(part.labels, classes)
     if "valid" not in texts:
         folds(labels["train"], classes)  # raises an error if there are none
-    notes = known.note_known(run, texts)
+    notes = classify.note_known(run, texts)
     model = fingerprint(run.params)
     featurizer = Featurizer(run, states=states, all_layers=options.all_layers)
     quiet = not show_progress
@@ -120,7 +120,7 @@ def transfer(
             if options.words:
                 raise
             counted = str(error)
-    fitted = np.unique(known.digests(texts["train"].texts, run.cleaning))
+    fitted = np.unique(classify.digests(texts["train"].texts, run.cleaning))
     transferred = {}
     for state in states:
         columns = featurizer.columns_of(state)
@@ -149,7 +149,9 @@ def transfer(
         own_notes = []
         if own and own[0].texts is not None and result.has_prior:
             before = own[0].texts
-            own_notes = known.note_among(texts["test"], before, known.FITTED_BEFORE, run.cleaning)
+            own_notes = classify.note_among(
+                texts["test"], before, classify.FITTED_BEFORE, run.cleaning
+            )
         result = dataclasses.replace(result, notes=notes + own_notes)
         classifier = classifier._replace(texts=fitted)
         about = Description(state, options.all_layers, model, text_column, step=run.step)

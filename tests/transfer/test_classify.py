@@ -15,7 +15,7 @@ from mlstm_jax import shipped
 from mlstm_jax.config import vary
 from mlstm_jax.errors import Note
 from mlstm_jax.run import load_run
-from mlstm_jax.transfer import known
+from mlstm_jax.transfer import classify
 from mlstm_jax.transfer.labels import Labelled
 
 TEXTS = [f"{word} {n}" for n in range(5) for word in ("good", "bad")]
@@ -25,9 +25,9 @@ NEW = [f"{word} {n}" for n in range(5, 8) for word in ("good", "bad")]
 
 def test_a_text_is_known_in_another_case_and_without_line_breaks() -> None:
     same = ["A film.<br /><br />A  PLOT &amp; b", " a film. a plot\n& b ", "A film. A plot & b"]
-    assert len({*known.digests(same, "radford").tolist()}) == 1
+    assert len({*classify.digests(same, "radford").tolist()}) == 1
     # What the package has on disk depends on this value.
-    assert known.digests(["my guitar"], "radford").tolist() == [2349237758]
+    assert classify.digests(["my guitar"], "radford").tolist() == [2349237758]
 
 
 def test_texts_of_the_fit_are_noted_and_reported(model, tmp_path) -> None:
@@ -44,11 +44,11 @@ def test_texts_of_the_fit_are_noted_and_reported(model, tmp_path) -> None:
         model.classify(NEW, made)
         # Fewer than one in a thousand may be chance.
         many = Labelled(["a", *map(str, range(1000))], [])
-        assert not known.note_known(model._run, {"train": Labelled(["a"], []), "test": many})
+        assert not classify.note_known(model._run, {"train": Labelled(["a"], []), "test": many})
 
 
 def test_texts_that_the_model_has_read_are_noted(model, monkeypatch, tmp_path) -> None:
-    np.save(tmp_path / "read.npy", np.sort(known.digests(TEXTS, "radford")))
+    np.save(tmp_path / "read.npy", np.sort(classify.digests(TEXTS, "radford")))
     monkeypatch.setattr(shipped, "rated_texts", lambda path: tmp_path / "read.npy")
     told = "are among those that the model has read with their ratings, so accuracy is too high"
     with pytest.warns(Note, match=f"train: 10 of 10 texts {told}") as notes:
@@ -69,12 +69,12 @@ def test_texts_that_the_model_has_read_are_noted(model, monkeypatch, tmp_path) -
 def test_the_model_in_the_box_knows_what_it_has_read(tmp_path: Path) -> None:
     """Of every ten labelled reviews of IMDB the first eight, and the sentences of SST's fit."""
     run = load_run(Path(shipped.MODEL))
-    read = known.read_with_ratings(run)
+    read = classify.read_with_ratings(run)
     assert (read.dtype, len(read)) == (np.uint32, 34_147)
     assert (np.diff(read.astype(np.int64)) > 0).all()
     config = vary(run.config, train__start_from=str(run.folder))
     tuned = dataclasses.replace(run, folder=tmp_path, config=config)
-    np.testing.assert_array_equal(known.read_with_ratings(tuned), read)
+    np.testing.assert_array_equal(classify.read_with_ratings(tuned), read)
     folder = shipped.model(Path(shipped.MODEL))
     kept = [*folder.glob("*.npy"), *folder.glob("*/classifier.safetensors")]
     assert sum(path.stat().st_size for path in kept) <= 204_800
@@ -85,6 +85,6 @@ def test_the_model_in_the_box_knows_what_it_has_read(tmp_path: Path) -> None:
         pytest.skip("no real reviews: MLSTM_JAX_SHARED_DATA/imdb has no train.jsonl.gz")
     with gzip.open(imdb, "rt", encoding="utf-8") as lines:
         texts = [json.loads(line)["text"] for line, _ in zip(lines, range(1000), strict=False)]
-    is_read_N = np.isin(known.digests(texts, "radford"), read).reshape(-1, 10)
+    is_read_N = np.isin(classify.digests(texts, "radford"), read).reshape(-1, 10)
     assert is_read_N[:, :8].mean() > 0.98
     assert is_read_N[:, 8:].mean() < 0.01
