@@ -3,10 +3,6 @@ r"""What strangers wrote is shown with escapes: in a real terminal, nothing but 
 import contextlib
 import io
 import json
-import os
-import pty
-import re
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -53,43 +49,6 @@ def test_what_would_steer_becomes_an_escape() -> None:
     assert terminal.printable("\x00\udc80\u2066") == r"\x00\udc80\u2066"
 
 
-PROGRAM = """
-import json, sys
-from mlstm_jax import cli, terminal
-terminal.SLOW_SECONDS = 1e5  # as in conftest.py
-for words in json.loads(sys.argv[1]):
-    code = 0
-    try:
-        cli.main(words)
-    except SystemExit as stop:
-        code = stop.code
-    print(f"exit {code}", flush=True)
-"""
-
-
-@pytest.fixture
-def in_terminal(tmp_path: Path, command_environment: dict[str, str]) -> Callable[..., list]:
-    """Run commands in one process with a terminal; return what each wrote, and its exit code."""
-
-    def call(*lines: list[str]) -> list[tuple[str, int]]:
-        ours, theirs = pty.openpty()
-        command = [sys.executable, "-c", PROGRAM, json.dumps(lines)]
-        process = subprocess.Popen(
-            command, cwd=tmp_path, env=command_environment, stdout=theirs, stderr=theirs
-        )
-        os.close(theirs)
-        written = b""
-        with contextlib.suppress(OSError):  # the other end is closed
-            while piece := os.read(ours, 1 << 16):
-                written += piece
-        os.close(ours)
-        assert process.wait(timeout=120) == 0, written.decode()
-        text = written.decode().replace("\r\n", "\n")  # which the terminal made
-        return [(said, int(code)) for said, code in re.findall(r"(?s)(.*?)exit (\d)\n", text)]
-
-    return call
-
-
 @pytest.fixture
 def hostile_run(tmp_path: Path) -> Path:
     """A model that writes an escape, and nothing else, whatever it has read."""
@@ -103,8 +62,8 @@ def hostile_run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_a_terminal_gets_escapes_and_a_pipe_the_text(hostile_run, tmp_path, in_terminal, capsys):
-    """Of what a model writes, of labels, and in messages of commands and of the parser."""
+def test_a_terminal_gets_escapes_and_a_pipe_the_text(hostile_run, tmp_path, monkeypatch, capsys):
+    """Of what a model writes, and of labels."""
     made = Classifier(np.ones((1, 2)), np.zeros(1), [HOSTILE, "a\nb"], 1.0)
     fingerprint = weights.fingerprint(run.load_run(hostile_run).params)
     (tmp_path / "dir").mkdir()
@@ -113,31 +72,28 @@ def test_a_terminal_gets_escapes_and_a_pipe_the_text(hostile_run, tmp_path, in_t
     (tmp_path / "a.txt").write_text("one\n" * 11 + HOSTILE)
     write = ["generate", str(hostile_run), "--prompt", "a\x1bb\nc\t", "--bytes", "3"]
     label = ["classify", str(hostile_run), str(tmp_path / "dir"), str(tmp_path / "a.txt")]
-    wrong = ["inspect", f"{HOSTILE}\nmlstm-jax: all is well"]
-    unparsed = ["generate", "run", "--bytes", HOSTILE]
-    written, labelled, *messages = in_terminal(write, label, wrong, unparsed)
-    assert written == ("a\\x1bb\nc\t" + r"\x1b" * 3 + "\n", 0)
-    said = labelled[0]
-    table = said[said.index("record") :].splitlines()
-    assert table[0].split() == ["record", "label", "p", "text"]
-    assert table[1].split() == ["1", SHOWN, "0.5000", "one"]
-    assert len(table) == 1 + 10 + 1
-    assert table[-1].startswith("10 of 12 texts; for all,")
-    for said, code in messages:
-        assert code == 2
-        assert is_one_message(said)
     cli.main(write)
     assert capsys.readouterr().out == "a\x1bb\nc\t\x1b\x1b\x1b\n"
     cli.main(label)
     assert HOSTILE in capsys.readouterr().out
-    out = tmp_path / "new/folder/out.csv"
-    cli.main([*label, "--out", str(out)])
-    assert HOSTILE.encode() in out.read_bytes()
-    out = tmp_path / "out.jsonl"
-    cli.main([*label, "--out", str(out)])
-    assert not steers(out.read_text())
-    last = json.loads(out.read_text().splitlines()[-1])
+    for name in ("new/folder/out.csv", "out.jsonl"):
+        cli.main([*label, "--out", str(tmp_path / name)])
+    assert HOSTILE.encode() in (tmp_path / "new/folder/out.csv").read_bytes()
+    written = (tmp_path / "out.jsonl").read_text()
+    assert not steers(written)
+    last = json.loads(written.splitlines()[-1])
     assert (last["record"], last["text"], last["label"]) == (12, HOSTILE, HOSTILE)
+
+    capsys.readouterr()
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    cli.main(write)
+    assert capsys.readouterr().out == "a\\x1bb\nc\t" + r"\x1b" * 3 + "\n"
+    cli.main(label)
+    table = capsys.readouterr().out.splitlines()
+    assert table[0].split() == ["record", "label", "p", "text"]
+    assert table[1].split() == ["1", SHOWN, "0.5000", "one"]
+    assert len(table) == 1 + 10 + 1
+    assert table[-1].startswith("10 of 12 texts; for all,")
 
 
 def test_the_name_of_a_file_is_one_line(tmp_path, capsys) -> None:
@@ -158,6 +114,7 @@ def is_one_message(written: str) -> bool:
 def test_a_message_is_one_message(refused: Callable[..., str]) -> None:
     for words in (f"train {HOSTILE}.py", f"generate {HOSTILE}", f"train --data.window={HOSTILE}"):
         assert is_one_message(refused(*words.split(" ")))
+    assert is_one_message(refused("inspect", f"{HOSTILE}\nmlstm-jax: all is well"))
     assert is_one_message(refused("plan", f"--{HOSTILE}"))
 
 
@@ -244,7 +201,7 @@ def test_a_report_of_odd_labels(hostile_run, tmp_path, capsys) -> None:
     names = [HOSTILE, "$\\frac{", "a|b\nc", "lone \ud800", "<img src=x> *b* [c](d) `e` R&B"]
     texts = jsonl(
         tmp_path / "texts.jsonl",
-        [{"text": f"word {n % 7} text", "label": names[n % 5]} for n in range(60)],
+        [{"text": f"word {n % 7} text", "label": names[n % 5]} for n in range(20)],
     )
     words = ["transfer", str(hostile_run), "--out", str(tmp_path / "out")]
     cli.main([*words, "--train", texts, "--valid", texts, "--test", texts])
