@@ -134,7 +134,7 @@ def test_finetune_from_the_outside(tmp_path, random, capsys, monkeypatch, refuse
     command += ["--out", str(out), *how.split()]
     cli.main(command)
     told, said = capsys.readouterr()
-    assert re.search(r"train \d+/\d+  bpc \d\.\d{3}  label loss \d\.\d{3}", said)
+    assert re.search(r"train +\d+/\d+ .*bpc \d\.\d{3}  label loss \d\.\d{3}", said)
     assert re.search(r"validation bpc \d\.\d+  label loss \d\.\d{3}  accuracy \d\.\d{3}", said)
     assert "accuracy train 1.000, valid 1.000; Classifier of 12 features and " in told
     result = json.loads((out / "report.json").read_text())
