@@ -86,7 +86,7 @@ def shown(text: str) -> str:
 
 def word_ends(texts: list[str]) -> list[int]:
     """Return the index of the last character of each word of a text that is not blank."""
-    is_space = np.array([text.isspace() for text in [*texts, " "]])
+    is_space = np.array(list(map(str.isspace, [*texts, " "])))
     ends: list[int] = np.flatnonzero(is_space[1:] & ~is_space[:-1]).tolist()
     return ends
 
@@ -130,7 +130,7 @@ def as_part(heat: Heatmap) -> str:
 def _with_values(spans: list[str], heat: Heatmap) -> list[str]:
     """Return the spans in words, each with the value after its last character above it."""
     pieces = []
-    is_space = [text.isspace() for text in [" ", *heat.texts, " "]]
+    is_space = list(map(str.isspace, [" ", *heat.texts, " "]))
     for number, span in enumerate(spans, 1):
         if is_space[number - 1] and not is_space[number]:
             span = f"<ruby>{span}"

@@ -145,9 +145,11 @@ def best_fit(
         used, C = candidates[0 if prior else -1]
         return Choice(fit(train, classes, C, used), used, np.nan, None)
     labels = (valid or train).labels
-    held_out = [_held_out(train, valid, classes, C, used) for used, C in candidates]
+    held_out = []
     costs = []
-    for shares_NK in held_out:
+    for used, C in candidates:
+        shares_NK = _held_out(train, valid, classes, C, used)
+        held_out.append(shares_NK)
         is_wrong_N = 1.0 * (shares_NK.argmax(axis=1) != labels)
         costs.append(nats(shares_NK, labels) if is_few else is_wrong_N)
     # Of equal costs the first: the smallest C, and so the fewest weights.
