@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from mlstm_jax import __version__, environment, terminal
-from mlstm_jax.errors import KnownError, Note, did_you_mean, explained, nearest
+from mlstm_jax import __version__, environment, shipped, terminal
+from mlstm_jax.errors import KnownError, Note, UserError, did_you_mean, explained, nearest
 from mlstm_jax.guard import WEIGHTS, Interrupted, interruptible
 
 # The commands in each module of commands/, which is imported when one runs: most import JAX.
@@ -35,6 +35,9 @@ COMMANDS = {name: module for module, names in _MODULES.items() for name in names
 
 # Commands that run no model: they do not use the GPU, which may be busy.
 _ON_CPU = ("configs", "prepare", "inspect", "plan", "schedule", "import", "export")
+
+# Commands whose first word is a model.
+_OF_MODELS = ("evaluate", "report", "generate", "heatmap", "view", "export", *_MODULES["texts"])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -91,6 +94,10 @@ def run(words: Sequence[str]) -> None:
     if name in _MODULES["training"] and {"-h", "--help"} & set(rest):
         print(_short_help(name))
         return
+    if name in _OF_MODELS and rest and not rest[0].startswith("-"):
+        shipped.require_model(Path(rest[0]))  # before JAX is imported, which takes seconds
+        if name == "generate" and rest[1:] and not rest[1].startswith("-"):
+            raise UserError("give the text to continue with `--prompt`.")
     environment.silence()
     if name in _ON_CPU:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")

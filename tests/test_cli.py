@@ -118,6 +118,7 @@ def test_from_text_to_a_score_and_a_sentence(text_file, tmp_path, monkeypatch, c
         ("train --data.corpus x.csv", "`mlstm-jax prepare x.csv --out corpora/x`"),
         ("classify reviews-1024 a x.csv --out x.xlsx", "out is 'x.xlsx', but it must be a .csv"),
         ("classify c x.csv", "c DIR INPUT"),
+        ("generate reviews-1024 this", "give the text to continue with `--prompt`"),
     ],
 )
 def test_a_mistake_gets_a_message_and_exit_code_2(
@@ -131,6 +132,11 @@ def test_a_mistake_gets_a_message_and_exit_code_2(
     monkeypatch.chdir(tmp_path)
     assert message in refused(*line.split())
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_wrong_model_is_named_before_jax_is_imported(monkeypatch, refused) -> None:
+    monkeypatch.setattr(cli, "parse", None)  # it imports the command, which imports JAX
+    assert "absent does not exist" in refused("evaluate", "absent")
 
 
 @pytest.mark.parametrize(

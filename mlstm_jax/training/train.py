@@ -21,7 +21,7 @@ from mlstm_jax.config import Config, resolve_batch
 from mlstm_jax.data.corpus import Corpus, open_corpus
 from mlstm_jax.data.stream import START, prefetch
 from mlstm_jax.distributed import Cluster
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, note
 from mlstm_jax.guard import Watchdog
 from mlstm_jax.model import kernels, pallas
 from mlstm_jax.model.language_model import LanguageModel, Parameters
@@ -93,6 +93,8 @@ def train(
         progress = ProgressLine("train", total, begin.step, quiet=quiet or not cluster.is_first)
         stack.enter_context(progress)
         progress.say(announcement(config, phases, devices, cluster, begin, changed, notes))
+        if quiet and changed and begin.step >= total:
+            note(f"{folder} is finished; it stays as it was before: {', '.join(changed)}")
         if 0 < begin.step < total:
             log.write("event", begin.step, event="resumed", changed=changed, notes=notes)
         evaluate = _make_evaluation(config, corpus, model, devices, watchdog, score_labels)
@@ -120,9 +122,9 @@ def train(
                 checkpoints.drop_after(diverged.last_good_step)
                 raise diverged.with_resume_advice(checkpoints.latest(), config) from None
             if following:
-                note = f"step {phase.last}: the next phase, {following.describe_rows()}"
-                progress.say(note)
-                log.write("event", phase.last, event="phase", notes=[note])
+                change = f"step {phase.last}: the next phase, {following.describe_rows()}"
+                progress.say(change)
+                log.write("event", phase.last, event="phase", notes=[change])
         checkpoints.wait()  # A run is finished when its last checkpoint is complete.
         if begin.step == total and log.finished_at != total:
             log.write("event", total, event="finished")

@@ -7,6 +7,7 @@ import math
 import os
 import pty
 import select
+import shutil
 import signal
 import sys
 import time
@@ -24,7 +25,7 @@ from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import Config, Devices, Optimizer, Train, vary
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.data.stream import TrainStream
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import Note, UserError
 from mlstm_jax.record import steps_in
 from mlstm_jax.training import phases, run_folder
 from mlstm_jax.training.train import train as run_train
@@ -176,7 +177,9 @@ def test_a_resume_that_does_not_fit_is_refused(short_run, text_file, tmp_path) -
     assert (Path(short_run.out) / "config.json").read_text() == before
 
 
-def test_one_process_trains_in_a_folder_and_a_finished_run_is_left_alone(short_run: Config) -> None:
+def test_one_process_trains_in_a_folder_and_a_finished_run_is_left_alone(
+    short_run: Config, tmp_path: Path
+) -> None:
     folder = Path(short_run.out)
     before = lines_without_time(folder)
     busy = pytest.raises(UserError, match="another process is training in")
@@ -184,6 +187,11 @@ def test_one_process_trains_in_a_folder_and_a_finished_run_is_left_alone(short_r
         run_train(short_run)
     run_train(short_run)
     assert lines_without_time(folder) == before
+    shutil.copytree(folder, tmp_path / "copy")
+    other = vary(short_run, out=str(tmp_path / "copy"), optimizer__learning_rate=1e-4)
+    with pytest.warns(Note, match=r"it stays as it was before: optimizer.learning_rate"):
+        run_train(other, resume=True, quiet=True)
+    assert lines_without_time(tmp_path / "copy") == before
 
 
 def test_a_finished_run_can_be_made_longer(short_run, monkeypatch) -> None:
@@ -300,7 +308,7 @@ def test_proteins_are_learned_one_by_one_and_their_stop_with_them(tmp_path, monk
     lines = lines_of(tmp_path / "run")
     last = lines["eval"][-1]
     assert last["step"] == steps
-    # Eight letters of two bits; the stop is certain for a model that has counted eight. For one that
+    # Eight letters of two bits; the stop is certain for a model that has counted them. For one that
     # has not, each byte is a stop with a probability of 1/9: so much more entropy.
     counted = 16 / 9
     uncounted = counted - (math.log2(1 / 9) + 8 * math.log2(8 / 9)) / 9
