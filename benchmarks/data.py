@@ -32,7 +32,6 @@ import numpy as np
 
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.data.stream import TrainStream
-from mlstm_jax.output import atomic_file
 
 REPOSITORY = Path(__file__).parents[1]
 MOST_STEPS = 300
@@ -101,20 +100,14 @@ def reviews(texts: list[str]) -> Iterator[bytes]:
 
 
 def make_sources(arguments: argparse.Namespace, folder: Path) -> list[Path]:
-    """Write the files unless they exist from an earlier run."""
+    """Write the files."""
     suffix = ".jsonl.gz" if arguments.gzip else ".jsonl"
     share = int(arguments.bytes) // arguments.files
     files = [folder / f"{share}-{n}{suffix}" for n in range(arguments.files)]
-    if all(file.exists() for file in files):
-        return files
     lines = reviews(real_texts() or made_up_texts())
     for file in files:
         size = 0
-        # Atomic, since a later run with the same --folder uses the files as they are.
-        with (
-            atomic_file(file) as partial,
-            gzip.open(partial, "wb", 1) if arguments.gzip else partial.open("wb") as out,
-        ):
+        with gzip.open(file, "wb", 1) if arguments.gzip else file.open("wb") as out:
             for line in lines:
                 size += out.write(line)
                 if size >= share:

@@ -9,6 +9,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -113,21 +114,14 @@ def test_a_script_in_small(script, corpus, run_folder, tmp_path, monkeypatch, co
         monkeypatch.setattr(sys, "argv", [script, *words])
         runpy.run_path(str(FOLDER / f"{script}.py"), run_name="__main__")
     results = json.loads(path.read_text(), parse_constant=pytest.fail)
-    assert min(times(results), default=1) > 0
     assert results
+    if script == "data":  # before compression
+        assert results["bytes"] >= 2e5
 
 
-def times(value: Any) -> Iterator[float]:
-    """Every time and speed in a file of results."""
-    pairs = value.items() if isinstance(value, dict) else enumerate(value)
-    for name, inner in pairs:
-        if isinstance(inner, dict | list):
-            yield from times(inner)
-        elif str(name).endswith("_s") and isinstance(inner, float):
-            yield inner
-
-
-def test_what_does_not_fit_is_left_out_and_an_error_costs_no_earlier_size(tmp_path, capsys):
+def test_what_does_not_fit_is_left_out_and_an_error_costs_no_earlier_size(
+    tmp_path, monkeypatch, capsys
+):
     from measure import Case, Point, run
 
     def cases(point: Point) -> Iterator[Case]:
@@ -136,6 +130,7 @@ def test_what_does_not_fit_is_left_out_and_an_error_costs_no_earlier_size(tmp_pa
         yield Case("small", "zeros", 1, lambda: jnp.zeros(1), None)
         yield Case("large", "zeros", 1, lambda: jnp.zeros(2**50), None)
 
+    monkeypatch.setattr("measure.large_product", lambda dtype: (lambda: time.sleep(1e-4), 1))
     sizes = [Point(2, 1, 1, "fp32"), Point(3, 1, 1, "fp32")]
     path = tmp_path / "results.json"
     given = argparse.Namespace(points=sizes, rounds=1, seconds=0, json=path)
@@ -207,30 +202,6 @@ def test_configs_are_timed_as_train_would_run_them(tmp_path, monkeypatch) -> Non
         assert raised.value.code == (
             2 if steps else f"{tmp_path}: train.steps is not set; use --steps {tmp_path}=N."
         ), name
-
-
-def test_sources_of_an_earlier_run_are_whole_and_counted_before_compression(tmp_path, monkeypatch):
-    import data
-
-    arguments = argparse.Namespace(bytes=20_000, files=2, gzip=True)
-    monkeypatch.setattr(data, "real_texts", list)
-    lines = data.reviews
-
-    def stops(texts: list[str]) -> Iterator[bytes]:
-        for number, line in enumerate(lines(texts)):
-            if number == 20:
-                raise KeyboardInterrupt
-            yield line
-
-    with monkeypatch.context() as patch:
-        patch.setattr(data, "reviews", stops)
-        with pytest.raises(KeyboardInterrupt):
-            data.make_sources(arguments, tmp_path)
-    files = data.make_sources(arguments, tmp_path)
-    sizes = [data.text_size(file) for file in files]
-    assert [len(gzip.decompress(file.read_bytes())) for file in files] == sizes
-    assert min(sizes) >= 10_000
-    assert max(file.stat().st_size for file in files) < 10_000
 
 
 @pytest.mark.parametrize("eval_lines", [[], [[500, 2.0]]])
