@@ -10,7 +10,6 @@ A config needs `train.steps` or phases; --steps NAME=N sets them.
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -19,16 +18,12 @@ from pathlib import Path
 import jax
 import measure
 import numpy as np
+from steps import TrainingStep
 
 from mlstm_jax import host
 from mlstm_jax.config import Config, Phase, load_file, resolve_batch, vary
 from mlstm_jax.config import text as config_text
-from mlstm_jax.data.stream import Batch
-from mlstm_jax.model.language_model import LanguageModel
-from mlstm_jax.training import optimizer, parallel, schedule
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.training.state import fresh_state
-from mlstm_jax.training.step import make_train_step
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -59,30 +54,7 @@ def phases_of(name: str, config: Config) -> tuple[Phase, ...]:
 def make_call(config: Config, phase: Phase) -> Callable[[], None]:
     """Compile the step of a phase; each call continues from the state after the last."""
     config = vary(config, data__batch=phase.batch, data__window=phase.window, phases=())
-    devices = Parallel(jax.local_devices()[:1])
-    model = LanguageModel(config.model, config.precision, config.train.recompute_every)
-    rate = schedule.learning_rate(config.optimizer, phase.batch, 1_000_000)
-    tx = optimizer.build(
-        config.optimizer,
-        config.model,
-        rate,
-        update_bytes=phase.batch * phase.window,
-        compute=config.precision.compute,
-    )
-    step = devices.map(make_train_step(config, model, tx, rate, parallel.AXIS), donate=(0, 1))
-    text = np.random.default_rng(0).integers(0, 256, (phase.batch, phase.window + 1), np.uint8)
-    batch = devices.split_rows(Batch(text[:, :-1], text[:, 1:], np.zeros(phase.batch, bool)))
-    now = [
-        devices.replicate(fresh_state(config, model, tx, None)),
-        devices.split_rows(model.init_carry(phase.batch)),
-    ]
-    stop = devices.replicate(np.float32(0))
-
-    def call() -> None:
-        *now[:], metrics = step(*now, batch, stop)
-        jax.block_until_ready((now, metrics))
-
-    return call
+    return TrainingStep(config, Parallel(jax.local_devices()[:1])).take
 
 
 def main() -> None:
@@ -152,8 +124,7 @@ def main() -> None:
             f"{first} ({min(ratios):.3f} to {max(ratios):.3f})"
         )
     if arguments.json:
-        made = {"benchmark": "configs", **measure.machine(), "configs": results}
-        arguments.json.write_text(json.dumps(made, indent=2) + "\n")
+        measure.write_results(arguments.json, "configs", configs=results)
 
 
 if __name__ == "__main__":

@@ -9,18 +9,15 @@ compared over orders and batches.
 """
 
 import argparse
-import datetime
-import json
 import resource
 import statistics
-import sys
 import time
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from measure import machine
+from measure import machine, write_results
 
 from mlstm_jax.config import Config, Model
 from mlstm_jax.corpora.documents import clean
@@ -128,10 +125,6 @@ def main() -> None:
     ratio = statistics.median(a / b for a, b in rates)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     results = {
-        "benchmark": "features",
-        "command": " ".join(["python", *sys.argv]),
-        **machine(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "hidden": run.config.model.hidden,
         "texts": len(texts),
         "bytes": size,
@@ -145,12 +138,11 @@ def main() -> None:
     }
     print(
         f"{len(texts):,} texts, {size / 1e6:.1f} MB, {run.config.model.hidden}-d on "
-        f"{results['device']}: {results['texts_per_s']:.0f} texts/s, {own / 1e3:.1f} kB/s; bare "
+        f"{machine()['device']}: {results['texts_per_s']:.0f} texts/s, {own / 1e3:.1f} kB/s; bare "
         f"forward {other / 1e3:.1f} kB/s; ratio {ratio:.2f}; peak {peak / 1e9:.2f} GB"
     )
     if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
-        print(f"written to {arguments.json}")
+        write_results(arguments.json, "features", **results)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ It needs jax, flax, optax and numpy. The exit code is 1 if a check fails.
 
 import argparse
 import dataclasses
-import json
 import sys
 import tempfile
 import time
@@ -51,6 +50,7 @@ from compiled_program import (  # noqa: E402
     zero_fills,
 )
 from reference import bound, error  # noqa: E402
+from steps import TrainingStep  # noqa: E402
 
 from mlstm_jax.corpora.prepare import prepare  # noqa: E402
 from mlstm_jax.model import fp8  # noqa: E402
@@ -59,10 +59,8 @@ from mlstm_jax.model.kernels import INTERPRETED, PALLAS  # noqa: E402
 from mlstm_jax.model.language_model import LanguageModel  # noqa: E402
 from mlstm_jax.model.mlstm import MLSTM, STACKED, LayerWeights  # noqa: E402
 from mlstm_jax.model.stack import Loops, run_layer  # noqa: E402
-from mlstm_jax.training import metrics, optimizer, parallel, schedule  # noqa: E402
+from mlstm_jax.training import metrics  # noqa: E402
 from mlstm_jax.training.parallel import Parallel  # noqa: E402
-from mlstm_jax.training.state import fresh_state  # noqa: E402
-from mlstm_jax.training.step import make_train_step  # noqa: E402
 from mlstm_jax.training.train import train as run_train  # noqa: E402
 
 Result = dict[str, Any]
@@ -82,17 +80,8 @@ def compiles_fp16() -> bool:
 def program(compute: str, hidden: int) -> Result:
     """Check the compiled step: types of products, kernels per time step, no forbidden kernels."""
     point = measure.Point(hidden, 64, 24, compute)
-    config, devices = train_step.make_config(point), Parallel(jax.local_devices()[:1])
-    model = LanguageModel(config.model, config.precision)
-    rate = schedule.learning_rate(config.optimizer, point.batch, 1000)
-    tx = optimizer.build(config.optimizer, config.model, rate)
-    step = devices.map(make_train_step(config, model, tx, rate, parallel.AXIS), donate=(0, 1))
-    compiled = step.lower(
-        devices.replicate(fresh_state(config, model, tx, None)),
-        devices.split_rows(model.init_carry(point.batch)),
-        devices.split_rows(train_step.make_batch(point)),
-        devices.replicate(np.float32(0)),
-    ).compile()
+    devices = Parallel(jax.local_devices()[:1])
+    compiled = TrainingStep(train_step.make_config(point), devices).compiled
     made = parse(compiled.as_text())
     found, types = kernels(made), {(*one.operands, one.result) for one in products(made)}
     places = dict.fromkeys(one.place for one in found if one.is_in_loop)
@@ -304,8 +293,7 @@ def main() -> None:
         if "fp16" in computes:
             check("an overflow costs updates, not the run", lambda: overflow(folder, corpus))
     if given.json:
-        made = {"benchmark": "gpu_check", **measure.machine(), "checks": results}
-        given.json.write_text(json.dumps(made, indent=1) + "\n")
+        measure.write_results(given.json, "gpu_check", checks=results)
     sys.exit(not all(result["passed"] for result in results.values()))
 
 

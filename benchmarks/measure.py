@@ -266,17 +266,14 @@ def run(name: str, arguments: argparse.Namespace, cases: Callable[[Point], Itera
             print(_line(row), flush=True)
         medians = {dtype: statistics.median(found) for dtype, found in rates.items()}
         if arguments.json:
-            results = {
-                "benchmark": name,
-                "command": " ".join(["python", *sys.argv]),
-                **machine(),
-                "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            write_results(
+                part,
+                name,
                 # For the first type measured; the next entry has all types.
-                "large_product_flops_per_s": next(iter(medians.values())),
-                "large_product_flops_per_s_by_dtype": medians,
-                "rows": rows,
-            }
-            part.write_text(json.dumps(results, indent=1) + "\n")
+                large_product_flops_per_s=next(iter(medians.values())),
+                large_product_flops_per_s_by_dtype=medians,
+                rows=rows,
+            )
         del here
         jax.clear_caches()
     for dtype, rate in medians.items():
@@ -298,6 +295,17 @@ def _line(row: dict[str, Any]) -> str:
         f" {row['max_s'] * 1e3:9.2f} {row['bytes_per_s'] / 1e3:9.1f}"
         f" {row['fraction_of_large_product']:10.3f} {temp:>8} {speedup:>9}"
     )
+
+
+def write_results(path: Path, benchmark: str, **results: Any) -> None:
+    """Write the results of a benchmark, with its command, the machine, and the date."""
+    about = {
+        "benchmark": benchmark,
+        "command": " ".join(["python", *sys.argv]),
+        **machine(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
+    path.write_text(json.dumps(about | results, indent=1) + "\n")
 
 
 def machine() -> dict[str, Any]:

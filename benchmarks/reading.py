@@ -10,7 +10,6 @@ that differ by a factor of the rows can be given a shorter one. Last, texts are 
 """
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -144,7 +143,7 @@ def main() -> None:
         return
     from importlib.util import find_spec
 
-    from measure import machine
+    from measure import write_results
 
     here = Path(__file__).parents[1]
     versions = {f"here {compute}": (f"package {compute}", here) for compute in arguments.compute}
@@ -193,8 +192,7 @@ def main() -> None:
     for process in workers.values():
         process.communicate()
     if arguments.json:
-        about = {"benchmark": "reading", "model": MODEL, "rounds": arguments.rounds, **machine()}
-        arguments.json.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+        write_results(arguments.json, "reading", model=MODEL, rounds=arguments.rounds, rows=rows)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,10 @@ overhead of the program (splitting, the all-reduce, its copies), not real device
 """
 
 import argparse
-import datetime
-import json
 import os
 import statistics
-import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +60,10 @@ def main() -> None:
         )
     import jax
     import numpy as np
-    from measure import machine
+    from measure import write_results
+    from steps import TrainingStep
 
-    from mlstm_jax.data.stream import Batch
-    from mlstm_jax.model.language_model import LanguageModel
-    from mlstm_jax.training import optimizer, parallel, schedule
     from mlstm_jax.training.parallel import Parallel
-    from mlstm_jax.training.state import fresh_state
-    from mlstm_jax.training.step import make_train_step
 
     def trainer(count: int) -> Any:
         """Return a function that takes some steps on `count` devices."""
@@ -79,25 +73,8 @@ def main() -> None:
             data=Data(batch=batch, window=window),
             precision=Precision(compute=arguments.dtype, all_reduce=arguments.all_reduce),
         )
-        devices = Parallel(jax.local_devices()[:count])
-        model = LanguageModel(config.model, config.precision)
-        rate = schedule.learning_rate(config.optimizer, batch, 1_000_000)
-        tx = optimizer.build(config.optimizer, config.model, rate)
-        step = devices.map(make_train_step(config, model, tx, rate, parallel.AXIS), donate=(0, 1))
-        text = np.random.default_rng(0).integers(0, 256, (batch, window + 1), np.uint8)
-        rows = devices.split_rows(Batch(text[:, :-1], text[:, 1:], np.zeros(batch, bool)))
-        now = [
-            devices.replicate(fresh_state(config, model, tx, None)),
-            devices.split_rows(model.init_carry(batch)),
-        ]
-        go_on = devices.replicate(np.float32(0))
-
-        def call() -> None:
-            for _ in range(arguments.steps):
-                *now[:], metrics = step(*now, rows, go_on)
-            jax.block_until_ready((now, metrics))
-
-        return call
+        step = TrainingStep(config, Parallel(jax.local_devices()[:count]))
+        return partial(step.take, arguments.steps)
 
     found = jax.local_device_count()
     counts = [count for count in arguments.devices if count <= found]
@@ -147,16 +124,7 @@ def main() -> None:
             f"{overhead:9.2f}" if virtual else "",
         )
     if arguments.json:
-        results = {
-            "benchmark": "scaling",
-            "command": " ".join(["python", *sys.argv]),
-            **machine(),
-            "virtual_devices": virtual,
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "rows": rows,
-        }
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
-        print(f"written to {arguments.json}")
+        write_results(arguments.json, "scaling", virtual_devices=virtual, rows=rows)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ first step (the first line of metrics.jsonl); for the others it ends with the co
 """
 
 import argparse
-import datetime
-import json
 import os
 import random
 import shutil
@@ -21,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from measure import machine
+from measure import write_results
 
 SIZES = {"128 units": (128, 32, 16, 64), "512 units": (512, 64, 32, 128)}
 COMMANDS = ("train", "evaluate", "generate", "features")
@@ -135,16 +133,7 @@ def main() -> None:
                     flush=True,
                 )
     if arguments.json:
-        results = {
-            "benchmark": "start",
-            "command": " ".join(["python", *sys.argv]),
-            **machine(),
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "rounds": arguments.rounds,
-            "rows": rows,
-        }
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
-        print(f"written to {arguments.json}")
+        write_results(arguments.json, "start", rounds=arguments.rounds, rows=rows)
 
 
 if __name__ == "__main__":

@@ -21,17 +21,14 @@ import jax
 import measure
 import numpy as np
 from measure import Case, Point
+from steps import TrainingStep
 
-from mlstm_jax.config import Config, Data, Model, Optimizer, Precision
-from mlstm_jax.data.stream import Batch
+from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, vary
 from mlstm_jax.model import stack
 from mlstm_jax.model.kernels import PALLAS
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.pallas import missing
-from mlstm_jax.training import optimizer, parallel, schedule
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.training.state import fresh_state
-from mlstm_jax.training.step import make_train_step
 
 IMPLEMENTATIONS = ["ours", "pallas", "fp8", "autodiff", "torch"]
 
@@ -44,12 +41,6 @@ def make_config(point: Point, recurrent: Any = "compute") -> Config:
         optimizer=Optimizer(learning_rate=5e-4),
         precision=Precision(compute=point.dtype, recurrent=recurrent),
     )
-
-
-def make_batch(point: Point) -> Batch:
-    """Return a window of random bytes for every row."""
-    text = np.random.default_rng(0).integers(0, 256, (point.batch, point.window + 1), np.uint8)
-    return Batch(text[:, :-1], text[:, 1:], np.zeros(point.batch, bool))
 
 
 def lacking(hidden: int, *, fp8: bool = False) -> str | None:
@@ -66,27 +57,16 @@ def our_case(name: str, point: Point, recompute_every: int | None) -> Case:
     recurrent = "compute"
     if name == "fp8":
         recurrent = "fp8" if is_gpu else "fp8_emulated"
-    config, devices = make_config(point, recurrent), Parallel(jax.local_devices()[:1])
+    config = make_config(point, recurrent)
+    if recompute_every:
+        config = vary(config, train__recompute_every=recompute_every)
     loops = PALLAS if is_gpu and name in ("pallas", "fp8") else None
-    model = LanguageModel(config.model, config.precision, recompute_every, loops)
-    rate = schedule.learning_rate(config.optimizer, config.data.batch, 1_000_000)
-    tx = optimizer.build(config.optimizer, config.model, rate)
-    step = devices.map(make_train_step(config, model, tx, rate, parallel.AXIS), donate=(0, 1))
-    state = devices.replicate(fresh_state(config, model, tx, None))
-    carry = devices.split_rows(model.init_carry(point.batch))
-    batch = devices.split_rows(make_batch(point))
-    go_on = devices.replicate(np.float32(0))
     run_layer = baselines.autodiff if name == "autodiff" else stack.run_layer
     with mock.patch.object(stack, "run_layer", run_layer):
-        compiled = step.lower(state, carry, batch, go_on).compile()
-    now = [state, carry]
-
-    def call() -> None:
-        *now[:], metrics = compiled(*now, batch, go_on)
-        jax.block_until_ready((now, metrics))
-
-    temp_bytes = compiled.memory_analysis().temp_size_in_bytes
-    return Case(name, "train_step", point.step_flops, call, temp_bytes, recompute_every)
+        step = TrainingStep(config, Parallel(jax.local_devices()[:1]), loops)
+    return Case(
+        name, "train_step", point.step_flops, step.take, step.temporary_bytes, recompute_every
+    )
 
 
 def cases(arguments: Any, point: Point) -> Iterator[Case]:
@@ -109,8 +89,9 @@ def cases(arguments: Any, point: Point) -> Iterator[Case]:
 
         model = LanguageModel(make_config(point).model, make_config(point).precision)
         params = jax.jit(model.init_parameters)(jax.random.key(0))
-        batch = make_batch(point)
-        data = (batch.inputs_BT, batch.targets_BT)
+        shape = point.batch, point.window + 1
+        text_BT = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+        data = (text_BT[:, :-1], text_BT[:, 1:])
         yield from torch_mlstm.train_step_cases(point, params, data)
 
 

@@ -8,13 +8,11 @@ has text: how much of it people repeat without a model.
 """
 
 import argparse
-import datetime
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
-from measure import machine
+from measure import write_results
 from numpy.typing import NDArray
 
 from mlstm_jax.data.corpus import open_corpus
@@ -147,14 +145,7 @@ def main() -> None:
         results[name] = measured(text, train)
         print(f"{name}: {json.dumps(results[name])}", flush=True)
     if options.json:
-        about = {
-            "benchmark": "verbatim",
-            "command": " ".join(sys.argv),
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "model": fingerprint(run.params),
-            **machine(),
-        }
-        options.json.write_text(json.dumps(about | {"texts": results}, indent=2) + "\n")
+        write_results(options.json, "verbatim", model=fingerprint(run.params), texts=results)
 
 
 if __name__ == "__main__":
