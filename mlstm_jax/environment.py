@@ -201,9 +201,9 @@ def cache_programs() -> None:
     already has a cache folder (JAX_COMPILATION_CACHE_DIR), or if other users can write to the
     folder: its programs are executed.
     """
-    if "JAX_COMPILATION_CACHE_DIR" in os.environ or _jax_cache() or has_started():
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ or _has_cache() or has_started():
         return
-    folder = _cache_folder()
+    folder = cache_folder()
     if folder is None:
         return
     set_variable("JAX_COMPILATION_CACHE_DIR", str(folder))
@@ -217,25 +217,16 @@ def cache_programs() -> None:
             set_variable(variable, value)
 
 
-def program_folder() -> Path | None:
-    """The folder of compiled programs that JAX uses, or would use; None: there is none."""
-    folder = _jax_cache()
-    if not folder:
-        return _cache_folder()
-    return Path(folder)
-
-
-def _jax_cache() -> str | None:
-    """Return the cache folder that JAX has; None: it has none yet."""
+def _has_cache() -> bool:
     if "jax" not in sys.modules:
-        return os.environ.get("JAX_COMPILATION_CACHE_DIR")
+        return False
     import jax
 
     settings: Any = jax.config  # It declares no type for its options.
-    return settings.jax_compilation_cache_dir
+    return bool(settings.jax_compilation_cache_dir)
 
 
-def _cache_folder() -> Path | None:
+def cache_folder() -> Path | None:
     """Return the folder of MLSTM_JAX_CACHE for this kind of processor; None: there is no cache."""
     name = os.environ.get(CACHE)
     if name == "":
@@ -243,7 +234,7 @@ def _cache_folder() -> Path | None:
     try:
         if not name:
             name = f"{os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'}/mlstm_jax"
-        folder = Path(name).absolute() / processor()
+        folder = Path(name).absolute() / _processor()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         status = folder.stat()
         if status.st_uid != os.getuid() or status.st_mode & 0o022:
@@ -253,7 +244,7 @@ def _cache_folder() -> Path | None:
     return folder
 
 
-def processor() -> str:
+def _processor() -> str:
     """A name for the kind of processor and XLA's flags, by the instructions that it supports."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

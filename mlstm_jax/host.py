@@ -1,6 +1,6 @@
 """This host: its limits of memory, versions and devices, and the type that it multiplies faster.
 
-The gain of bf16 is measured once, and kept with the compiled programs (environment.py).
+The gain of bf16 is measured once, and kept in the cache folder (environment.py).
 """
 
 import contextlib
@@ -91,7 +91,7 @@ def multiplies_bf16_faster() -> bool:
 
     NVIDIA's GPUs do since the A100. On a CPU instructions and XLA decide this, so it is measured
     (64 rows of 768 units), once for a processor, XLA flags and a version: the gain is kept in the
-    folder of compiled programs.
+    cache folder.
     """
     import jax
     import jax.numpy as jnp
@@ -101,9 +101,8 @@ def multiplies_bf16_faster() -> bool:
         # Of an NVIDIA GPU; AMD's are called gfx942.
         capability = str(getattr(jax.local_devices()[0], "compute_capability", ""))
         return bool(re.fullmatch(r"\d+\.\d+", capability)) and float(capability) >= _A100
-    folder = environment.program_folder()  # also where JAX had started before the cache
-    name = f"bf16_{environment.processor()}_{metadata.version('jaxlib')}"
-    path = (folder or Path(os.devnull)) / name
+    folder = environment.cache_folder()
+    path = (folder or Path(os.devnull)) / f"bf16_{metadata.version('jaxlib')}"
     with contextlib.suppress(OSError, ValueError):
         return float(path.read_text()) >= _LEAST_BF16_GAIN
     product = jax.jit(partial(jnp.dot, preferred_element_type=jnp.float32))

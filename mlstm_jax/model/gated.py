@@ -205,7 +205,6 @@ class GatedCell(Recurrent):
 
     @property
     def normalised(self) -> bool:
-        """Whether the columns of the matrices are normalised."""
         return self.weight_norm
 
     @staticmethod
@@ -225,15 +224,12 @@ class GatedCell(Recurrent):
         }
 
     def weights(self, params: Tree) -> GatedWeights:
-        """Both matrices and the bias."""
         return GatedWeights(matrix(params, "wx"), matrix(params, "wh"), params["b"])
 
     def step(self, weights: GatedWeights, rows: int) -> Step:
-        """Return the function of one step with this cell."""
         return gated_step(self.advance, weights, rows)
 
     def loops(self) -> Loops:
-        """The loops with this cell."""
         return Loops(partial(_forward_loop, self.advance), partial(_backward, self.advance))
 
     def step_bytes(self, width: int, cell: int) -> int:
@@ -255,7 +251,6 @@ class LSTM(GatedCell, title="LSTM"):
 
     @staticmethod
     def advance(z_BZ: Array, carry: Any) -> Any:
-        """Return h and c after a step."""
         i, f, g, o = jnp.split(z_BZ, 4, axis=-1)
         c = jax.nn.sigmoid(f) * carry.c + jax.nn.sigmoid(i) * jnp.tanh(g)
         return Carry(h=jax.nn.sigmoid(o) * jnp.tanh(c), c=c)
@@ -282,12 +277,10 @@ class GRU(GatedCell, title="GRU"):
     states: ClassVar[tuple[str, ...]] = ("h",)
 
     def init_carry(self, rows: int, cell: Any) -> Tree:
-        """A zero h; there is no c."""
         return HiddenCarry(np.zeros((rows, *self.shape), np.float32))
 
     @staticmethod
     def advance(z_BZ: Array, carry: Any) -> Any:
-        """Return h after a step."""
         nh, r, z, nx = jnp.split(z_BZ, 4, axis=-1)
         z = jax.nn.sigmoid(z)
         n = jnp.tanh(nx + jax.nn.sigmoid(r) * nh)

@@ -208,7 +208,6 @@ def _put_gates(buffer: Array, gates: list[Array], t: Array) -> Array:
 def _forward_loop(
     stacked: bool, carry: Carry, x: Array, weights: LayerWeights, compute: jnp.dtype
 ) -> tuple[Carry, Saved]:
-    """Run the window; see `Loops`."""
     window = x.shape[0]
     rows, hidden = carry.h.shape
     run = layer_step(weights, rows)
@@ -254,7 +253,6 @@ def _backward_loop(
     dlast: Carry,
     dh_TBH: Array,
 ) -> StepGradients:
-    """Run back through the window that `_forward_loop` ran from the carry `first`."""
     window = x.shape[0]
     rows, hidden = first.h.shape
     # For bytes a lookup in the loop saves a GPU from writing all of mx first.
@@ -383,7 +381,6 @@ class MLSTM(Recurrent, title="mLSTM"):
         }
 
     def weights(self, params: Tree) -> LayerWeights:
-        """Normalise the matrices."""
         return LayerWeights(
             wmx_IH=matrix(params, "wmx"),
             wx_IG=matrix(params, "wx"),
@@ -395,7 +392,6 @@ class MLSTM(Recurrent, title="mLSTM"):
     step = staticmethod(layer_step)
 
     def loops(self) -> Loops:
-        """The fastest loops of XLA for JAX's default backend."""
         return SEPARATE if jax.default_backend() == "cpu" else STACKED
 
     def step_bytes(self, width: int, cell: int) -> int:

@@ -299,7 +299,6 @@ class Recurrent(Architecture):
         return layers
 
     def read(self, window: Window) -> tuple[Tree, Any, Tree]:
-        """Read a window with all layers."""
         x = window.bytes_TB
         compute = window.compute
         carries = []

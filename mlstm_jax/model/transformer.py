@@ -216,7 +216,6 @@ class Transformer(Architecture, title="Transformer"):
         return self.positions or 256
 
     def for_windows(self, longest: int) -> Self:
-        """The model with its positions set."""
         return dataclasses.replace(self, positions=self.positions or longest)
 
     def init_carry(self, rows: int, cell: Any) -> Tree:
@@ -224,7 +223,6 @@ class Transformer(Architecture, title="Transformer"):
         return ()
 
     def reading_carry(self, rows: int, cell: Any) -> Tree:
-        """A context without a byte."""
         h = np.zeros((rows, *self.shape), np.float32)
         return Context(h, np.zeros((rows, self.longest_window), np.uint8), np.zeros(rows, np.int32))
 
@@ -241,7 +239,6 @@ class Transformer(Architecture, title="Transformer"):
         return {"h": carry.h}
 
     def read(self, window: Window) -> tuple[Tree, Array, Tree]:
-        """Read a window with all layers."""
         bytes_BT = window.bytes_TB.T
         rows, size = bytes_BT.shape
         before = window.carry
@@ -288,7 +285,6 @@ class Transformer(Architecture, title="Transformer"):
         return name in ("embedding", "input/positions") or super().decays(name)
 
     def large_parameters(self, layer: int) -> list[str]:
-        """List all matrices of a layer."""
         return [f"{name}/kernel" for name in ("down", "up", "out", "value", "key", "query")]
 
     def products(self, layer: int) -> Products:

@@ -180,8 +180,8 @@ def test_auto_reads_small_models_and_those_of_other_types_as_they_are(run: Run) 
 
 
 def test_the_gain_of_bf16_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "_jax_cache", lambda: str(tmp_path))
-    path = tmp_path / f"bf16_{environment.processor()}_{jaxlib.__version__}"
+    monkeypatch.setenv(environment.CACHE, str(tmp_path))
+    path = environment.cache_folder() / f"bf16_{jaxlib.__version__}"
     measure = host.multiplies_bf16_faster.__wrapped__
     measured = measure()
     assert measured == (float(path.read_text()) >= 1.2)
