@@ -147,13 +147,18 @@ def collect() -> Iterator[list[signal.Signals]]:
     """Record SIGINT, SIGTERM and SIGHUP in a list, so that the loop can stop between two steps.
 
     A second signal has its previous effect. If SIGHUP is ignored, as under nohup, it stays ignored.
+    A note on standard error confirms the first at once, even in a long step or a compilation.
     """
     received: list[signal.Signals] = []
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    # Python runs handlers between two of its instructions, but writes to this pipe immediately.
+    wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    threading.Thread(target=_announce, args=(reading,), daemon=True).start()
 
     def record(number: int, _: object) -> None:
         received.append(signal.Signals(number))
         restore()
-        tell(f"{received[0].name}: stopping with a checkpoint after this step")
 
     restore = _handle(
         [one for one in WEIGHTS if one is not signal.SIGHUP or not _is_ignored(one)], record
@@ -162,6 +167,20 @@ def collect() -> Iterator[list[signal.Signals]]:
         yield received
     finally:
         restore()
+        signal.set_wakeup_fd(wakeup)
+        os.close(writing)
+
+
+def _announce(reading: int) -> None:
+    """Print a note for the first signal that arrives; end when the pipe is closed."""
+    with open(reading, "rb", buffering=0) as pipe:
+        while (number := pipe.read(1)) and number[0] not in WEIGHTS:
+            pass
+        if number:
+            name = signal.Signals(number[0]).name
+            tell(f"{name}: stopping with a checkpoint after this step")
+        while pipe.read(1):  # Python reports a pipe that nothing reads
+            pass
 
 
 class Watchdog:

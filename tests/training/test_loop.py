@@ -116,6 +116,24 @@ def test_a_signal_after_the_last_step_is_not_lost(corpus: Path, tmp_path: Path) 
     assert lines_of(tmp_path)["event"][-1]["event"] == "finished"
 
 
+def test_a_second_signal_leaves_no_error(capfd) -> None:
+    """Python writes each signal to a pipe; without a reader it would report an error."""
+    received = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: received.append(number))
+    try:
+        with guard.collect() as first:
+            signal.raise_signal(signal.SIGTERM)
+            while "stopping with a checkpoint" not in (said := capfd.readouterr().err):
+                assert not said
+                time.sleep(0.01)
+            time.sleep(0.1)  # in which the pipe could be closed
+            signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert (first, received) == ([signal.SIGTERM], [signal.SIGUSR1])
+    assert not capfd.readouterr().err
+
+
 def test_the_run_folder_holds_what_it_says(undisturbed: Path) -> None:
     lines = lines_of(undisturbed)
     train, evals = lines["train"], lines["eval"]
