@@ -7,7 +7,6 @@ import csv
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from typing import NamedTuple
 
 from mlstm_jax.corpora.documents import Recipe, Reject
@@ -21,7 +20,6 @@ _MOST_LINES_A_RECORD = 10_000
 _DELIMITERS = (",", "\t", ";", "|")
 _QUOTED = re.compile('"(?:[^"]|"")*"')
 _QUOTED_AFTER_SPACES = re.compile(' +"(?:[^"]|"")*"')
-_LINES_EXAMINED = 100
 _SEPARATOR = re.compile(r"sep=(.)\r?\n?")  # the first line of Excel's CSV files
 
 
@@ -57,7 +55,6 @@ class Table(NamedTuple):
     recipe: Recipe
     delimiter: str
     quoted: bool = True  # whether a field may be in quotes
-    skips_spaces: bool = False  # before a field, as in: 1, "good"
 
     def reader(self, lines: Iterable[str]) -> Iterator[list[str]]:
         # Strict, because an unclosed quote would otherwise silently swallow the rest of the file.
@@ -65,7 +62,6 @@ class Table(NamedTuple):
             lines,
             delimiter=self.delimiter,
             quoting=csv.QUOTE_MINIMAL if self.quoted else csv.QUOTE_NONE,
-            skipinitialspace=self.skips_spaces,
             strict=True,
         )
 
@@ -127,29 +123,7 @@ def csv_records(
         plain = table._replace(quoted=False)
         if _has_text_column(plain, first) and not _shows_quotes(table, scan, first):
             table = plain
-    if table.quoted and _has_spaces_before_quotes(table, scan):
-        table = table._replace(skips_spaces=True)
-        why = "read without the spaces before its fields, which are in quotes."
-        yield reject("spaces before quotes", source, "", why, is_note=True)
     yield from _rows(table, lines)
-
-
-def _has_spaces_before_quotes(table: Table, scan: Callable[[], Iterator[Line]]) -> bool:
-    """Whether most of the first lines with quotes have a quoted field after spaces."""
-    skipping = table._replace(skips_spaces=True)
-    with_quotes = 0
-    after_spaces = 0
-    for line in _text_lines(islice(scan(), _LINES_EXAMINED)):
-        if '"' not in line:
-            continue
-        with_quotes += 1
-        try:
-            plain = next(table.reader([line]), [])
-            skipped = next(skipping.reader([line]), [])
-        except csv.Error:  # such as the first line of a field of several lines
-            continue
-        after_spaces += list(map(str.strip, plain)) != list(map(str.strip, skipped))
-    return 2 * after_spaces > with_quotes
 
 
 def _text_lines(lines: Iterable[Line]) -> Iterator[str]:

@@ -129,6 +129,7 @@ def test_the_documentation_of_python_is_built_in() -> None:
         ("a.csv", "id,body\n1,t\n", r"no column text or .*columns are id, body\. .*`text_column`"),
         ("a.csv", 'text,n\n"a \\"b\\" c",1\n', r"line 2: .*escaped with a backslash"),
         ("a.csv", 'n,text\n1,a\n2,"b"\n3, "c"\n', r"line 4: a space before a quoted field"),
+        ("a.csv", '"n", "text"\n1, "a"\n', r"no column text .*columns are n, \"text\"\."),
         ("a.csv", "text,text\n1,2\n", r"its header has 2 columns named text; rename"),
         ("a.csv", "id,stars,text,stars\n1,2,3,4\n", r"its header has 2 columns named stars"),
         ("a.csv", "", r"has no record"),
@@ -192,13 +193,6 @@ def test_records_that_a_quote_may_have_joined_are_noted(tmp_path, name):
     with pytest.warns(Note, match=rf"{name}, lines 2 to 3: a field"):
         assert texts(source, quoting="yes") == [f"begins{delimiter}1\nends"]
     assert texts(source, quoting="no") == ['"begins', 'ends"']
-
-
-def test_spaces_before_quoted_fields_are_skipped(tmp_path: Path) -> None:
-    rows = '1, "a ""b"", c"\n2, "two\nlines"\n3,  "last"\n4, plain\n'
-    source = write(tmp_path / "a.csv", f'"n", "text"\n{rows}')
-    with pytest.warns(Note, match="without the spaces"):
-        assert texts(source) == ['a "b", c', "two\nlines", "last", "plain"]
 
 
 def test_a_text_that_begins_with_a_space_and_a_quote_is_kept(tmp_path: Path) -> None:
