@@ -180,6 +180,7 @@ def test_a_file_is_replaced_on_request_alone(words, tmp_path, monkeypatch, capsy
         ("mlstm-jax configs >&-", 1, "standard output, a file or a connection: Bad file"),
         ("mlstm-jax configs <&- 2>&- >/dev/null", 0, ""),
         ("mlstm-jax trian 2>/dev/full", 2, ""),
+        ("PYTHONIOENCODING=ascii mlstm-jax configs puri_fig5 >/dev/null", 0, ""),  # has a β
         ("set -o pipefail; mlstm-jax --version | exec true", 0, ""),  # which reads nothing
     ],
 )
