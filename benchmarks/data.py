@@ -29,6 +29,7 @@ from typing import Any
 
 import duckdb
 import numpy as np
+from measure import processor
 
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.data.stream import TrainStream
@@ -187,13 +188,8 @@ def read_stream(corpus: Path, rows: int, window: int, part: slice) -> dict[str, 
 
 def describe_machine() -> dict[str, Any]:
     """Return the hardware and versions that the figures depend on."""
-    model = platform.processor()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [x for x in cpuinfo.read_text().splitlines() if x.startswith("model name")]
-        model = names[0].partition(":")[2].strip() if names else model
     return {
-        "cpu": model,
+        "cpu": processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "python": platform.python_version(),

@@ -313,7 +313,7 @@ def machine() -> dict[str, Any]:
     device = jax.devices()[0]
     kind = device.device_kind
     if device.platform == "cpu":
-        kind = f"CPU, {len(os.sched_getaffinity(0))} cores, {_processor()}"
+        kind = f"CPU, {len(os.sched_getaffinity(0))} cores, {processor()}"
     names = ("jax", "jaxlib", "flax", "optax", "numpy", "torch")
     versions = {"mlstm-jax": mlstm_jax.__version__, "python": platform.python_version()}
     for name in names:
@@ -324,7 +324,8 @@ def machine() -> dict[str, Any]:
     return {"device": kind, "xla_flags": os.environ.get("XLA_FLAGS", ""), "versions": versions}
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Return the name of the processor."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
