@@ -115,7 +115,7 @@ def test_from_text_to_a_score_and_a_sentence(text_file, tmp_path, monkeypatch, c
         ("train --data.corpus c --out x.csv/deep/run", "x.csv is a file; choose another folder"),
         ("sweep model --out x", "did you mean models"),
         ("train --out loop/run --data.corpus c", "loop/run: cannot"),
-        ("train --data.corpus x.csv", "`mlstm-jax prepare x.csv --out corpora/x`"),
+        ("train --data.corpus x.csv", "x.csv: is not a corpus; make one with `mlstm-jax prepare"),
         ("classify reviews-1024 a x.csv --out x.xlsx", "out is 'x.xlsx', but it must be a .csv"),
         ("classify c x.csv", "c DIR INPUT"),
         ("generate reviews-1024 this", "give the text to continue with `--prompt`"),

@@ -366,5 +366,5 @@ def test_the_line_and_the_field_are_named(load, code: str, message: str, tmp_pat
 
 def test_text_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "reviews.csv").write_text("text\nfine\n")
-    with pytest.raises(UserError, match=r"reviews.csv is not a config.*mlstm-jax prepare"):
+    with pytest.raises(UserError, match=r"reviews.csv is not a config.*data.corpus"):
         configs.load_file(tmp_path / "reviews.csv")

@@ -194,16 +194,10 @@ def run_python(path: Path, what: str) -> dict[str, Any]:
 
     Raises UserError, which names the line, if it is not valid Python, or raises an error.
     """
-    run = path.parent if path.name == "config.json" else path
-    if (run / "config.json").is_file():
-        raise UserError(
-            f"{run} is a run; to resume it, repeat the command that began it, with `out={run}`."
-        )
     if path.suffix != ".py":
         raise UserError(
-            f"{path} is not a {what}, which must be a Python file (.py). If {path} is text to "
-            f"train on, make a corpus with `mlstm-jax prepare {path} --out corpora/mine` and pass "
-            "`data.corpus=corpora/mine`."
+            f"{path} is not a {what}, which must be a Python file (.py). Name a corpus with "
+            "`data.corpus`, and a run to resume with `out`."
         )
     try:
         return runpy.run_path(str(path))

@@ -273,7 +273,9 @@ def open_corpus(path: Path, *, verify: bool = False) -> Corpus:
     try:
         text = manifest.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise UserError(f"{path}: {_not_a_corpus(path)}") from error
+        raise UserError(
+            f"{path}: is not a corpus; make one with `mlstm-jax prepare SOURCE --out FOLDER`."
+        ) from error
     except OSError as error:
         raise FileError(with_remedy(f"{manifest}: cannot be read", error)) from error
     except ValueError as error:  # a path with a NUL
@@ -287,21 +289,6 @@ def open_corpus(path: Path, *, verify: bool = False) -> Corpus:
         for name in SPLITS:
             corpus.split(name)
     return corpus
-
-
-def _not_a_corpus(path: Path) -> str:
-    """Say what is there instead, and what to do; never to write to what is there."""
-    if (path / "config.json").is_file():
-        return (
-            f"is a run, not a corpus. `mlstm-jax report {path}` shows it, and evaluate and "
-            "generate use it; data.corpus in its config.json names its corpus."
-        )
-    make = "make one with `mlstm-jax prepare"
-    if path.is_file():
-        return f"a file, not a corpus; {make} {path} --out corpora/{path.name.split('.')[0]}`"
-    if path.exists():
-        return f"not a corpus; {make} SOURCE --out FOLDER`"
-    return f"there is no such folder; {make} SOURCE --out {path}`"
 
 
 def is_corpus(path: Path) -> bool:

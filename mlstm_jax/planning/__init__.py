@@ -12,12 +12,10 @@ inside a node or across nodes. docs/performance.md has the flops and bytes of a 
 """
 
 import math
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from typing import NamedTuple
 
-from mlstm_jax.config import Config, by_phase, resolve_batch, vary
+from mlstm_jax.config import Config, by_phase, resolve_batch
 from mlstm_jax.environment import MEMORY_FRACTION
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import VOCABULARY
@@ -59,7 +57,48 @@ class Plan(list[Row]):
         self.corpus_bytes = corpus_bytes
 
     def __str__(self) -> str:
-        return format_plan(self.config, self.machine, self, self.corpus_bytes)
+        config = resolve_batch(self.config, self[0].devices)  # also sets a Transformer's positions
+        model = config.model
+        phase_count = len(config.phases)
+        windows = ", ".join(str(phase.data.window) for phase in by_phase(config))
+        types = str(config.precision.compute)
+        if rate_type(config) == "fp8":
+            types += " with fp8 in the recurrent products"
+        lines = [
+            f"{model.layers} x {model.hidden}-d, {parameter_count(config):,} parameters, windows "
+            f"of {windows}, {types}, on {self.machine.name}",
+            f"({self.machine.source})",
+            "",
+            f"{'devices':>7}{' phase' if phase_count else ''} {'batch':>7} {'s/iteration':>11} "
+            f"{'all-reduce':>10} {'MB/s':>8} {'efficiency':>10} {'GB/device':>9} "
+            f"{'h/epoch':>8} {'epochs':>7} {'h/run':>8} {'cost':>10}",
+        ]
+        hours = 0.0
+        cost = 0.0
+        for row in self:
+            lines.append(_format_row(row))
+            hours += row.hours or 0.0
+            cost += row.cost or 0.0
+            if phase_count and row.phase == phase_count:
+                total = f"{row.devices:>7} all phases: {hours:.2f} hours"
+                if row.cost is not None:
+                    total += f", cost {cost:,.0f}"
+                lines.append(total)
+                hours = 0.0
+                cost = 0.0
+        if self.corpus_bytes is None and not phase_count:
+            lines.append("epochs and their hours need `corpus_bytes`, or a corpus that exists")
+        if all(row.cost is None for row in self):
+            lines.append("cost needs `price`, and the hours of a run")
+        if not all(row.fits for row in self):
+            usable = self.machine.memory_bytes * MEMORY_FRACTION
+            lines += [
+                "",
+                f"! more than the {usable / 1e9:.1f} GB that JAX uses of a device: lower "
+                "`data.batch_per_device`, the model or the window, or set "
+                "`train.recompute_every` (16 to 64; not with fp8).",
+            ]
+        return "\n".join(lines)
 
 
 def step_seconds(config: Config, machine: Machine, rows: int) -> float:
@@ -199,58 +238,6 @@ def phases(config: Config) -> Iterator[tuple[int, Config]]:
     return enumerate(by_phase(config), 1 if config.phases else 0)
 
 
-def format_plan(
-    config: Config, machine: Machine, rows: list[Row], corpus_bytes: float | None
-) -> str:
-    """Show the plan as a table, with advice if it does not fit into memory."""
-    config = resolve_batch(config, rows[0].devices)  # also sets a Transformer's positions
-    model = config.model
-    phase_count = len(config.phases)
-    windows = ", ".join(str(phase.data.window) for phase in by_phase(config))
-    types = str(config.precision.compute)
-    if rate_type(config) == "fp8":
-        types += " with fp8 in the recurrent products"
-    lines = [
-        f"{model.layers} x {model.hidden}-d, {parameter_count(config):,} parameters, windows of "
-        f"{windows}, {types}, on {machine.name}",
-        f"({machine.source})",
-        "",
-        f"{'devices':>7}{' phase' if phase_count else ''} {'batch':>7} {'s/iteration':>11} "
-        f"{'all-reduce':>10} {'MB/s':>8} {'efficiency':>10} {'GB/device':>9} "
-        f"{'h/epoch':>8} {'epochs':>7} {'h/run':>8} {'cost':>10}",
-    ]
-    hours = 0.0
-    cost = 0.0
-    is_cut = False
-    for row in rows:
-        lines.append(_format_row(row))
-        hours += row.hours or 0.0
-        cost += row.cost or 0.0
-        if phase_count and row.phase == phase_count:
-            total = f"{row.devices:>7} all phases: {hours:.2f} hours"
-            if row.cost is not None:
-                total += f", cost {cost:,.0f}"
-            lines.append(total)
-            hours = 0.0
-            cost = 0.0
-        if row.hours and row.hours_per_epoch and config.train.epochs:
-            is_cut |= row.hours < 0.999 * config.train.epochs * row.hours_per_epoch
-    if is_cut and config.train.steps and not phase_count:
-        lines.append(
-            f"`train.steps` {config.train.steps:,} ends a run of fewer than "
-            f"{config.train.epochs:g} epochs"
-        )
-    if corpus_bytes is None and not phase_count:
-        lines.append("epochs and their hours need `corpus_bytes`, or a corpus that exists")
-    if all(row.cost is None for row in rows):
-        lines.append("cost needs `price`, and the hours of a run")
-    for row in rows:
-        if not row.fits:
-            lines += ["", _advice(config, machine, row)]
-            break
-    return "\n".join(lines)
-
-
 def _format_row(row: Row) -> str:
     phase = f" {row.phase:>5}" if row.phase else ""
     epochs = None
@@ -279,32 +266,3 @@ def _digits(value: float) -> str:
     if value >= 0.01:
         return f"{value:.3f}"
     return f"{value:.2g}"
-
-
-def _advice(config: Config, machine: Machine, row: Row) -> str:
-    """Advise how to make a plan fit into memory."""
-    rows = row.batch // row.devices
-    limit = machine.memory_bytes * MEMORY_FRACTION
-    config = dict(phases(config))[row.phase]
-    ways = []
-    # With fp8 operands everything is kept.
-    if config.train.recompute_every is None and config.precision.recurrent == "compute":
-        every = max(1, round(math.sqrt(config.data.window)))
-        recomputed = memory_bytes(vary(config, train__recompute_every=every), rows)
-        if recomputed <= limit:
-            ways.append(f"`train.recompute_every` {every} needs {recomputed / 1e9:.1f} GB")
-    micro_batches = config.train.micro_batches
-    choices = range(micro_batches, rows, micro_batches)
-    fitting = bisect_right(choices, limit, key=partial(memory_bytes, config))
-    if fitting:
-        fewer = choices[fitting - 1]
-        how = f"`data.batch_per_device` {fewer}"
-        if row.phase:
-            how = f"a batch of {fewer * row.devices} in phase {row.phase}"
-        ways.append(f"{fewer} rows on each device fit ({how})")
-    return (
-        f"! {row.memory_bytes / 1e9:.1f} GB do not fit into the {machine.memory_bytes / 1e9:.0f} "
-        f"GB of a device ({MEMORY_FRACTION:.0%} usable): "
-        + ("; or ".join(ways) or "take a smaller model or window")
-        + "."
-    )

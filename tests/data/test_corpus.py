@@ -166,14 +166,10 @@ def test_a_file_that_becomes_shorter_while_it_is_read_is_named(folder: Path) -> 
 
 
 def test_what_is_not_a_corpus(tmp_path: Path, folder: Path) -> None:
-    advice = r"make one with `mlstm-jax prepare SOURCE --out "
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/config.json").write_text("{}")
+    (tmp_path / "reviews.csv").touch()
     for path, message in (
-        (tmp_path / "none", rf"none: there is no such folder; {advice}"),
-        (tmp_path, rf"not a corpus; {advice}"),
-        (tmp_path / "reviews.csv", r"a file, not a corpus; .*reviews\.csv --out corpora/reviews`"),
-        (tmp_path / "run", r"is a run, not a corpus. `mlstm-jax report"),
+        (tmp_path / "none", r"none: is not a corpus; make one with `mlstm-jax prepare"),
+        (tmp_path / "reviews.csv", r"reviews\.csv: is not a corpus; make one"),
         (Path("a\0b"), "embedded null byte"),
     ):
         with pytest.raises(UserError, match=message):

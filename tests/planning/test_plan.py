@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from mlstm_jax import cli, planning
 from mlstm_jax import config as configs
+from mlstm_jax import planning
 from mlstm_jax.api import functions
 from mlstm_jax.config import (
     Config,
@@ -209,38 +208,20 @@ def test_fp8_takes_rates_of_its_own(tmp_path: Path) -> None:
     assert "bf16 with fp8 in the recurrent products" in said
 
 
-def test_advice_on_memory_is_what_train_accepts(capsys: pytest.CaptureFixture[str]) -> None:
-    machine = ["--machine", str(MACHINES / "dgx1_v100.json"), "--precision.compute", "fp16"]
-    for words, limit, options in (
-        (["amazon_4096", "--gpus", "8"], "512", r"`(train\.recompute_every)` (\d+)"),
-        (["small_512", "--gpus", "1", "--train.micro-batches", "4"], "2000000",
-         r"`(data\.batch_per_device)` (\d+)"),
-    ):  # fmt: skip
-        line = ["plan", *words, *machine, "--data.batch-per-device", limit]
-        cli.main(line)
-        said = capsys.readouterr().out
-        assert "do not fit into the 16 GB of a device" in said
-        ((field, value),) = re.findall(options, said)
-        cli.main([*line, f"--{field}", value])
-        assert "do not fit" not in capsys.readouterr().out
-
-
-def test_advice_on_memory_does_not_recompute_with_fp8() -> None:
-    """What `train` refuses."""
-    config = vary(paper(), data__batch=8192, precision__compute="bf16")
-    machine = load_machine(MACHINES / "h100.json")
-    for recurrent, is_advised in (("compute", True), ("fp8", False)):
-        config = vary(config, precision__recurrent=recurrent)
-        said = str(planning.plan(config, machine, [1], None))
-        assert "rows on each device fit" in said
-        assert ("recompute_every" in said) == is_advised
+def test_a_plan_that_does_not_fit_into_memory_says_so() -> None:
+    machine = load_machine(MACHINES / "dgx1_v100.json")
+    for rows, fits in ((1, True), (2_000_000, False)):
+        config = vary(paper(), data__batch_per_device=rows, precision__compute="fp16")
+        plan = planning.plan(config, machine, [1], None)
+        assert plan[0].fits == fits
+        assert ("! more than the" in str(plan)) != fits
 
 
 def test_a_transformer_has_the_positions_of_the_window() -> None:
     config = Config(model=Transformer(hidden=64, layers=1, heads=1), data=Data(window=2048))
     config = dataclasses.replace(config, precision=Precision(compute="bf16"))
     machine = load_machine(MACHINES / "h200.json")
-    said = planning.format_plan(config, machine, planning.plan(config, machine, [1], None), None)
+    said = str(planning.plan(config, machine, [1], None))
     count = parameter_count(resolve_batch(config, 1))
     assert f" {count:,} parameters" in said
     assert count > parameter_count(config)
@@ -255,24 +236,11 @@ def test_phases_are_summed_for_each_number_of_devices() -> None:
     for row in rows:
         steps = phases[row.phase - 1].steps
         assert row.hours == pytest.approx(row.seconds_per_iteration * steps / 3600)
-    said = planning.format_plan(config, machine, rows, None).splitlines()
+    said = str(rows).splitlines()
     sums = [line for line in said if "all phases" in line]
     hours = [f"{sum(row.hours or 0 for row in rows[n : n + 2]):.2f} hours" for n in (0, 2, 4)]
     assert len(sums) == 3
     assert all(figure in line for figure, line in zip(hours, sums, strict=True))
-    # With a corpus, whose epochs the phases do not reach.
-    rows = planning.plan(config, machine, [1], 38.8e9)
-    assert "ends a run" not in planning.format_plan(config, machine, rows, 38.8e9)
-
-
-def test_what_ends_a_run_is_said() -> None:
-    machine = load_machine(MACHINES / "h200.json")
-    for steps, said in ((10, "`train.steps` 10 ends a run of fewer than 3 epochs"), (10**7, "")):
-        config = vary(paper(), train__steps=steps, precision__compute="bf16")
-        rows = planning.plan(config, machine, [1], 38.8e9)
-        text = planning.format_plan(config, machine, rows, 38.8e9)
-        assert said in text
-        assert ("ends a run" in text) == bool(said)
 
 
 def test_muon_costs_what_the_compiler_counts() -> None:
@@ -304,8 +272,7 @@ def test_without_devices_a_plan_has_those_that_can_share_the_batch() -> None:
     config = vary(Config(model=Model(hidden=16)), data__batch=24)
     rows = functions.plan(config, "h200", corpus_bytes=1e9)
     assert [row.devices for row in rows] == [1, 2, 4, 8]
-    text = planning.format_plan(config, load_machine(MACHINES / "h200.json"), rows, 1e9)
-    assert {line.split()[-2] for line in text.splitlines()[4:8]} == {"1.00"}  # epochs of a run
+    assert {line.split()[-2] for line in str(rows).splitlines()[4:8]} == {"1.00"}  # epochs of a run
     with pytest.raises(UserError, match=r"data\.batch is 24"):
         functions.plan(config, "h200", devices=[16])
 
