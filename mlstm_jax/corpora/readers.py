@@ -212,13 +212,13 @@ def _records(
 
         for _, topic in sorted(topics.items()):
             numbered = enumerate(io.StringIO(topic), 1)
-            yield from _texts(source, numbered, recipe.document or "paragraph", column)
+            yield from _texts(numbered, recipe.document or "paragraph", column)
         return
     with source.open() as raw:
         file = _File(source, raw, recipe)
         lines = file.lines(on_read)
         if source.kind == "txt":
-            yield from _texts(source, lines, recipe.document or "line", column)
+            yield from _texts(lines, recipe.document or "line", column)
         elif source.kind in FASTA:
             yield from fasta_records(source, lines, column)
         elif source.kind in ("csv", "tsv"):
@@ -228,26 +228,9 @@ def _records(
             yield from json_records(source, lines, recipe.columns, may_be_array=is_json)
 
 
-def _texts(
-    source: Source, lines: Iterator[Line], document: Unit, column: str
-) -> Iterator[RecordOrReject]:
-    """Yield the documents of a text file, and a note if it looks like a table."""
-    tabs: set[int] = set()
-    texts = 0
+def _texts(lines: Iterator[Line], document: Unit, column: str) -> Iterator[RecordOrReject]:
     for text in units(lines, document):
-        if isinstance(text, Reject):
-            yield text
-            continue
-        texts += 1
-        if 0 not in tabs:
-            tabs.add(text.count("\t"))
-        yield 0, {column: text}
-    if texts > 1 and len(tabs) == 1 and 0 not in tabs:
-        why = (
-            f"every line has {max(tabs)} tab(s), which are read as text; if it is a table, "
-            f"rename it to .tsv, with a first line such as label<TAB>{column}."
-        )
-        yield reject("tabs in every line", source, "", why, is_note=True)
+        yield text if isinstance(text, Reject) else (0, {column: text})
 
 
 class _File(NamedTuple):

@@ -121,7 +121,8 @@ def csv_records(
         table = table._replace(quoted=recipe.quoting == "yes")
     elif table.delimiter == "\t":
         plain = table._replace(quoted=False)
-        if _has_text_column(plain, first) and not _shows_quotes(table, scan, first):
+        may_be_quoted = _has_text_column(table, first)
+        if _has_text_column(plain, first) and not (may_be_quoted and _is_quoted(table, scan)):
             table = plain
     yield from _rows(table, lines)
 
@@ -141,34 +142,26 @@ def _has_text_column(table: Table, line: str) -> bool:
     return not set(map(str.strip, header)).isdisjoint(table.recipe.text_columns)
 
 
-def _shows_quotes(table: Table, scan: Callable[[], Iterator[Line]], first_line: str) -> bool:
-    """Whether the fields of a file are quoted: if fewer records are then doubtful.
+def _is_quoted(table: Table, scan: Callable[[], Iterator[Line]]) -> bool:
+    """Whether the fields of a file are quoted: if fewer records are then rejected.
 
-    If as many are, a file is quoted if every field with a quote is in quotes.
+    A file whose every field with a quote is in quotes is also quoted.
     """
-    header = [name.strip() for name in first_line.split(table.delimiter)]
-    needed = table.column(header, first_line)
-    doubtful = 0
     has_quotes = False
     all_quoted = True
     for line in _text_lines(scan()):
-        text = line.rstrip("\r\n")
-        if not text:
-            continue
-        most = text.rstrip(table.delimiter).count(table.delimiter)
-        doubtful += most >= len(header) or text.count(table.delimiter) < needed
-        if '"' in text:
-            has_quotes = True
-            fields = (field for field in text.split(table.delimiter) if '"' in field)
-            all_quoted = all_quoted and all(map(_QUOTED.fullmatch, fields))
-    if not has_quotes or not doubtful:
-        return has_quotes and all_quoted
-    quoted = 0
-    for row in _rows(table, scan()):
-        quoted += isinstance(row, Reject)
-        if quoted > doubtful:
-            break
-    return quoted < doubtful or (quoted == doubtful and all_quoted)
+        for field in line.rstrip("\r\n").split(table.delimiter):
+            if '"' in field:
+                has_quotes = True
+                all_quoted = all_quoted and bool(_QUOTED.fullmatch(field))
+    if all_quoted:
+        return has_quotes
+    plain = table._replace(quoted=False)
+    return _rejected(table, scan()) < _rejected(plain, scan())
+
+
+def _rejected(table: Table, lines: Iterator[Line]) -> int:
+    return sum(isinstance(row, Reject) and not row.is_note for row in _rows(table, lines))
 
 
 def _rows(table: Table, lines: Iterator[Line]) -> Iterator[RecordOrReject]:

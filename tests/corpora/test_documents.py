@@ -176,6 +176,7 @@ def test_the_delimiter_with_which_the_header_has_a_text(tmp_path, name, content,
         ('text\tn\n"begins\t1\nends"\t2\n', ['"begins', 'ends"']),
         ('text\tn\n"all"\t1\nsay "so"\t2\n', ['"all"', 'say "so"']),
         ('text\tn\n5" and 6"\t1\n"\t2\n', ['5" and 6"', '"']),
+        ('text\t"n" x\nplain\t1\n', ["plain"]),
         # Quoted, as only then every record has the header's columns, or every quote is one.
         ('text\tn\n"a\tb"\t1\n"say ""so"""\t2\n', ["a\tb", 'say "so"']),
         ('n\ttext\n1\t"two\nlines"\n2\tplain\n', ["two\nlines", "plain"]),
@@ -200,14 +201,6 @@ def test_a_text_that_begins_with_a_space_and_a_quote_is_kept(tmp_path: Path) -> 
         rows = ['"n",text', '1," ""a ""b"" c"""', '2,"two\nlines"', '3," """""']
         source = write(tmp_path / name, "\n".join(rows).replace(",", delimiter))
         assert texts(source, quoting="yes") == [' "a "b" c"', "two\nlines", ' ""']
-
-
-def test_lines_with_tabs_in_a_text_file_are_noted(tmp_path: Path) -> None:
-    lines = [*(f"text {n}\t1" for n in range(1000)), "nul\0"]  # the last is skipped
-    source = write(tmp_path / "a.txt", "\n".join(lines))
-    told = r"a\.txt: every line has 1 tab\(s\).* rename it to \.tsv"
-    with pytest.warns(Note, match="skipped"), pytest.warns(Note, match=told):
-        assert texts(source)[:2] == lines[:2]
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl.gz"])
