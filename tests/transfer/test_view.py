@@ -1,4 +1,4 @@
-"""The page of `mlstm-jax view`: its server as a process of its own, and a real browser."""
+"""The page of `mlstm-jax view`, by HTTP and in a real browser."""
 
 import contextlib
 import dataclasses
@@ -6,20 +6,21 @@ import json
 import re
 import shutil
 import socket
-import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+from mlstm_jax.commands import models
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.run import Run
@@ -44,19 +45,15 @@ def classifier(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(run: Run, classifier: Path) -> Iterator[str]:
-    """Serve a page by a process of its own; its address."""
-    words = ["view", str(run.folder), "--classifier", str(classifier), "--port", "0"]
-    command = [str(Path(sys.executable).parent / "mlstm-jax"), *words]
-    # Standard error may have a line about a slow compilation.
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    try:
-        assert line.startswith("http://127.0.0.1:"), line + process.stdout.read()
+    """Serve a page by the command, in a thread that ends with this process; its address."""
+    said: SimpleQueue[str] = SimpleQueue()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(models, "show", said.put)
+        view = partial(models.view, run.folder, classifier, port=0)
+        threading.Thread(target=view, daemon=True).start()
+        line = said.get(timeout=120)
+        assert line.startswith("http://127.0.0.1:")
         yield line.split()[0]
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
 
 
 @contextmanager
