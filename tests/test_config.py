@@ -29,7 +29,6 @@ from mlstm_jax.config import (
 from mlstm_jax.config import text as config_text
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
-from mlstm_jax.model.gated import GatedCell
 from mlstm_jax.training import sweep
 from tests.training.runs import write_config
 
@@ -235,23 +234,37 @@ def test_json_gives_back_any_config() -> None:
 CELLS = sorted(set(Architecture.kinds) - {"mlstm"})
 
 
-@pytest.mark.parametrize("kind", CELLS)
-def test_a_word_chooses_the_model_and_the_sizes_stay(kind: str) -> None:
-    own = Architecture.kinds[kind]
-    option, value = ("weight_norm", True) if issubclass(own, GatedCell) else ("heads", 2)
-    option_words = [f"--model.{option}".replace("_", "-"), *([] if value is True else [str(value)])]
-    for words in (
-        ["small_512", f"model:{kind}", *option_words, "--train.steps", "3"],
-        [f"model:{kind}", "--train.steps=3", "--config", "small_512", *option_words],
-        [f"model:{kind}", "small_512", "--train.steps", "3", *option_words],
-        ["small_512", "--train.steps", "3", *option_words, f"model:{kind}"],
-    ):
-        config = parse(words)["config"]
-        assert config.model == own(hidden=512, **{option: value})
-        assert config.train.steps == 3
-        text = config_text.to_json(config)
-        assert json.loads(text)["model"]["kind"] == kind
-        assert config_text.from_json(text, Path("x")) == config
+def _orders(kind: str, option: list[str]) -> list[list[str]]:
+    """The words of a command line that chooses a kind of model, in four orders."""
+    word = f"model:{kind}"
+    return [
+        ["small_512", word, *option, "--train.steps", "3"],
+        [word, "--train.steps=3", "--config", "small_512", *option],
+        [word, "small_512", "--train.steps", "3", *option],
+        ["small_512", "--train.steps", "3", *option, word],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "field"),
+    [
+        *(
+            (words, "gru", {"weight_norm": True})
+            for words in _orders("gru", ["--model.weight-norm"])
+        ),
+        (_orders("lstm", ["--model.weight-norm"])[0], "lstm", {"weight_norm": True}),
+        (_orders("transformer", ["--model.heads", "2"])[0], "transformer", {"heads": 2}),
+        (_orders("bert", ["--model.heads", "2"])[0], "bert", {"heads": 2}),
+    ],
+    ids=" ".join,
+)
+def test_a_word_chooses_the_model_and_the_sizes_stay(words, kind, field) -> None:
+    config = parse(words)["config"]
+    assert config.model == Architecture.kinds[kind](hidden=512, **field)
+    assert config.train.steps == 3
+    text = config_text.to_json(config)
+    assert json.loads(text)["model"]["kind"] == kind
+    assert config_text.from_json(text, Path("x")) == config
 
 
 def test_units_stay_that_are_the_default_of_an_mlstm() -> None:
