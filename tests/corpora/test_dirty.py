@@ -5,6 +5,7 @@ import json
 import random
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -43,57 +44,66 @@ def same(found: list[CleanDocument], wanted: list[CleanDocument]) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "kind", "place", "message"),
-    [
-        ("a.jsonl", b'{"text": "cut\n', "not JSON", ", line 11", "not JSON"),
-        ("a.jsonl", b'{"text": "a",}\n', "not JSON", ", line 11", "not JSON"),
-        ("a.jsonl", b"[1]\n", "not a JSON object", ", line 11", "is not a record"),
-        ("a.jsonl", b'{"text": 7}\n', "text of another type", ", line 11", "its text is 7, not a"),
-        ("a.jsonl", b'{"text": "a", "text": "b"}\n', "field twice", ", line 11", "field text"),
-        ("a.jsonl", b'{"stars": 1, "text": "", "stars": 1}\n', "field twice", ", line 11", "stars"),
-        ("a.jsonl", b'{"text": "caf\xe9"}\n', "not UTF-8", ", line 11", r"byte 0xe9"),
-        ("a.jsonl", b'{"text": "a\0"}\n', "NUL byte", ", line 11", "NUL byte"),
-        ("a.jsonl.gz", b"", "gzip cut short or damaged", ", after record", "cut short or damaged"),
-        ("a.csv", b'1,"a" b\n', "CSV quote", ", line 12", "quote is stray or not closed"),
-        ("a.csv", b'1,"never closed\n', "CSV quote", ", line 12", "quote is stray or not closed"),
-        ("a.csv", b"1,a,b,c\n", "CSV columns", ", line 12", "4 columns where the header has 2"),
-        ("a.csv", b"1,a\r2,b\n", "CSV line end", ", line 12", r"tr '\r' '\n'"),
-        ("a.csv", b"1,caf\xe9\n", "not UTF-8", ", line 12", "byte 0xe9"),
-        ("a.txt", b"caf\xe9\n", "not UTF-8", ", line 11", "byte 0xe9"),
-    ],
-)
-def test_each_kind_is_counted_placed_and_left_out(tmp_path, name, content, kind, place, message):
-    lines, before = list(GOOD), 10
-    if ".csv" in name:
-        lines = [b"rating,text\n", *(b'%d,"long\n %d"\n' % (i % 5, i) for i in range(5))]
-        lines, before = [*lines, *(b"%d,good %d\n" % (i % 5, i) for i in range(15))], 6
-    elif name == "a.txt":
-        lines = [b"good %d\n" % i for i in range(20)]
-    data = b"".join([*lines[:before], content, *lines[before:]])
-    path = tmp_path / name
-    if path.suffix == ".gz":
-        whole = gzip.compress(b"".join(b'{"text": "%d"}\n' % i**9 for i in range(3000)))
-        data = whole[: len(whole) // 2]
-    path.write_bytes(data)
-    (tmp_path / "b.txt").write_text("".join(f"clean {i}\n" for i in range(30)))
-    sources = [str(path), str(tmp_path / "b.txt")]
+# The name of a file, what is in its middle, and the reject: kind, place, message.
+BAD = [
+    ("a.jsonl", b'{"text": "cut\n', "not JSON", ", line 11", "not JSON"),
+    ("a.jsonl", b'{"text": "a",}\n', "not JSON", ", line 11", "not JSON"),
+    ("a.jsonl", b"[1]\n", "not a JSON object", ", line 11", "is not a record"),
+    ("a.jsonl", b'{"text": 7}\n', "text of another type", ", line 11", "its text is 7, not a"),
+    ("a.jsonl", b'{"text": "a", "text": "b"}\n', "field twice", ", line 11", "field text"),
+    ("a.jsonl", b'{"stars": 1, "text": "", "stars": 1}\n', "field twice", ", line 11", "stars"),
+    ("a.jsonl", b'{"text": "caf\xe9"}\n', "not UTF-8", ", line 11", r"byte 0xe9"),
+    ("a.jsonl", b'{"text": "a\0"}\n', "NUL byte", ", line 11", "NUL byte"),
+    ("a.jsonl.gz", b"", "gzip cut short or damaged", ", after record", "cut short or damaged"),
+    ("a.csv", b'1,"a" b\n', "CSV quote", ", line 12", "quote is stray or not closed"),
+    ("a.csv", b'1,"never closed\n', "CSV quote", ", line 12", "quote is stray or not closed"),
+    ("a.csv", b"1,a,b,c\n", "CSV columns", ", line 12", "4 columns where the header has 2"),
+    ("a.csv", b"1,a\r2,b\n", "CSV line end", ", line 12", r"tr '\r' '\n'"),
+    ("a.csv", b"1,caf\xe9\n", "not UTF-8", ", line 12", "byte 0xe9"),
+    ("a.txt", b"caf\xe9\n", "not UTF-8", ", line 11", "byte 0xe9"),
+]
+
+
+def write_bad(folder: Path) -> list[Path]:
+    """A file of each bad record: before and behind it are 20 good ones, or half a .gz file."""
+    paths = []
+    for number, (name, content, *_) in enumerate(BAD):
+        path = folder / f"{number}{name}"
+        lines, before = list(GOOD), 10
+        if name == "a.csv":
+            lines = [b"rating,text\n", *(b'%d,"long\n %d"\n' % (i % 5, i) for i in range(5))]
+            lines, before = [*lines, *(b"%d,good %d\n" % (i % 5, i) for i in range(15))], 6
+        elif name == "a.txt":
+            lines = [b"good %d\n" % i for i in range(20)]
+        path.write_bytes(b"".join([*lines[:before], content, *lines[before:]]))
+        if path.suffix == ".gz":
+            whole = gzip.compress(b"".join(b'{"text": "%d"}\n' % i**9 for i in range(3000)))
+            path.write_bytes(whole[: len(whole) // 2])
+        paths.append(path)
+    return paths
+
+
+def test_each_kind_is_counted_placed_and_left_out(tmp_path: Path) -> None:
+    paths = write_bad(tmp_path)
+    sources = list(map(str, paths))
     out, rejects = tmp_path / "out", tmp_path / "out.rejects.jsonl"
-    counted = r"(?s)1 of [\d,]+ records cannot be read.*fraction"
-    with pytest.raises(UserError, match=counted) as told:
+    kinds = Counter(kind for _, _, kind, *_ in BAD)
+    with pytest.raises(UserError, match=r"15 of [\d,]+ records cannot be read.*fract") as told:
         prepare(sources, out, split=(1, 0, 0), max_reject_fraction=0)
-    assert f"1 {kind}: {path}{place}" in str(told.value)
+    assert all(f"{kinds[kind]} {kind}: {tmp_path}/" in str(told.value) for kind in kinds)
     assert str(rejects) in str(told.value)
     assert not out.exists()
     manifest = prepare(sources, out, split=(1, 0, 0), max_reject_fraction=0.05)
-    assert manifest.rejected == {kind: 1}
-    (reject,) = map(json.loads, rejects.read_text().splitlines())
-    assert reject["kind"] == kind
-    assert reject["place"].startswith(f"{path}{place}")
-    assert message in reject["message"]
+    assert manifest.rejected == kinds
     same(rated(out), expected(sources, Recipe()))
-    kept = manifest.splits["train"].documents
-    assert kept == 50 if path.suffix != ".gz" else 500 < kept < 3030
+    found = list(map(json.loads, rejects.read_text().splitlines()))
+    assert len(found) == len(BAD)
+    for path, (_, _, kind, place, message) in zip(paths, BAD, strict=True):
+        (reject,) = (one for one in found if one["place"].startswith(f"{path}{place}"))
+        assert reject["kind"] == kind
+        assert message in reject["message"]
+        kept = [isinstance(one, Document) for one in read_source(Source(str(path)), Recipe())]
+        assert sum(kept) == 20 if path.suffix != ".gz" else 500 < sum(kept) < 3000
 
 
 def test_byte_order_marks_surrogates_and_escaped_nul_are_kept(tmp_path: Path) -> None:
