@@ -59,8 +59,10 @@ def read_and_sort(
         text = lines | f"{name} as JSON" >> beam.Map(json.dumps)
         text | f"write {name}" >> beam.io.WriteToText(target, shard_name_template="")
 
-    of_beam = PipelineOptions(shlex.split(options.beam_options))
-    with _complaints(), beam.Pipeline(options=of_beam) as pipeline:
+    with (
+        _complaints(),
+        beam.Pipeline(options=PipelineOptions(shlex.split(options.beam_options))) as pipeline,
+    ):
         read = (
             pipeline
             | "sources" >> beam.Create(list(enumerate(sources)))

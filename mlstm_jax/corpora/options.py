@@ -2,7 +2,6 @@
 
 import math
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,17 +91,8 @@ class PrepareOptions(Checked):
             ("split", is_split, weights),
             ("memory_limit", is_size, "a size such as 4GB or 500MB"),
             ("beam_options", not needs_beam, "empty without `engine` beam"),
-            ("beam_options", _has_closed_quotes(self.beam_options), "words with closed quotes"),
         ):
             require(bool(holds), name, getattr(self, name), rule)
-
-
-def _has_closed_quotes(options: str) -> bool:
-    try:
-        shlex.split(options)
-    except ValueError:
-        return False
-    return True
 
 
 DEFAULTS = PrepareOptions()

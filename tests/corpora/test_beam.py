@@ -56,7 +56,8 @@ def test_a_source_that_cannot_be_is_said_as_by_duckdb(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
 
 
-def test_a_runner_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"Beam could not run the pipeline: .*Nope"):
-        prepare(["pydoc:"], tmp_path / "out", engine="beam", beam_options="--runner=Nope")
+@pytest.mark.parametrize(("options", "why"), [("--runner=Nope", "Nope"), ("'", "No closing quo")])
+def test_options_that_beam_refuses(options: str, why: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"Beam could not run the pipeline: .*{why}"):
+        prepare(["pydoc:"], tmp_path / "out", engine="beam", beam_options=options)
     assert list(tmp_path.iterdir()) == []

@@ -137,7 +137,6 @@ def test_a_corpus_to_score_alone_in_the_current_folder(tmp_path, monkeypatch, ca
         ({"text_column": "body"}, r"a\.jsonl: none of its 3 records has text in body"),
         ({"memory_limit": "much"}, "memory_limit is 'much'"),
         ({"beam_options": "--runner=X"}, "beam_options is .* without `engine` beam"),
-        ({"beam_options": "'", "engine": "beam"}, "beam_options is .* closed quotes"),
         ({"sources": []}, "no source given"),
         ({"sources": ["a.jsonl", "none.txt"]}, r"none\.txt: there is no such file"),
         ({"sources": ["blank.jsonl"]}, r"blank\.jsonl: no text is left after cleaning"),

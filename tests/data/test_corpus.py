@@ -12,7 +12,7 @@ import pytest
 
 from mlstm_jax import digest, run
 from mlstm_jax.corpora.prepare import prepare
-from mlstm_jax.data.corpus import FORMAT_VERSION, SPLITS, differing, is_corpus, open_corpus
+from mlstm_jax.data.corpus import FORMAT_VERSION, differing, is_corpus, open_corpus
 from mlstm_jax.digest import CheckedBytes
 from mlstm_jax.errors import FileError, UserError
 
@@ -31,20 +31,6 @@ def folder(written: Path, tmp_path: Path) -> Path:
     """A corpus beside its source."""
     shutil.copytree(written, tmp_path, dirs_exist_ok=True)
     return tmp_path / "corpus"
-
-
-def test_offsets_cut_the_documents_and_ratings_stay_beside_them(folder: Path) -> None:
-    corpus, documents = open_corpus(folder), {}
-    for name in SPLITS:
-        split = corpus.split(name)
-        assert (split.bytes[:].dtype, split.offsets.dtype) == (np.uint8, np.uint64)
-        assert split.ratings.dtype == np.float32
-        assert not split.offsets.flags.writeable
-        cuts = [int(offset) for offset in split.offsets]
-        assert (cuts[0], cuts[-1]) == (0, len(split.bytes))
-        for start, end, rating in zip(cuts[:-1], cuts[1:], split.ratings, strict=True):
-            documents[split.bytes[start:end].tobytes().decode()] = float(rating)
-    assert documents == {f"\n review {i} é ": i % 5 for i in range(40)}
 
 
 def test_a_printed_corpus_has_its_counts(folder: Path) -> None:
