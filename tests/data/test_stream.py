@@ -272,27 +272,11 @@ def test_what_is_too_little_is_refused(make, message) -> None:
     # A long document is cut, a short one never.
     [([*range(20, 200)], 16), ([8192], 16), ([8191], 1), ([2], 1), ([5, 1], 2), ([1000, 1, 1], 2)],
 )
-def test_evaluation_scores_every_byte_once_save_each_pieces_first(lengths, pieces) -> None:
+@pytest.mark.parametrize("stop", [None, 3])
+def test_evaluation_scores_every_byte_once_save_each_pieces_first(lengths, pieces, stop) -> None:
+    """With a stop each document is a piece, and its stop is scored instead."""
     split = make_split(lengths)
-    stream = EvaluationStream(split, window=8)
-    rows = [b""] * 20
-    for step in range(stream.steps):
-        batch = stream.batch(step, rows=20)
-        for row in range(20):
-            rows[row] += batch.targets_BT[row][batch.mask_BT[row]].tobytes()
-    whole = split.bytes[:].tobytes()
-    read = b""
-    for text in rows[:pieces]:
-        read += whole[len(read) :][:1] + text
-    assert read == whole
-    assert rows[pieces:] == [b""] * (20 - pieces)
-    assert stream.scored == len(whole) - pieces
-
-
-@pytest.mark.parametrize("lengths", [[2], [5, 1], [1000, 1, 1, 1], [8, 16, 7, 9] * 9])
-def test_documents_are_read_each_by_itself_to_its_stop(lengths: list[int]) -> None:
-    split = make_split(lengths)
-    stream = EvaluationStream(split, window=8, stop=3)
+    stream = EvaluationStream(split, window=8, stop=stop)
     rows: list[list[bytes]] = [[] for _ in range(20)]
     scored = 0
     for step in range(stream.steps):
@@ -300,15 +284,24 @@ def test_documents_are_read_each_by_itself_to_its_stop(lengths: list[int]) -> No
         scored += batch.mask_BT.sum()
         for row in np.flatnonzero(batch.mask_BT[:, 0]):
             mask = batch.mask_BT[row]
+            inputs, targets = batch.inputs_BT[row][mask], batch.targets_BT[row][mask]
             if batch.reset_B[row]:
-                rows[row].append(batch.inputs_BT[row, :1].tobytes())
-            rows[row][-1] += batch.targets_BT[row][mask].tobytes()
-            following, before = batch.inputs_BT[row][mask][1:], batch.targets_BT[row][mask][:-1]
-            np.testing.assert_array_equal(following, before)
+                rows[row].append(inputs[:1].tobytes())
+            assert rows[row][-1][-1] == inputs[0]
+            rows[row][-1] += targets.tobytes()
+            np.testing.assert_array_equal(inputs[1:], targets[:-1])
     data, ends = split.bytes[:].tobytes(), np.cumsum(lengths)
-    documents = [data[e - n : e] + b"\x03" for e, n in zip(ends, lengths, strict=True)]
-    assert [text for row in rows for text in row] == documents
-    assert scored == stream.scored == sum(lengths)
+    if stop is None:
+        read = b""
+        for row in rows[:pieces]:
+            assert len(row) <= 1
+            read += b"".join(row) or data[len(read) :][:1]  # of one byte nothing is scored
+        assert read == data
+        assert rows[pieces:] == [[]] * (20 - pieces)
+    else:
+        texts = [text for row in rows for text in row]
+        assert texts == [data[e - n : e] + b"\x03" for e, n in zip(ends, lengths, strict=True)]
+    assert scored == stream.scored == len(data) - (pieces if stop is None else 0)
 
 
 def test_prefetch_keeps_the_order_and_passes_errors_on() -> None:
