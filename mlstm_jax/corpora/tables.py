@@ -150,14 +150,16 @@ def _is_quoted(table: Table, scan: Callable[[], Iterator[Line]]) -> bool:
     has_quotes = False
     all_quoted = True
     for line in _text_lines(scan()):
-        for field in line.rstrip("\r\n").split(table.delimiter):
-            if '"' in field:
-                has_quotes = True
-                all_quoted = all_quoted and bool(_QUOTED.fullmatch(field))
+        if '"' in line:
+            has_quotes = True
+            fields = (field for field in line.rstrip("\r\n").split(table.delimiter) if '"' in field)
+            all_quoted = all(map(_QUOTED.fullmatch, fields))
+            if not all_quoted:
+                break
     if all_quoted:
         return has_quotes
-    plain = table._replace(quoted=False)
-    return _rejected(table, scan()) < _rejected(plain, scan())
+    rejected = _rejected(table._replace(quoted=False), scan())
+    return rejected > 0 and _rejected(table, scan()) < rejected
 
 
 def _rejected(table: Table, lines: Iterator[Line]) -> int:
