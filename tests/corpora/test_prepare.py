@@ -97,12 +97,11 @@ def test_split_is_by_number_of_documents(tmp_path, split, expected):
     assert tuple(manifest.splits[name].documents for name in SPLITS) == expected
 
 
-def test_the_split_is_chosen_by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = jsonl(tmp_path / "a.jsonl", some(80))
-    small = prepare([source], tmp_path / "small")
-    assert [small.splits[name].documents for name in SPLITS] == [72, 4, 4]
-    monkeypatch.setattr(options, "_LEAST_LARGE", 80)
-    assert prepare([source], tmp_path / "large").split == (1000, 1, 1)
+def test_the_split_is_chosen_by_size(tmp_path: Path) -> None:
+    made = prepare([jsonl(tmp_path / "a.jsonl", some(80))], tmp_path / "out")
+    assert [made.splits[name].documents for name in SPLITS] == [72, 4, 4]
+    assert options.usual_split(99_999) == (20, 1, 1)
+    assert options.usual_split(100_000) == (1000, 1, 1)
 
 
 def test_a_corpus_to_score_alone_in_the_current_folder(tmp_path, monkeypatch, capsys) -> None:
