@@ -26,12 +26,11 @@ from jax._src.distributed import global_state  # The store has no public name; O
 
 from mlstm_jax import digest, terminal
 from mlstm_jax.config import Distributed
-from mlstm_jax.errors import KnownError, UserError, require
+from mlstm_jax.errors import KnownError, UserError, explained, require
 
 _SECONDS = 1.0  # between two looks at the other processes
 _GRACE_SECONDS = 3.0  # for a process to stop by itself, for the same reason as another
 _UNLIMITED = 2**31 - 1  # milliseconds of a wait that the watching thread ends
-_MOST = 5  # differences in a message
 _LONGEST = 1e6  # seconds of a time limit: JAX counts in 32 bits
 _STOP = "mlstm_jax/stop"
 # Variables with the number of processes and the index of this one. mpirun is first: in a SLURM job
@@ -175,29 +174,26 @@ class Cluster:
     def require_equal(self, values: dict[str, Any], advice: str) -> None:
         """Raise UserError with `advice`, on all, unless all processes have the same values."""
         digests = self.gather(digest.of_json(values))
-        # The first process with each digest speaks for all that have it.
-        speakers = sorted({digests.index(value) for value in digests})
-        if len(speakers) == 1:
+        differing = [index for index, found in enumerate(digests) if found != digests[0]]
+        if not differing:
             return
-        shown = speakers[: _MOST + 1]
-        everyone = self.gather(values if self.index in shown else None)
+        # Only two send their values: with many processes and a long config all would be too much.
+        speaker = differing[0]
+        everyone = self.gather(values if self.index in (0, speaker) else None)
+        who = self._names[speaker]
+        if len(differing) > 1:
+            who += f" ({len(differing) - 1} more processes differ)"
         differences = []
-        for index in shown[1:]:
-            who = self._names[index]
-            same = digests.count(digests[index]) - 1
-            if same:
-                who += f" and {same} more"
-            for name, first in everyone[0].items():
-                other = everyone[index].get(name)
-                if other != first:
-                    differences.append(f"{name} is {other} on {who}, but {first} on process 0")
-        if len(speakers) > len(shown):
-            differences.append("more processes differ")
-        if differences:  # 1 and 1.0 have two digests.
-            raise UserError("; ".join(differences) + f". {advice}")
+        for name, first in everyone[0].items():
+            other = everyone[speaker].get(name)
+            if repr(other) != repr(first):
+                differences.append(f"{name} is {other} on {who}, but {first} on process 0")
+        raise UserError("; ".join(differences) + f". {advice}")
 
     def stop(self, error: BaseException) -> None:
         """Report why this process stops, tell the others, and end the process; from any thread."""
+        if isinstance(error, Exception) and not isinstance(error, KnownError):
+            error = explained(error) or error
         if isinstance(error, KnownError):
             self._end(str(error), error.exit_code)
         elif isinstance(error, KeyboardInterrupt):

@@ -96,23 +96,15 @@ def require_known(params: Parameters, name: str, pieces: Iterable[tuple[str, Any
     unknown_V = unknown_bytes(params)
     if not unknown_V.any():
         return
-    first = ""
-    count_V = np.zeros(len(unknown_V), np.int64)
     for place, piece in pieces:
-        read_V = np.bincount(np.frombuffer(piece, np.uint8), minlength=len(unknown_V))
-        count_V += read_V * unknown_V
-        if not first and count_V.any():
-            first = place
-    if not first:
-        return
-    listed = []
-    for byte in np.argsort(-count_V, kind="stable")[: min(8, np.count_nonzero(count_V))]:
-        shown = repr(bytes([byte])).removeprefix("b")
-        listed.append(f"{shown} ({count_V[byte]:,} times)")
-    raise UserError(
-        f"{name}: {count_V.sum():,} bytes, the first in {first}, are none that the model can "
-        f"read or predict: {', '.join(listed)}. Leave these texts out, or replace the characters."
-    )
+        read = np.frombuffer(piece, np.uint8)
+        unknown = read[unknown_V[read]]
+        if len(unknown):
+            raise UserError(
+                f"{name}: {place} has {len(unknown):,} bytes that the model can neither read nor "
+                f"predict, the first {unknown[:1].tobytes()!r}. Leave such texts out, or replace "
+                "the characters."
+            )
 
 
 def require_known_corpus(params: Parameters, corpus: Corpus, splits: Iterable[SplitName]) -> None:
@@ -166,7 +158,9 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
         return _of_weights(folder, folder, None, checkpoint)
     config = read_config(folder)
     if config is None:
-        raise UserError(_why_no_run(folder))
+        raise UserError(
+            f"{folder} is not a run folder: it has no config.json. {shipped.which_model(folder)}"
+        )
     if (folder / WEIGHTS).is_file():
         return _of_weights(folder, folder / WEIGHTS, config, checkpoint)
     if not (folder / FOLDER).is_dir():
@@ -187,18 +181,6 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
         params = checkpoints.restore_params(step, shapes)
         about = checkpoints.meta(step)
         return Run(folder, config, step, about.cleaning, model, params, about.corpus)
-
-
-def _why_no_run(folder: Path) -> str:
-    """What a path without config.json is, and what to give instead."""
-    if (folder / "manifest.json").is_file():
-        return (
-            f"{folder} is a corpus, not a run; train on it with `mlstm-jax train CONFIG.py "
-            f"--data.corpus {folder} --out runs/mine`, and give that run."
-        )
-    if (folder / "run" / "config.json").is_file():  # of a fine-tuning
-        return f"{folder} is not a run folder, but holds one; give {folder}/run."
-    return f"{folder} is not a run folder: it has no config.json. {shipped.which_model(folder)}"
 
 
 def _of_weights(folder: Path, file: Path, config: Config | None, checkpoint: str) -> Run:

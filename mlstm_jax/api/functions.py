@@ -109,7 +109,7 @@ def sweep(
     """
     if isinstance(runs, (str, Path)):
         runs = sweeps.load_sweep(Path(runs))
-    require(sweeps.have_folders(runs), "runs", [*runs], "a dict whose labels can name folders")
+    sweeps.require_folders(runs)
     output.require_folder(Path(out))
     if not table_only:
         sweeps.prepare(runs)

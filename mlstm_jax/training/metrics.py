@@ -36,8 +36,6 @@ _FIELDS = {
     "eval": ("step", "bpc"),
     "event": ("step", "event"),
 }
-# A mean of no values, or of values that are not finite, is null.
-_NEVER_NULL = ("epoch", "learning_rate", "seconds")
 
 
 class LogDamaged(UserError):
@@ -108,31 +106,24 @@ def _parsed(path: Path, content: bytes) -> list[dict[str, Any]]:
 
 def _problem(line: Any) -> str | None:
     """What is wrong with a line, or None."""
-    if not isinstance(line, dict):
-        return "is not an object"
-    kind = line.get("kind")
-    if not isinstance(kind, str) or kind not in _FIELDS:
-        return f"has kind {reprlib.repr(kind)}, which is none of {', '.join(_FIELDS)}"
+    if not isinstance(line, dict) or line.get("kind") not in tuple(_FIELDS):
+        return f"is not an object with a kind of {', '.join(_FIELDS)}"
+    kind = line["kind"]
     for name in _FIELDS[kind]:
         if name not in line:
             return f"has no field {name}"
+    if type(line["step"]) is not int or not 0 <= line["step"] <= MOST_STEPS:
+        return f"has step {reprlib.repr(line['step'])}, which is not a number of batches"
     for name, value in line.items():
-        if not _is_valid(kind, name, value):
-            return f"has {name} {reprlib.repr(value)}, which is not a value of this field"
+        if kind != "event" and name != "kind" and not _is_number(value):
+            return f"has {name} {reprlib.repr(value)}, which is not a number"
     return None
 
 
-def _is_valid(kind: str, name: str, value: Any) -> bool:
-    if name == "step":
-        return type(value) is int and 0 <= value <= MOST_STEPS
-    if name == "event":
-        return isinstance(value, str)
-    if kind == "event" or name == "kind":
-        return True
-    if value is None:
-        return name not in _NEVER_NULL
+def _is_number(value: Any) -> bool:
+    """Whether a value is a finite number, or null: a mean of no values or of infinite ones."""
     # NaN is not in this range.
-    return type(value) in (int, float) and -_MOST <= value <= _MOST
+    return value is None or (type(value) in (int, float) and -_MOST <= value <= _MOST)
 
 
 def by_kind(lines: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -179,7 +170,7 @@ class MetricsLog:
         for line in _parsed(path, content):
             if step > 0 and line["step"] <= step:
                 text += json.dumps(line) + "\n"
-                seconds = max(seconds, line.get("seconds", 0.0))
+                seconds = max(seconds, line.get("seconds") or 0.0)
                 if line.get("event") == "finished":
                     self.finished_at = line["step"]
         self._started -= seconds

@@ -33,7 +33,7 @@ class Diverged(KnownError):
         self.reason = reason
         self.last_good_step = last_good_step
 
-    def with_resume_advice(self, checkpoint: int | None, config: Config) -> "Diverged":
+    def with_resume_advice(self, checkpoint: int | None) -> "Diverged":
         """The same error with advice; `checkpoint` is the newest from before it began, if any."""
         begin = "There is no checkpoint from before that, so the same command starts over"
         if checkpoint is not None:
@@ -41,16 +41,8 @@ class Diverged(KnownError):
                 f"The checkpoints after step {self.last_good_step} are deleted; the same command "
                 f"resumes from that of step {checkpoint}"
             )
-        optimizer = config.optimizer
-        lower = f"`optimizer.learning_rate`, such as to {optimizer.learning_rate / 2:g}"
-        if optimizer.name == "muon":
-            lower += f", and `optimizer.muon_learning_rate` to {optimizer.muon_learning_rate / 2:g}"
-        if any(phase.learning_rate for phase in config.phases):
-            lower = "the `learning_rate` of the phase"
-        advice = f" {begin}. Lower {lower}, or `optimizer.clip_norm`"
-        if config.precision.compute == "fp16":
-            advice += ", or start a new run with `precision.compute` bf16"
-        return Diverged(self.step, self.reason, self.last_good_step, f"{advice}.")
+        advice = f" {begin}. Lower the learning rate, such as by half, or the clip norm."
+        return Diverged(self.step, self.reason, self.last_good_step, advice)
 
 
 def _means(metrics: StepMetrics, *, labels: bool) -> dict[str, float]:
@@ -249,11 +241,7 @@ def announcement(
     if changed:
         ending.insert(0, f"changed since the run began: {', '.join(changed)}")
     if begin.step >= total:
-        more = "raise `train.steps` or `train.epochs`"
-        if config.phases:
-            more = "add a phase"
-        elif config.model.classes:  # of `finetune`, whose option has this name
-            more = "raise `epochs`"
+        more = "raise its steps or epochs, or add a phase"
         line = f"{config.out} is finished: {begin.step:,} steps. To train for more, {more}."
         return "\n".join([line, *ending])
     count = sum(leaf.size for leaf in jax.tree.leaves(begin.state.params))

@@ -72,11 +72,10 @@ def require_new(folder: Path, *, resume: bool) -> None:
     newest = max((line["step"] for line in lines), default=0)
     config = run.read_config(folder)  # of the session that wrote these metrics
     assert config is not None
-    intervals = (config.train.eval_every, config.train.checkpoint_every)
-    # A save begins after the previous one has ended.
-    second_save = sorted({*intervals, 2 * intervals[0], 2 * intervals[1]})[1]
+    # The run goes on after its first save when that checkpoint has been read back.
+    first_save = min(config.train.eval_every, config.train.checkpoint_every)
     had_one = any(line.get("event") in ("finished", "resumed") for line in lines)
-    is_lost = had_one or newest > second_save
+    is_lost = had_one or newest > first_save
     if lines and lines[-1].get("event") == "diverged":
         is_lost = False
     if resume or is_lost:

@@ -14,9 +14,9 @@ from mlstm_jax.config import MLSTM, Config, longest_window, vary
 from mlstm_jax.config.text import PLACES, differences, flatten, to_json
 from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.distributed import Cluster
-from mlstm_jax.errors import FileError, InUse, KnownError, UserError, remedy, with_remedy
+from mlstm_jax.errors import InUse, UserError
 from mlstm_jax.model import pallas
-from mlstm_jax.record import resume_advice, steps_in
+from mlstm_jax.record import steps_in
 from mlstm_jax.terminal import tell
 from mlstm_jax.training.metrics import FILE
 
@@ -227,19 +227,3 @@ def inputs_of(folder: Path) -> dict[str, str | None]:
             "`train.start_from`."
         )
     return content["inputs"]
-
-
-@contextmanager
-def disk_errors(folder: Path) -> Iterator[None]:
-    """Turn an OSError about a file into a FileError that tells the user how to resume the run."""
-    try:
-        yield
-    except KnownError:
-        raise
-    except OSError as error:
-        if remedy(error) is None:  # For example, the error of a connection.
-            raise
-        text = with_remedy(str(error.filename or folder), error)
-        raise FileError(
-            f"{text} {resume_advice(folder)}; or name another folder with `out`."
-        ) from error

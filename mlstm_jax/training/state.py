@@ -159,17 +159,12 @@ def _require_shapes(config: Config, theirs: Arrays) -> None:
     for name in dict.fromkeys([*ours, *theirs]):
         shape = ours.get(name)
         other = theirs[name].shape if name in theirs else None
-        if shape == other or name.startswith("label_"):
-            continue
-        advice = "set the same model, hidden, embedding and layers"
-        if shape and other and name == "input/positions" and shape[1:] == other[1:]:
-            advice = f"set `model.positions` {other[0]}, with windows of at most {other[0]} bytes"
-        problem = f"{name} has the shape {other}, but this run needs {shape}"
-        if other is None:
-            problem = f"{name} is missing"
-        elif shape is None:
-            problem = f"this run lacks {name}"
-        raise UserError(f"train.start_from: {config.train.start_from}: {problem}; {advice}.")
+        if shape != other and not name.startswith("label_"):
+            raise UserError(
+                f"train.start_from: {config.train.start_from}: {name} has the shape {other}, but "
+                f"this run needs {shape}; set the same model, hidden, embedding, layers and "
+                "positions."
+            )
 
 
 def parameter_count(config: Config) -> int:
@@ -210,16 +205,11 @@ def require_memory(config: Config, devices: Parallel) -> None:
     if devices.local[0].platform != "cpu":
         return
     limit, name = min((size, name) for name, size in host.memory_limits().items())
-    model = config.model
     for phase in by_phase(config):
-        data = phase.data
-        needed = memory_bytes(phase, data.batch // devices.count) * len(devices.local)
+        rows = phase.data.batch // devices.count
+        needed = memory_bytes(phase, rows) * len(devices.local)
         if needed / _ESTIMATE > limit:
-            parameters = 4 * parameter_count(config) * len(devices.local)
             raise UserError(
-                f"model.hidden {model.hidden:,}, model.layers {model.layers}, data.batch "
-                f"{data.batch:,}, data.window {data.window:,}: the run needs about "
-                f"{needed / 1e9:,.1f} GB, of which {parameters / 1e9:,.1f} GB are parameters, but "
-                f"{name} is {limit / 1e9:,.1f} GB; take a smaller model, data.batch or "
-                "data.window, or raise train.micro_batches."
+                f"the run needs about {needed / 1e9:,.1f} GB, but {name} is {limit / 1e9:,.1f} GB; "
+                "take a smaller model, data.batch or data.window, or raise train.micro_batches."
             )

@@ -24,7 +24,7 @@ from mlstm_jax.config import Config, by_phase, run_python
 from mlstm_jax.config.text import differences, load_json
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.distributed import process_info
-from mlstm_jax.errors import InUse, UserError
+from mlstm_jax.errors import InUse, UserError, require
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.run import load_run, read_config
 from mlstm_jax.terminal import markdown, message, tell
@@ -40,28 +40,28 @@ def load_sweep(path: Path) -> Runs:
     """Run a specification, which is the user's own Python code, and return its ``runs``.
 
     A bare name that is not a file selects a sweep that comes with the package: ``puri_fig5``.
-    Raises UserError if there is no such file, or it sets no runs with labels that can name a
-    folder.
+    Raises UserError if there is no such file, or it sets no runs.
     """
     path = shipped.find(path, "sweep")
     runs = run_python(path, "sweep").get("runs")
-    if not isinstance(runs, dict) or not runs or not have_folders(runs):
+    if not isinstance(runs, dict) or not runs:
         raise UserError(
-            f"{path} sets no `runs = {{(ROW, COLUMN): Config(...)}}` with two labels that can name "
-            "a folder; see `mlstm-jax configs puri_fig5`."
+            f"{path} sets no `runs = {{(ROW, COLUMN): Config(...)}}`; see `mlstm-jax configs "
+            "puri_fig5`."
         )
     return runs
 
 
-def have_folders(runs: Runs) -> bool:
-    """Whether each run is a config, with two labels that can name a folder."""
+def require_folders(runs: Runs) -> None:
+    """Raise UserError unless each run is a config, with two labels that can name a folder."""
     for key, config in runs.items():
-        if not (isinstance(config, Config) and isinstance(key, tuple) and len(key) == 2):
-            return False
-        for label in key:
-            if not isinstance(label, str) or not label.strip(".") or "/" in label:
-                return False
-    return True
+        fits = isinstance(config, Config) and isinstance(key, tuple) and len(key) == 2
+        fits = fits and all(map(_names_folder, key))
+        require(fits, "a key of `runs`", key, "(ROW, COLUMN), of a Config; each names a folder")
+
+
+def _names_folder(label: Any) -> bool:
+    return isinstance(label, str) and label.strip(".") != "" and "/" not in label
 
 
 def prepare(runs: Runs) -> None:
@@ -71,7 +71,7 @@ def prepare(runs: Runs) -> None:
     """
     if not runs:
         return
-    first_key, first = next(iter(runs.items()))
+    devices = next(iter(runs.values())).devices
     for key, config in runs.items():
         _, processes = process_info(config.distributed, os.environ)
         if processes > 1:  # JAX connects processes only once.
@@ -80,14 +80,15 @@ def prepare(runs: Runs) -> None:
                 "each run in one. Set `distributed.processes` to 1 in its config, so that each "
                 "process takes other runs. Or train this run by itself with `mlstm-jax train`."
             )
-        if config.devices.virtual_cpu != first.devices.virtual_cpu:
-            raise UserError(
-                f"devices.virtual_cpu is {first.devices.virtual_cpu} in the run "
-                f"{' / '.join(first_key)}, but {config.devices.virtual_cpu} in {' / '.join(key)}; "
-                "one process trains all runs of a sweep, so set the same number in all."
-            )
+        number = config.devices.virtual_cpu
+        require(
+            number == devices.virtual_cpu,
+            f"devices.virtual_cpu of the run {' / '.join(key)}",
+            number,
+            f"{devices.virtual_cpu}, as in the first run: one process trains them all",
+        )
     deterministic = any(config.train.deterministic for config in runs.values())
-    environment.prepare(first.devices, deterministic=deterministic)
+    environment.prepare(devices, deterministic=deterministic)
 
 
 class RunSummary(NamedTuple):
@@ -114,11 +115,7 @@ def folder(out: Path, key: tuple[str, str]) -> Path:
 
 
 def pending(runs: Runs, out: Path) -> Iterator[tuple[tuple[str, str], Config]]:
-    """Yield the runs that are neither finished nor diverged, with their folders set.
-
-    Raises UserError if a run in the folder has another config than in the specification, or used
-    another corpus or other initial parameters.
-    """
+    """Yield the runs that are neither finished nor diverged, with their folders set."""
     for key, config in runs.items():
         run_folder = folder(out, key)
         config = configs.vary(config, out=str(run_folder))

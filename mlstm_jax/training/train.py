@@ -120,7 +120,7 @@ def train(
                 )
             except Diverged as diverged:
                 checkpoints.drop_after(diverged.last_good_step)
-                raise diverged.with_resume_advice(checkpoints.latest(), config) from None
+                raise diverged.with_resume_advice(checkpoints.latest()) from None
             if following:
                 change = f"step {phase.last}: the next phase, {following.describe_rows()}"
                 progress.say(change)
@@ -244,7 +244,6 @@ def _start_process(
     if owns_process:
         stack.enter_context(watchdog)
         signals = stack.enter_context(guard.collect())
-    stack.enter_context(run_folder.disk_errors(folder))
     if config.train.deterministic:
         environment.require_deterministic()
     return cluster, watchdog, signals

@@ -86,10 +86,6 @@ def test_export_and_load_again(model: mlstm.TrainedModel, tmp_path: Path) -> Non
     assert again.export(tmp_path / "copy.safetensors").read_bytes() == content
     with pytest.raises(ValueError, match="is a file; choose another folder"):
         model.export(path / "m.safetensors")
-    (tmp_path / "tuned/run").mkdir(parents=True)
-    (tmp_path / "tuned/run/config.json").touch()
-    with pytest.raises(ValueError, match=r"not a run folder, but holds one; give .*/run\."):
-        mlstm.load(tmp_path / "tuned")
 
 
 def test_a_report_has_the_files_of_a_run_and_no_others(model: mlstm.TrainedModel) -> None:

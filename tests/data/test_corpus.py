@@ -160,7 +160,7 @@ def test_what_is_not_a_corpus(tmp_path: Path, folder: Path) -> None:
     ):
         with pytest.raises(UserError, match=message):
             open_corpus(path)
-    with pytest.raises(UserError, match=r"is a corpus, not a run; train on it"):
+    with pytest.raises(UserError, match=r"is not a run folder: it has no config\.json"):
         run.load_run(folder)
     assert is_corpus(folder)
     (folder / "notes.txt").write_text("mine")

@@ -1,6 +1,5 @@
 """What can go wrong in one process: damaged checkpoints, full disks, divergence, other rows."""
 
-import errno
 import io
 import os
 import queue
@@ -19,7 +18,7 @@ import pytest
 from mlstm_jax import cli, run
 from mlstm_jax.checkpoint import CheckpointFailed
 from mlstm_jax.config import Config, Devices, Model, Optimizer, Phase, Precision, Train, vary
-from mlstm_jax.errors import KnownError, Note, UserError
+from mlstm_jax.errors import Note, UserError
 from mlstm_jax.guard import Watchdog
 from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import ModelWeights, fingerprint
@@ -157,9 +156,9 @@ def test_a_run_that_has_lost_its_checkpoints_does_not_start_over(corpus, straigh
 @pytest.mark.parametrize(
     ("every", "events", "lost"),
     [
-        # The second save begins when the first has ended.
-        (20, [], False),
-        (19, [], True),
+        # Nothing is reported after the first save before that checkpoint is whole.
+        (40, [], False),
+        (39, [], True),
         (1000, ["finished"], True),
         (1000, ["resumed"], True),
         (1000, ["resumed", "diverged"], False),
@@ -206,39 +205,14 @@ def test_a_run_that_diverges_at_once_starts_over(corpus, tmp_path) -> None:
     """Every checkpoint is from after the divergence, so none is left; a short run ends so, too."""
     config = diverging(corpus, tmp_path, 3, train__divergence_steps=100)
     longer = diverging(corpus, tmp_path, 40, train__checkpoint_every=8)
-    for one, message in ((config, "starts over"), (longer, r"starts over.*learning_rate`.* 1\.5,")):
-        with pytest.raises(Diverged, match=rf"no checkpoint .*{message}"):
+    for one in (config, longer):
+        with pytest.raises(Diverged, match=r"no checkpoint .*starts over\. Lower"):
             run_train(one)
         assert lines_of(tmp_path)["event"][-1]["event"] == "diverged"
         assert steps_in(tmp_path) == []
     run_train(config_of(corpus, tmp_path, 20, train__checkpoint_every=8))
     assert steps_in(tmp_path) == [8, 16, 20]
     assert lines_of(tmp_path)["eval"][-1]["bpc"] < 8
-
-
-@pytest.mark.parametrize(
-    ("fields", "advice"),
-    [
-        ({}, "`optimizer.learning_rate`, such as to 0.00025, or `optimizer.clip_norm`."),
-        (
-            {"optimizer__name": "muon"},
-            "`optimizer.learning_rate`, such as to 0.00025, and `optimizer.muon_learning_rate` to "
-            "0.02, or `optimizer.clip_norm`.",
-        ),
-        (
-            {"precision__compute": "fp16"},
-            "`optimizer.learning_rate`, such as to 0.00025, or `optimizer.clip_norm`, or start a "
-            "new run with `precision.compute` bf16.",
-        ),
-        (
-            {"phases": (Phase(steps=2, batch=2, window=2, learning_rate=1.0),)},
-            "the `learning_rate` of the phase, or `optimizer.clip_norm`.",
-        ),
-    ],
-)
-def test_a_run_that_diverges_advises_what_changes_its_updates(fields, advice) -> None:
-    error = Diverged(8, "stopped.", 3).with_resume_advice(2, vary(Config(), **fields))
-    assert str(error).endswith(f"Lower {advice}")
 
 
 def test_a_run_that_diverges_names_the_checkpoint_that_a_restart_takes(corpus, stopped, capfd):
@@ -349,18 +323,6 @@ def test_other_rows_go_on_from_the_same_place_with_a_fresh_carry(corpus, stopped
     np.testing.assert_allclose(np.diff(epochs)[:5].mean(), epochs[0], rtol=0.02)
     np.testing.assert_allclose(np.diff(epochs)[6:].mean(), epochs[0] / 2, rtol=0.1)
     assert_same_run(stopped, tmp_path / "straight", batch=4)
-
-
-def test_a_file_that_cannot_be_written_is_named_with_the_checkpoint(tmp_path: Path) -> None:
-    path, said = tmp_path / "run/metrics.jsonl", os.strerror(errno.EROFS)
-    (tmp_path / "run/checkpoints/40").mkdir(parents=True)
-    # Nothing is said of checkpoints where there are none.
-    for name, expected in (
-        ("run", re.escape(f"{path}: {said}. ") + ".*The same command .*checkpoint of step 40"),
-        ("none", "or name another folder with `out`"),
-    ):
-        with pytest.raises(KnownError, match=expected), run_folder.disk_errors(tmp_path / name):
-            raise OSError(errno.EROFS, said, str(path))
 
 
 def test_the_watchdog_says_what_a_restart_will_do(tmp_path, capfd) -> None:

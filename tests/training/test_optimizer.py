@@ -65,16 +65,10 @@ def test_adam_goes_on_when_the_bytes_of_an_update_change() -> None:
     assert optimizer.rescale_second_moment(fixed, state, 1024, 65536) is state
 
 
-@pytest.mark.parametrize(
-    ("chosen", "rule"),
-    [
-        ({"b2": 1 - 1e-9}, r"at most 0\.9999999"),
-        ({"b2_half_life": 1e11}, r"at most 7e\+09 with updates of 1,024"),
-    ],
-)
-def test_a_second_moment_without_a_decay_in_float32_is_refused(chosen: dict, rule: str) -> None:
+@pytest.mark.parametrize("chosen", [{"b2": 1 - 1e-9}, {"b2_half_life": 1e11}])
+def test_a_second_moment_without_a_decay_in_float32_is_refused(chosen: dict) -> None:
     """Adam would divide by zero: NaN for every parameter whose gradient is zero."""
-    with pytest.raises(UserError, match=rule):
+    with pytest.raises(UserError, match=r"optimizer\.b2"):
         optimizer.build(Optimizer(**chosen), Model(), lambda _: 1.0, update_bytes=1024)
     optimizer.build(Optimizer(name="lars", **chosen), Model(), lambda _: 1.0, update_bytes=1024)
 

@@ -111,21 +111,15 @@ def test_a_run_keeps_the_compute_type_that_was_fastest_at_first(tmp_path, monkey
 
 
 @pytest.mark.parametrize(
-    ("hidden", "rows", "limit", "cause"),
-    [
-        (1_000_000, 8, None, r"model\.hidden 1,000,000"),
-        (64, 8, 1e6, r"model\.hidden 64"),
-        (64, 100_000, 1e9, r"data\.batch 100,000"),
-    ],
+    ("hidden", "rows", "limit"), [(1_000_000, 8, None), (64, 8, 1e6), (64, 100_000, 1e9)]
 )
 def test_a_run_that_the_memory_cannot_hold_is_refused_before_its_folder_is_made(
-    hidden, rows, limit, cause, corpus, tmp_path, monkeypatch
+    hidden, rows, limit, corpus, tmp_path, monkeypatch
 ) -> None:
     if limit:
         monkeypatch.setattr(host, "memory_limits", lambda: {"it": limit, "other": 1e12})
     config = make_config(corpus, tmp_path / "run", model=Model(hidden=hidden))
     config = vary(config, data__batch=rows)
-    # Every kind of model has micro-batches.
-    with pytest.raises(UserError, match=rf"{cause}.* GB .* is [0-9.]+ GB.*micro_batches"):
+    with pytest.raises(UserError, match=r"needs about [0-9.,]+ GB, but .* is [0-9.]+ GB"):
         run_train(config, quiet=True)
     assert not (tmp_path / "run").exists()

@@ -92,7 +92,7 @@ def test_what_is_odd_about_a_text_is_told(run, tmp_path, monkeypatch) -> None:
     made = replace(run, params=run.params | {"decoder_bias": bias_V})
     file = tmp_path / "texts.txt"
     file.write_text("a\nb\nc\nd\neX\n")
-    with pytest.raises(UserError, match="the first in text 5, are none that the model can"):
+    with pytest.raises(UserError, match=r"text 5 has 1 bytes that .* the first b'X'"):
         Featurizer(made)(TextFile(file, None, run.cleaning))
 
 
