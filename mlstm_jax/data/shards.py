@@ -18,15 +18,15 @@ LEAST_WINDOWS = 64
 TRAINING_SLACK = 0.01
 
 
-def count(size: int, *, shards: int, batch: int, window: int) -> tuple[int, int]:
-    """Return the wanted and the possible number of shards for a split of `size` bytes.
+def count(size: int, *, shards: int, batch: int, window: int) -> int:
+    """Return the number of shards for a split of `size` bytes.
 
-    Both are multiples of `batch`; the first is at least `shards`. With the second, a shard has at
+    It is a multiple of `batch`, and at least `shards` unless the split is small: a shard has at
     least LEAST_WINDOWS windows of `window` bytes, unless `batch` rows need more shards.
     """
     wanted = -(-max(shards, batch) // batch) * batch
     affordable = size // (LEAST_WINDOWS * window + 1) // batch * batch
-    return wanted, max(batch, min(wanted, affordable))
+    return max(batch, min(wanted, affordable))
 
 
 def cut(offsets: NDArray[np.uint64], shards: int, *, slack: float = 0.5) -> NDArray[np.int64]:

@@ -157,12 +157,12 @@ class TrainStream:
         documents = len(split.offsets) - 1
         separate = per_document or stop is not None
         if separate:
-            self.wanted_shards = self.shards = -(-documents // batch) * batch
+            self.shards = -(-documents // batch) * batch
             # The last shards are empty.
             more = (0, self.shards - documents)
             bounds = np.pad(split.offsets.astype(np.int64), more, mode="edge")
         else:
-            self.wanted_shards, self.shards = count(size, shards=shards, batch=batch, window=window)
+            self.shards = count(size, shards=shards, batch=batch, window=window)
             bounds = cut(split.offsets, self.shards, slack=TRAINING_SLACK)
         self._bytes = split.bytes
         self._window = window

@@ -37,13 +37,11 @@ class ResolvedPhase:
     def describe(self) -> str:
         """Describe what a step reads."""
         data = self.config.data
-        shards = self.stream.shards
         size = self.corpus.manifest.splits["train"].bytes
-        text = f"{data.batch} rows x {data.window} bytes per step, from {size:,} bytes in "
-        text += f"{shards:,} shards"
-        if shards < self.stream.wanted_shards:
-            text += f" (not {self.stream.wanted_shards:,}: the corpus is small)"
-        return text
+        return (
+            f"{data.batch} rows x {data.window} bytes per step, from {size:,} bytes in "
+            f"{self.stream.shards:,} shards"
+        )
 
     def describe_rows(self) -> str:
         """Describe where the rows of a phase that follows another begin."""

@@ -104,10 +104,6 @@ def _schedules(
 
 def _shifted(shape: optax.Schedule, first: int, ratio: float) -> optax.Schedule:
     """ratio · shape(n − first), with the first rate before `first`."""
-    if first == 0 and ratio == 1:
-        return shape
-    if first == 0:
-        return lambda n: ratio * shape(n)
     return lambda n: ratio * shape(jnp.maximum(n - first, 0))
 
 
