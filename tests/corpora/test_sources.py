@@ -88,9 +88,17 @@ def small(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
+def test_sources_that_cannot_be(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("empty", "hollow"):
+        (tmp_path / folder).mkdir()
+    for name in ("hollow/a.txt", os.fsdecode(b"caf\xe9.parquet")):
+        Path(name).touch()
+    (tmp_path / "a.zip").write_bytes(b"PK")
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 and no more")
+    write_parquet(tmp_path / "columns.parquet", "SELECT 1 AS id, 'x' AS body")
+    write_parquet(tmp_path / "numbers.parquet", "SELECT 1 AS text")
+    for source, message in (
         ("none*.jsonl", r"none\*\.jsonl: no file matches; check the pattern"),
         ("empty", r"empty: this folder has no file of a known kind; known kinds are \.json, "),
         ("a.zip", r"a\.zip: a file of an unknown kind"),
@@ -104,20 +112,9 @@ def small(path: Path) -> Path:
         ("x" * 256 + "*.txt", r"x\*\.txt: File name too long; check the name"),
         ("hollow", r"hollow: all files of a known kind in this folder are empty, such as .*a\.txt"),
         (os.fsdecode(b"caf\xe9.parquet"), r"parquet: its name is not UTF-8, .*; rename it"),
-    ],
-)
-def test_sources_that_cannot_be(tmp_path, monkeypatch, source, message):
-    monkeypatch.chdir(tmp_path)
-    for folder in ("empty", "hollow"):
-        (tmp_path / folder).mkdir()
-    for name in ("hollow/a.txt", os.fsdecode(b"caf\xe9.parquet")):
-        Path(name).touch()
-    (tmp_path / "a.zip").write_bytes(b"PK")
-    (tmp_path / "bad.parquet").write_bytes(b"PAR1 and no more")
-    write_parquet(tmp_path / "columns.parquet", "SELECT 1 AS id, 'x' AS body")
-    write_parquet(tmp_path / "numbers.parquet", "SELECT 1 AS text")
-    with pytest.raises(UserError, match=message):
-        prepare([source], tmp_path / "out")
+    ):
+        with pytest.raises(UserError, match=message):
+            prepare([source], tmp_path / "out")
     assert not list(tmp_path.glob("*out*"))
 
 

@@ -217,7 +217,7 @@ def test_proteins_of_a_fasta_cost_what_they_cost_unirep(tmp_path, random, capsys
     cli.main(["import", "unirep", str(tmp_path / "u"), "--out", str(tmp_path / "run")])
     assert "skipped because they are not part of" in (said := capsys.readouterr().err)
     assert "fully_connected_1_weights:0.npy" in said
-    proteins = ["MKX", "LO" * 66, "RHKDEST" * 3 + "N", "VIFYWBZJX"]
+    proteins = ["MKX", "LO" * 30, "RHKDEST" * 3 + "N", "VIFYWBZJX"]
     fasta = "".join(
         f">sp|{n}| name {n}\n{text[:50].lower()}\n{text[50:]}*\n" for n, text in enumerate(proteins)
     )
