@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mlstm_jax.config import Distributed
+from mlstm_jax.config import Devices, Distributed
 from mlstm_jax.distributed import Cluster
 from mlstm_jax.training import parallel
 from mlstm_jax.training.parallel import (
@@ -103,3 +103,9 @@ def test_every_device_gets_the_copy_of_the_first(random: np.random.Generator) ->
     for shard in (*found["matrix"].addressable_shards, *found["count"].addressable_shards):
         expected = numbers[:1] if shard.data.ndim == 4 else scales[:1]
         np.testing.assert_array_equal(shard.data[0], expected)
+
+
+def test_a_wrong_sum_over_the_devices_ends_the_run_before_it_begins(monkeypatch) -> None:
+    monkeypatch.setattr(jax.lax, "psum", lambda x, _: x)
+    with pytest.raises(RuntimeError, match="gave 1, not 6"):
+        parallel.started(Cluster(Distributed(), Path()), Devices(count=3))
