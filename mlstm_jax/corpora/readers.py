@@ -230,7 +230,10 @@ def _records(
 
 def _texts(lines: Iterator[Line], document: Unit, column: str) -> Iterator[RecordOrReject]:
     for text in units(lines, document):
-        yield text if isinstance(text, Reject) else (0, {column: text})
+        if isinstance(text, Reject):
+            yield text
+        else:
+            yield 0, {column: text}
 
 
 class _File(NamedTuple):

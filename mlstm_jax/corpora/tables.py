@@ -163,7 +163,11 @@ def _is_quoted(table: Table, scan: Callable[[], Iterator[Line]]) -> bool:
 
 
 def _rejected(table: Table, lines: Iterator[Line]) -> int:
-    return sum(isinstance(row, Reject) and not row.is_note for row in _rows(table, lines))
+    rejected = 0
+    for row in _rows(table, lines):
+        if isinstance(row, Reject) and not row.is_note:
+            rejected += 1
+    return rejected
 
 
 def _rows(table: Table, lines: Iterator[Line]) -> Iterator[RecordOrReject]:
