@@ -168,14 +168,18 @@ class ProgressLine:
         ]
         if of_bytes:
             counts = [progress.DownloadColumn(), progress.TransferSpeedColumn()]
-        left = [progress.TimeRemainingColumn(), progress.TextColumn("left")]
-        self._plain = [described, *counts, *left]
+        left = progress.TimeRemainingColumn()
+        self._plain = [described, *counts, left]
+        bar = [described, progress.BarColumn(24), *counts, progress.TimeElapsedColumn(), left]
         # The speed is that since the first update: the first step includes compilation.
         self._progress = progress.Progress(
-            described, progress.BarColumn(24), *counts, progress.TimeElapsedColumn(), *left,
-            console=shown, disable=not self._is_live, speed_estimate_period=3600.0,
+            *bar,
+            progress.TextColumn("left"),
+            console=shown,
+            disable=not self._is_live,
+            speed_estimate_period=3600.0,
             get_time=lambda: time.monotonic(),
-        )  # fmt: skip
+        )
         self._task = self._progress.add_task(name, total=total, completed=done, status=status)
 
     def __enter__(self) -> "ProgressLine":
@@ -204,7 +208,8 @@ class ProgressLine:
             if not self._is_live and now - self._printed >= _SECONDS_BETWEEN_PLAIN_LINES:
                 self._printed = now
                 (task,) = self._progress.tasks
-                tell("  ".join(str(column.render(task)) for column in self._plain))
+                parts = [str(column.render(task)).strip() for column in self._plain]
+                tell("  ".join(filter(None, parts)) + " left")
 
     def say(self, text: str) -> None:
         """Print a permanent line above the live line."""
