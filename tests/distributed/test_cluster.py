@@ -129,15 +129,23 @@ def test_phases_of_several_processes_are_those_of_one(corpus, tmp_path, launcher
 
 # --- what ends them
 
-LATE = """
+PROCESS = """
 import sys, time
 from pathlib import Path
 import jax
 from mlstm_jax.config import Distributed
 from mlstm_jax.distributed import Cluster
+from mlstm_jax.errors import UserError
 
-address, index, folder = sys.argv[1:]
-with Cluster(Distributed(coordinator=address, processes=2, index=int(index)), Path(folder)):
+address, index, processes, seconds, folder, wrong = sys.argv[1:]
+options = Distributed(
+    coordinator=address, processes=int(processes), index=int(index), timeout_seconds=float(seconds)
+)
+with Cluster(options, Path(folder)) as cluster:
+    if cluster.index == 1 and wrong:
+        raise UserError(wrong)
+    if wrong:
+        cluster.gather("a value")
     shutdown = jax.distributed.shutdown
     jax.distributed.shutdown = lambda: (time.sleep(int(index)), shutdown())
 """
@@ -147,8 +155,24 @@ def test_process_0_ends_after_the_others(launcher, tmp_path) -> None:
     """JAX aborts a process that has a connection to process 0 when that ends."""
     address = free_address()
     for index in (0, 1):
-        launcher.call(sys.executable, "-c", LATE, address, index, tmp_path / "run")
+        launcher.call(sys.executable, "-c", PROCESS, address, index, 2, 60, tmp_path / "run", "")
     launcher.ended(0)
+
+
+def test_an_error_of_one_process_ends_all(launcher, tmp_path) -> None:
+    address = free_address()
+    for index in (0, 1):
+        words = (address, index, 2, 60, tmp_path / "run", "there is no such folder")
+        launcher.call(sys.executable, "-c", PROCESS, *words)
+    for text in launcher.ended(2):
+        assert "there is no such folder" in text
+
+
+def test_processes_that_do_not_start_are_named(launcher, tmp_path) -> None:
+    words = (free_address(), 1, 3, 3, tmp_path / "run", "")
+    launcher.call(sys.executable, "-c", PROCESS, *words)
+    (text,) = launcher.ended(1)
+    assert "Missing: 0, 2;" in text
 
 
 @pytest.mark.slow
@@ -166,14 +190,6 @@ def test_when_one_is_lost_the_other_ends_and_says_so(victim, number, corpus, tmp
     if victim == 1:
         assert re.search(r"process 1 \(.*\) is gone: it sent no heartbeat for 5 s", text), text
         assert "start all processes again with the same command" in text
-
-
-def test_processes_that_do_not_start_are_named(corpus, tmp_path, launcher) -> None:
-    config = runs.make_config(corpus, tmp_path / "run")
-    options = ("--distributed.timeout-seconds", "15", "--distributed.processes", "3")
-    launcher.train([config] * 2, *options)
-    for text in launcher.ended(1):
-        assert "Missing: 2;" in text
 
 
 def test_a_process_that_waits_for_the_others_receives_a_signal(corpus, tmp_path, launcher) -> None:
@@ -245,6 +261,7 @@ def test_another_start_on_one_process_is_named(corpus, tmp_path, random, launche
         assert "Give every process the same parameters to start from." in text
 
 
+@pytest.mark.slow
 def test_no_corpus_on_one_process_ends_all(corpus, tmp_path, launcher) -> None:
     configs = [runs.make_config(path, tmp_path / "run") for path in (corpus, tmp_path / "none")]
     for text in refused(launcher, *configs):

@@ -380,6 +380,7 @@ def fp8_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Config:
     """Its history of maxima is part of its state, and of nothing else."""
     precision = Precision(compute="bf16", recurrent="fp8_emulated")
     config = config_of(corpus, tmp_path_factory.mktemp("fp8") / "run", 20, precision=precision)
+    config = vary(config, devices__count=2)
     run_train(config)
     return config
 

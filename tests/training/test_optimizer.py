@@ -324,23 +324,13 @@ def test_the_half_life_of_the_second_moment() -> None:
     assert optimizer.second_moment_decay(options, 16 * 64) == pytest.approx(0.999, abs=1e-6)
     assert optimizer.second_moment_decay(options, 512 * 64) == pytest.approx(0.9685, abs=1e-4)
     assert optimizer.second_moment_decay(Optimizer(), 512 * 64) == 0.999
-    bytes_read, kept = 4 * 512 * 64, []
-    for rows in (16, 512):
-        adam = optimizer.build(options, Model(), lambda n: 1.0, update_bytes=rows * 64)
-        state, update = adam.init({"b": np.zeros(1, np.float32)}), jax.jit(adam.update)
-        for n in range(bytes_read // (rows * 64)):
-            _, state = update({"b": np.full(1, float(n == 0), np.float32)}, state)
-        first = optax.tree.get(state, "nu")["b"] / (1 - 2 ** (-rows * 64 / 709_783))
-        # Read since: all but the first update's.
-        kept.append(np.asarray(first) * 2 ** ((bytes_read - rows * 64) / 709_783))
-    assert_close(np.array(kept), np.ones((2, 1)), 2 * 128)
 
 
 def test_decay_by_text_is_the_same_at_any_batch() -> None:
     """Without a gradient a weight shrinks by the same factor over the same text: e^(−η λ n)."""
     rates = {"learning_rate": 0.04, "muon_learning_rate": 0.08}
     options = Optimizer(name="muon", **rates, weight_decay=0.01, weight_decay_bytes=65_536)
-    for rows, updates in ((64, 1024), (1024, 64)):
+    for rows, updates in ((512, 128), (1024, 64)):
         step = optimizer.build(options, Model(), lambda n: 0.04, update_bytes=rows * 64)
         params = {"layer_0/wh_v": np.ones((2, 8)), "decoder_kernel": np.ones((2, 2)), "b": 1.0}
         params = jax.tree.map(np.float32, params)
