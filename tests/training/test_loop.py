@@ -72,7 +72,9 @@ def test_a_closed_terminal_stops_it_with_a_checkpoint(corpus, tmp_path, command_
     assert steps_in(folder)[-1] == last["step"] < 300
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGHUP, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGINT, 130)]
+)
 def test_a_signal_stops_it_with_a_checkpoint(number, code, corpus, tmp_path, monkeypatch, capfd):
     plain = TrainStream.batch
 

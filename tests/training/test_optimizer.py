@@ -324,6 +324,16 @@ def test_the_half_life_of_the_second_moment() -> None:
     assert optimizer.second_moment_decay(options, 16 * 64) == pytest.approx(0.999, abs=1e-6)
     assert optimizer.second_moment_decay(options, 512 * 64) == pytest.approx(0.9685, abs=1e-4)
     assert optimizer.second_moment_decay(Optimizer(), 512 * 64) == 0.999
+    bytes_read, kept = 4 * 512 * 64, []
+    for rows in (16, 512):
+        adam = optimizer.build(options, Model(), lambda n: 1.0, update_bytes=rows * 64)
+        state, update = adam.init({"b": np.zeros(1, np.float32)}), jax.jit(adam.update)
+        for n in range(bytes_read // (rows * 64)):
+            _, state = update({"b": np.full(1, float(n == 0), np.float32)}, state)
+        first = optax.tree.get(state, "nu")["b"] / (1 - 2 ** (-rows * 64 / 709_783))
+        # Read since: all but the first update's.
+        kept.append(np.asarray(first) * 2 ** ((bytes_read - rows * 64) / 709_783))
+    assert_close(np.array(kept), np.ones((2, 1)), 2 * 128)
 
 
 def test_decay_by_text_is_the_same_at_any_batch() -> None:

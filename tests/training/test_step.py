@@ -190,7 +190,6 @@ def test_devices_and_micro_batches_make_one_update(compute, devices, micro_batch
     parts.assert_replicas_are_equal()
 
 
-@pytest.mark.slow
 @pytest.mark.fp16  # without optimization XLA converts E4M3 by way of fp16
 def test_devices_and_micro_batches_share_the_maxima(corpus: Path) -> None:
     """A loss over a quarter of the rows has gradients four times as large."""
