@@ -31,6 +31,7 @@ from mlstm_jax.errors import KnownError, UserError, explained, require
 _SECONDS = 1.0  # between two looks at the other processes
 _GRACE_SECONDS = 3.0  # for a process to stop by itself, for the same reason as another
 _UNLIMITED = 2**31 - 1  # milliseconds of a wait that the watching thread ends
+_MOST = 5  # names in a message
 _LONGEST = 1e6  # seconds of a time limit: JAX counts in 32 bits
 _STOP = "mlstm_jax/stop"
 # Variables with the number of processes and the index of this one. mpirun is first: in a SLURM job
@@ -181,8 +182,10 @@ class Cluster:
         speaker = differing[0]
         everyone = self.gather(values if self.index in (0, speaker) else None)
         who = self._names[speaker]
-        if len(differing) > 1:
-            who += f" ({len(differing) - 1} more processes differ)"
+        others = [self._names[index] for index in differing[1:]]
+        if others:
+            shown = ", ".join(others[:_MOST])
+            advice = f"Processes that differ in all: {len(differing)}, also {shown}. {advice}"
         differences = []
         for name, first in everyone[0].items():
             other = everyone[speaker].get(name)

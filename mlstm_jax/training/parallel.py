@@ -190,8 +190,8 @@ class ReplicasDiffer(KnownError):
 def fold(tree: Any) -> Array:
     """Checksum of all bits of a tree of arrays, uint32 scalar.
 
-    Each element is multiplied by its own odd factor, modulo 2³², so every change of a single element
-    is detected. Few other changes are missed, such as the exchange of x and 2ⁿ x.
+    Each element is multiplied by its own odd factor, modulo 2³², so every change of one element is
+    detected. Few other changes are missed, such as the exchange of x and 2ⁿ x.
     """
     total = jnp.uint32(0)
     for leaf in jax.tree.leaves(tree):

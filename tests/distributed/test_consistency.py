@@ -123,12 +123,12 @@ def test_many_configs_are_compared_in_short_messages() -> None:
     """All equal; process 0 unlike all; each unlike the others."""
     fields = flatten(Config())
     assert len(json.dumps([fields] * COUNT)) > 10 * LONGEST
-    first_differs = "train.seed is 0 on process 1 (node1) (98 more processes differ), but 1 on"
+    all_differ = "Processes that differ in all: 99, also process 2 (node2), process 3 (node3), "
     for configs, told in (
         ([{"a": 1, "b": (2,)}, {"a": 1, "b": [2]}, {"b": (2,), "a": 1}], ""),
         ([fields] * COUNT, ""),
-        ([fields | {"train.seed": 1}] + [fields] * (COUNT - 1), first_differs),
-        ([fields | {"train.seed": n} for n in range(COUNT)], "1 on process 1 (node1) (98 more"),
+        ([fields | {"train.seed": 1}] + [fields] * (COUNT - 1), all_differ),
+        ([fields | {"train.seed": n} for n in range(COUNT)], "1 on process 1 (node1), but 0 on"),
     ):
 
         def act(process: Simulated, configs: list[dict[str, Any]] = configs) -> None:
