@@ -1,17 +1,19 @@
 """Read documents of typed columns: Parquet files, and TensorFlow Datasets without TensorFlow.
 
-DuckDB reads Parquet, and rejects a whole file for one text that is not UTF-8. A data set of TFDS
-must have been prepared as ArrayRecord files: nothing is downloaded here. TFDS decides where it is
-stored (`TFDS_DATA_DIR`, by default ~/tensorflow_datasets).
+Parquet is read with DuckDB, or with pyarrow if a text is not UTF-8: DuckDB rejects a whole file for
+one such text, and returns none of the rows around it. A data set of TFDS must have been prepared as
+ArrayRecord files: nothing is downloaded here. TFDS decides where it is stored (`TFDS_DATA_DIR`, by
+default ~/tensorflow_datasets).
 """
 
 import os
 import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from mlstm_jax.corpora.documents import SEVERAL_LABELS, Document, Recipe, first, rating_of
-from mlstm_jax.corpora.records import no_column
+from mlstm_jax.corpora.documents import SEVERAL_LABELS, Document, Recipe, Reject, first, rating_of
+from mlstm_jax.corpora.records import no_column, reject
 from mlstm_jax.corpora.sources import TFDS, Source
 from mlstm_jax.errors import UserError, extra, first_line
 
@@ -21,16 +23,17 @@ if TYPE_CHECKING:
 _ROWS_A_FETCH = 4096
 # From DuckDB's error messages, of a column of strings and of `decode`.
 _NOT_UTF8 = re.compile("Invalid string encoding|could not convert blob to UTF8", re.IGNORECASE)
+_STRINGS = ("string", "large_string", "string_view")  # pyarrow's
 
 
-def read_parquet(source: Source, recipe: Recipe) -> Iterator[Document | None]:
-    """Yield the documents of a file, and None for each record without text.
+def read_parquet(source: Source, recipe: Recipe) -> Iterator[Document | Reject | None]:
+    """Yield the documents of a file, None for each record without text, and rejects.
 
-    Raises UserError if it cannot be read, has no text column or label column, or a text of it is
-    not UTF-8.
+    Raises UserError if it cannot be read, or has no text column, label column or readable text.
     """
     import duckdb
 
+    done = 0
     # One thread is fast enough, and each holds a group of rows.
     with duckdb.connect(config={"threads": 1}) as con:
         try:
@@ -38,11 +41,21 @@ def read_parquet(source: Source, recipe: Recipe) -> Iterator[Document | None]:
             while rows := con.fetchmany(_ROWS_A_FETCH):
                 for text, rating, label in rows:
                     yield None if text is None else _document(recipe, text, rating, label)
+                done += len(rows)
+            return
         except duckdb.Error as error:
-            why = f"cannot be read as Parquet: {first_line(error)}"
-            if _NOT_UTF8.search(str(error)):
-                why = f"has a text that is not UTF-8; correct it, and write the file again ({why})"
-            raise UserError(f"{source}: {why}") from error
+            if not _NOT_UTF8.search(str(error)):
+                raise _not_parquet(source, error) from error
+    bad: Reject | None = None
+    good = done
+    for record in islice(_read_bytes(source, recipe), done, None):
+        if isinstance(record, Reject):
+            bad = bad or record
+        else:
+            good += 1
+        yield record
+    if bad and not good:
+        raise UserError(bad.message)
 
 
 def _parquet_rows(con: "duckdb.DuckDBPyConnection", source: Source, recipe: Recipe) -> str:
@@ -90,11 +103,61 @@ def quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
+def _not_parquet(source: Source, error: Exception) -> UserError:
+    return UserError(f"{source}: cannot be read as Parquet: {first_line(error)}")
+
+
 def _document(recipe: Recipe, text: str, rating: object, label: object) -> Document:
     record = None
     if recipe.label_column is not None:
         record = {recipe.label_column: label}
     return Document(text, rating_of(rating), record)
+
+
+def _read_bytes(source: Source, recipe: Recipe) -> Iterator[Document | Reject | None]:
+    """Do the same with pyarrow, which returns texts as bytes, UTF-8 or not."""
+    what = "has a text that is not UTF-8; convert the file, or install pyarrow to skip its row"
+    with extra("parquet", f"{source}: {what}"):
+        import pyarrow
+        import pyarrow.parquet
+    try:
+        with pyarrow.parquet.ParquetFile(source.path) as file:
+            there = [name for name in recipe.columns if name in file.schema_arrow.names]
+            row = 0
+            for batch in file.iter_batches(_ROWS_A_FETCH, columns=there):
+                columns = {}
+                for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                    if pyarrow.types.is_dictionary(column.type):
+                        column = column.dictionary_decode()
+                    if str(column.type) in _STRINGS:
+                        column = column.cast(pyarrow.large_binary())
+                    if pyarrow.types.is_float32(column.type):  # 0.1, as DuckDB's reader gives
+                        column = column.cast(pyarrow.string()).cast(pyarrow.float64())
+                    columns[name] = column.to_pylist()
+                for values in zip(*columns.values(), strict=True):
+                    row += 1
+                    record = dict(zip(columns, values, strict=True))
+                    yield _document_of(source, row, record, recipe)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise _not_parquet(source, error) from error
+
+
+def _document_of(
+    source: Source, row: int, record: dict[str, object], recipe: Recipe
+) -> Document | Reject | None:
+    text = first(record, recipe.text_columns)
+    if text is None:
+        return None
+    assert isinstance(text, bytes)
+    try:
+        decoded = text.decode()
+    except UnicodeDecodeError as error:
+        why = f"not UTF-8 text (byte 0x{text[error.start]:02x}); correct it at its source."
+        excerpt = text.decode(errors="backslashreplace")
+        return reject("not UTF-8", source, f"row {row:,}", why, excerpt)
+    rating = str(_text_of(first(record, recipe.rating_columns)))
+    label = record.get(recipe.label_column or "")
+    return _document(recipe, decoded, rating, _text_of(label))
 
 
 def read_tfds(source: Source, recipe: Recipe) -> Iterator[Document | None]:

@@ -10,7 +10,6 @@ import pytest
 import mlstm_jax as mlstm
 from mlstm_jax.api.arguments import as_labelled
 from mlstm_jax.errors import Note, UserError
-from tests.corpora.test_sources import write_parquet
 from tests.tolerance import assert_close
 
 NAN = float("nan")
@@ -50,9 +49,10 @@ def test_texts_come_in_any_list_or_file(model, classifier, tmp_path) -> None:
     pandas = pytest.importorskip("pandas")
     two = TEXTS[:2]
     table = pandas.DataFrame({"review": two}, index=[7, 3])
+    pytest.importorskip("pyarrow")
     table.to_csv(tmp_path / "a.csv", index=False)
     table.to_json(tmp_path / "a.jsonl.gz", orient="records", lines=True)
-    write_parquet(tmp_path / "a.parquet", f"SELECT * FROM read_csv('{tmp_path}/a.csv')")
+    table.to_parquet(tmp_path / "a.parquet")
     features, answers = model.encode(two), model.classify(two, classifier)
     for texts in (np.array(two), np.array(two, object), table["review"], tuple(two), iter(two)):
         np.testing.assert_array_equal(model.encode(texts), features)

@@ -8,7 +8,7 @@ from mlstm_jax.corpora.documents import in_order
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.errors import UserError
 
-from .test_dirty import GOOD
+from .test_dirty import GOOD, damaged_parquet
 from .test_sources import write_layouts, write_parquet
 from .written import contents, jsonl
 
@@ -31,6 +31,8 @@ def test_the_same_corpus(tmp_path: Path) -> None:
     (folder / "stray.tsv").write_text("".join(["text\tn\n", *rows]))
     twice = b'{"text": "a", "text": "b"}\n'
     (folder / "dirty.jsonl").write_bytes(b"".join([*GOOD, b"bad\n", twice]))
+    query = "SELECT 'parquet ' || i AS text FROM range(99) t(i)"
+    damaged_parquet(folder / "dirty.parquet", query, b"parquet 77")
     # Of near-duplicates the one that is kept has no rating, where the other has.
     copies: list[dict[str, object]] = []
     for n in range(20):

@@ -207,23 +207,55 @@ def damaged_parquet(path: Path, query: str, *texts: bytes) -> None:
     path.write_bytes(data)
 
 
-def test_a_parquet_file_with_a_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+def test_a_text_of_a_parquet_file_that_is_not_utf8_is_one_reject(tmp_path: Path) -> None:
     path, out = tmp_path / "a.parquet", tmp_path / "out"
-    for query, text in (
-        ("SELECT 'good ' || i || ' é' AS text FROM range(10000) t(i)", b"good 9999 "),
-        ("SELECT 'good ' || (i % 50) AS text FROM range(3000) t(i)", b"good 17"),  # a dictionary
-        ("SELECT encode('good ' || i) AS text FROM range(100) t(i)", b"good 17"),
-    ):
-        damaged_parquet(path, query, text)
-        with pytest.raises(UserError, match=r"a\.parquet: has a text that is not UTF-8; correct"):
-            prepare([str(path)], out, max_reject_fraction=1)
-    assert [path.name for path in tmp_path.iterdir()] == ["a.parquet"]
+    query = "SELECT 'good ' || i || ' é' AS text, i % 5 AS rating FROM range(10000) t(i)"
+    damaged_parquet(path, query, b"good 1234 ", b"good 9999 ")
+    with pytest.raises(UserError, match=r"2 of 10,000 .*\n  2 not UTF-8: .*, row 1,235; .*10,000"):
+        prepare([str(path)], out, max_reject_fraction=0.0001)
+    manifest = prepare([str(path)], out, split=(1, 0, 0))
+    assert (manifest.records, manifest.rejected) == (9_998, {"not UTF-8": 2})
+    assert sorted(rated(out)) == sorted(
+        (f"\n good {i} é ".encode(), i % 5) for i in range(10_000) if i not in (1234, 9999)
+    )
+    first = (tmp_path / "out.rejects.jsonl").read_text().splitlines()[0]
+    assert "row 1,235: not UTF-8 text" in json.loads(first)["message"]
+
+
+def test_a_parquet_file_of_few_texts_is_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"  # its texts are in a dictionary, each once
+    query = "SELECT 'good ' || (i % 50) AS text, '4.' || (i % 2) AS stars FROM range(3000) t(i)"
+    damaged_parquet(path, query, b"good 17")
+    out = tmp_path / "out"
+    manifest = prepare([str(path)], out, split=(1, 0, 0), max_reject_fraction=0.02)
+    assert (manifest.splits["train"].documents, manifest.rejected) == (49, {"not UTF-8": 60})
+    assert {round(rating, 3) for _, rating in rated(out)} == {4.0, 4.1}
+    # With nothing to reject, the file of an earlier time is not left to mislead.
+    assert (tmp_path / "out.rejects.jsonl").exists()
+    damaged_parquet(path, query)
+    prepare([str(path)], out, split=(1, 0, 0), overwrite=True)
+    assert not (tmp_path / "out.rejects.jsonl").exists()
+
+
+def test_a_parquet_file_without_a_good_text(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "a.parquet"
+    damaged_parquet(path, "SELECT 'bad' AS text FROM range(3)", b"bad")
+    with pytest.raises(UserError, match=r"a\.parquet, row 1: not UTF-8 text \(byte 0xff\)"):
+        prepare([str(path)], tmp_path / "out", max_reject_fraction=1)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UserError, match=r"a text that is not UTF-8; .*'mlstm-jax\[parquet\]'"):
+        prepare([str(path)], tmp_path / "out")
 
 
 def test_columns_of_bytes_and_of_short_floats_in_parquet(tmp_path: Path) -> None:
-    """Texts without the mark of UTF-8."""
-    query = "SELECT encode('good ' || i) AS text, (i / 10)::FLOAT AS label FROM range(3) t(i)"
-    damaged_parquet(tmp_path / "a.parquet", query)
-    found = list(read_source(Source(f"{tmp_path}/a.parquet"), Recipe(label_column="label")))
-    assert [one.text for one in found] == ["good 0", "good 1", "good 2"]
-    assert [one.record["label"] for one in found] == [0, 0.1, 0.2]
+    """Texts without the mark of UTF-8, with or without a row that is not UTF-8."""
+    good = "SELECT encode('good ' || i) AS text, (i / 10)::FLOAT AS label FROM range(3) t(i)"
+    recipe = Recipe(label_column="label")
+    for query, records in ((good, 3), (f"{good} UNION ALL SELECT '\\xFF'::BLOB, 0.1", 4)):
+        with duckdb.connect() as con:
+            con.execute(f"COPY ({query}) TO '{tmp_path}/a.parquet' (FORMAT parquet)")
+        found = list(read_source(Source(f"{tmp_path}/a.parquet"), recipe))
+        documents = [one for one in found if isinstance(one, Document)]
+        assert [one.text for one in documents] == ["good 0", "good 1", "good 2"]
+        assert [one.record["label"] for one in documents] == [0, 0.1, 0.2]
+        assert len(found) == records
