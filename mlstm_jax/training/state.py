@@ -159,12 +159,17 @@ def _require_shapes(config: Config, theirs: Arrays) -> None:
     for name in dict.fromkeys([*ours, *theirs]):
         shape = ours.get(name)
         other = theirs[name].shape if name in theirs else None
-        if shape != other and not name.startswith("label_"):
-            raise UserError(
-                f"train.start_from: {config.train.start_from}: {name} has the shape {other}, but "
-                f"this run needs {shape}; set the same model, hidden, embedding, layers and "
-                "positions."
-            )
+        if shape == other or name.startswith("label_"):
+            continue
+        problem = f"{name} has the shape {other}, but this run needs {shape}"
+        if other is None:
+            problem = f"{name} is missing"
+        elif shape is None:
+            problem = f"this run lacks {name}"
+        raise UserError(
+            f"train.start_from: {config.train.start_from}: {problem}; set the same model, hidden, "
+            "embedding, layers and positions."
+        )
 
 
 def parameter_count(config: Config) -> int:

@@ -62,7 +62,7 @@ def test_a_start_from_other_positions_names_them() -> None:
     given = {name: np.zeros(shape) for name, shape in weights.expected_shapes(model).items()}
     made = LanguageModel(config.model, config.precision)
     tx = optimizer.build(Optimizer(), config.model, lambda count: 0.0)
-    with pytest.raises(UserError, match=r"set `model\.positions` 16, with windows of at most 16"):
+    with pytest.raises(UserError, match=r"input/positions has the shape \(16, 8\), .* \(32, 8\);"):
         fresh_state(config, made, tx, given)
 
 
