@@ -19,9 +19,9 @@ from mlstm_jax.api.model import TrainedModel, load
 from mlstm_jax.corpora.documents import SEVERAL_LABELS, label_of
 from mlstm_jax.errors import UserError
 from mlstm_jax.fields import Count, require_kind
-from mlstm_jax.transfer.classify import READ, note_among, read_with_ratings
+from mlstm_jax.transfer.classify import READ, digests, note_among, read_with_ratings
 from mlstm_jax.transfer.finetune import FinetuneOptions
-from mlstm_jax.transfer.labels import Labelled, of_classes
+from mlstm_jax.transfer.labels import of_classes
 from mlstm_jax.transfer.states import FeatureState, features_of, layers_of
 
 
@@ -88,8 +88,7 @@ class Features(TransformerMixin, _OfModel):
             strings = as_texts(texts)
             if y is not None:
                 run = self._loaded()._run
-                read = read_with_ratings(run)
-                note_among(Labelled(strings, [], "texts"), read, READ, run.cleaning)
+                note_among("texts", digests(strings, run.cleaning), read_with_ratings(run), READ)
         require_kind("batch_size", self.batch_size, Count | None)
         self._states()
         return self

@@ -64,9 +64,10 @@ def label_texts(
         marked = {_BLANK: blank_N}
         if about.familiar:
             marked[_UNLIKE] = about.familiar.is_out_of_domain(read.nats_N, read.scored_N)
-        found_N = digests(part, run.cleaning)
-        for finding, theirs in learned.items():
-            marked[finding] = np.isin(found_N, theirs)
+        if any(theirs.size for theirs in learned.values()):
+            found_N = digests(part, run.cleaning)
+            for finding, theirs in learned.items():
+                marked[finding] = np.isin(found_N, theirs)
         for finding, is_marked_N in marked.items():
             if is_marked_N.any():
                 firsts.setdefault(finding, total + int(is_marked_N.argmax()) + 1)
@@ -120,13 +121,12 @@ def is_negligible(count: int, total: int) -> bool:
     return not count or count < _LEAST * total
 
 
-def note_among(texts: Labelled, known: Digests, finding: str, cleaning: Cleaning) -> list[str]:
+def note_among(name: str, texts: Digests, known: Digests, finding: str) -> list[str]:
     """Note how many of the texts are known, if any matter; return the note."""
-    count = int(np.isin(digests(texts.texts, cleaning), known).sum())
-    total = len(texts.texts)
-    if is_negligible(count, total):
+    count = int(np.isin(texts, known).sum())
+    if is_negligible(count, len(texts)):
         return []
-    text = f"{texts.name}: {sentence(finding, count, total)}"
+    text = f"{name}: {sentence(finding, count, len(texts))}"
     note(text)
     return [text]
 
@@ -140,7 +140,8 @@ def note_known(run: Run, texts: Mapping[str, Labelled]) -> list[str]:
     train = digests(texts["train"].texts, run.cleaning)
     notes = []
     for name, part in texts.items():
-        notes += note_among(part, read, READ, run.cleaning)
+        measured = digests(part.texts, run.cleaning)
+        notes += note_among(part.name, measured, read, READ)
         if name != "train":
-            notes += note_among(part, train, _REPEATED, run.cleaning)
+            notes += note_among(part.name, measured, train, _REPEATED)
     return notes

@@ -5,7 +5,7 @@ and on the first k units alone, accuracy against the number of labelled examples
 values by class, and the baseline for comparison.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ _DRAWS = 3  # random draws of examples for each point of the curve
 _BINS = 40
 
 PARTS = ("train", "valid", "test")
+PROGRESS = len(CS) + 2  # updates that `run` reports
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -81,6 +82,7 @@ def run(
     columns: list[Column],
     counted: words.Fit | str,
     prior: Prior | None = None,
+    on_part: Callable[[int, str], None] = lambda number, name: None,
     *,
     with_words: bool = False,
 ) -> tuple[Classifier, Result]:
@@ -89,6 +91,7 @@ def run(
     Args:
         examples: of train, test and maybe valid; without valid, C is cross-validated.
         counted: TF-IDF of these texts, or why it cannot be fitted.
+        on_part: called with the number of parts done, of `PROGRESS`, and the name of the next part.
         with_words: return the classifier of features and words together.
     """
     from sklearn.metrics import confusion_matrix
@@ -97,15 +100,21 @@ def run(
     valid = examples.get("valid")
     test = examples["test"]
 
+    def on_fit(count: int) -> None:
+        on_part(count, f"C {count} of {len(CS)}")
+
     def accuracy_of(units: list[int]) -> float:
         # Few features need no shrinkage, so use the largest C.
         return fit(train.columns(units), classes, CS[-1]).score(test.columns(units))
 
-    choice = best_fit(train, valid, classes, prior, CS)
+    choice = best_fit(train, valid, classes, prior, CS, on_fit)
     chosen = choice.classifier
+    on_part(len(CS), "the first units")
     ranking = chosen.ranking.tolist()
     top_units = {k: accuracy_of(ranking[:k]) for k in TOP_UNITS if k <= len(ranking)}
     best = _best_unit(train)
+    on_part(len(CS) + 1, "learning curve")
+    learning_curve = _learning_curve(train, valid, test, chosen, prior)
     predicted = chosen.predict(test.features)
     confusion = confusion_matrix(test.labels, predicted, labels=range(len(classes)))
     commonest = int(np.bincount(train.labels).argmax())
@@ -145,7 +154,7 @@ def run(
         best_unit_test=accuracy_of([best]),
         top_units=top_units,
         confusion=confusion.tolist(),
-        learning_curve=_learning_curve(train, valid, test, chosen, prior),
+        learning_curve=learning_curve,
         histogram=_histogram(train, best, classes),
     )
     return both if with_words else chosen, result

@@ -14,7 +14,7 @@ features, its log-odds are one more feature, whose weight the penalty hardly shr
 prior, a fit to a few examples is worse than that classifier, which needs none.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,6 +119,7 @@ def best_fit(
     classes: list[str],
     prior: Prior | None = None,
     Cs: Sequence[float] = CS[::2],
+    on_fit: Callable[[int], None] = lambda count: None,
 ) -> Choice:
     """Fit with the best C, on the examples of `valid` or by cross-validation.
 
@@ -130,6 +131,8 @@ def best_fit(
     first whose loss is within one standard error of the smallest is chosen (Breiman et al. 1984,
     section 3.4.3), or within three (`Prior.errors`). The error is that of the mean difference over
     the same examples.
+
+    `on_fit` is called with the number of values of C tried so far.
 
     If some class has a single example, cross-validation is impossible: then the first candidate
     with a prior is chosen, or the weakest penalty.
@@ -147,11 +150,12 @@ def best_fit(
     labels = (valid or train).labels
     held_out = []
     costs = []
-    for used, C in candidates:
+    for count, (used, C) in enumerate(candidates, 1):
         shares_NK = _held_out(train, valid, classes, C, used)
         held_out.append(shares_NK)
         is_wrong_N = 1.0 * (shares_NK.argmax(axis=1) != labels)
         costs.append(nats(shares_NK, labels) if is_few else is_wrong_N)
+        on_fit(count * len(Cs) // len(candidates))
     # Of equal costs the first: the smallest C, and so the fewest weights.
     best = int(np.argmin(np.mean(costs, axis=1)))
     if prior:

@@ -132,7 +132,7 @@ def transfer(
                 values = values[:, columns]
             examples[name] = Examples(values, labels[name])
         with (
-            ProgressLine(f"classifier of {state}", 1, status="", quiet=quiet),
+            ProgressLine(f"classifier of {state}", experiment.PROGRESS, quiet=quiet) as progress,
             # With two threads of OpenBLAS the fits of 2,000 texts take six times as long.
             threadpool_limits(1, user_api="blas"),
         ):
@@ -144,13 +144,14 @@ def transfer(
                 units,
                 counted,
                 _prior(own, units),
+                progress.update,
                 with_words=options.words,
             )
         own_notes = []
         if own and own[0].texts is not None and result.has_prior:
-            before = own[0].texts
+            measured = classify.digests(texts["test"].texts, run.cleaning)
             own_notes = classify.note_among(
-                texts["test"], before, classify.FITTED_BEFORE, run.cleaning
+                texts["test"].name, measured, own[0].texts, classify.FITTED_BEFORE
             )
         result = dataclasses.replace(result, notes=notes + own_notes)
         classifier = classifier._replace(texts=fitted)
