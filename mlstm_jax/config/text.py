@@ -20,13 +20,8 @@ _FIXED_IN_A_RUN = (
     "precision.cell",
     "train.seed",
 )
-# What each row reads depends on these; with another value the carry must be reset. (The corpus is
-# compared by its content, not by its path.)
-_FIXED_WITH_CARRY = "data."
-# With phases, nothing uses the first, and only evaluation the second; the phases' own rows are
-# compared with the checkpoint's.
+# With phases nothing uses it.
 _REPLACED = "data.batch"
-_EVALUATED = "data.window"
 # These are locations and processes; they do not define the run.
 PLACES = ("out", "data.corpus", "train.start_from", "distributed.")
 
@@ -62,14 +57,13 @@ class Differences(NamedTuple):
     """Lines "field: old → new", grouped by what they mean for a run that resumes."""
 
     forbidden: list[str]
-    resets_carry: list[str]  # possible if the state of every stream starts from zero
-    allowed: list[str]
+    allowed: list[str]  # unless they change rows, which are compared with the checkpoint's
 
 
 def differences(old: Config, new: Config) -> Differences:
     """Compare the config of a run with a config that would continue it."""
     after = flatten(new)
-    groups = Differences([], [], [])
+    groups = Differences([], [])
     ignored: tuple[str, ...] = PLACES
     unused: set[str] = set()
     if type(old.model) is not type(new.model):
@@ -79,17 +73,12 @@ def differences(old: Config, new: Config) -> Differences:
         unused.add("precision.compute")
     if new.devices.kernels == "auto":
         unused.add("devices.kernels")
-    evaluated = None
     if old.phases or new.phases:
         unused.add(_REPLACED)
-        evaluated = _EVALUATED
     for name, value in flatten(old).items():
         if name.startswith(ignored) or name in unused or value == after[name]:
             continue
-        group = groups.allowed
-        if name.startswith(_FIXED_IN_A_RUN):
-            group = groups.forbidden
-        elif name.startswith(_FIXED_WITH_CARRY) and name != evaluated:
-            group = groups.resets_carry
+        is_fixed = name.startswith(_FIXED_IN_A_RUN)
+        group = groups.forbidden if is_fixed else groups.allowed
         group.append(f"{name}: {value} → {after[name]}")
     return groups

@@ -27,22 +27,22 @@ class Diverged(KnownError):
     It was detected at `step`, and began after `last_good_step`.
     """
 
-    def __init__(self, step: int, reason: str, last_good_step: int, advice: str = "") -> None:
-        super().__init__(f"{reason}{advice}")
+    def __init__(self, step: int, reason: str, last_good_step: int) -> None:
+        super().__init__(reason)
         self.step = step
         self.reason = reason
         self.last_good_step = last_good_step
 
-    def with_resume_advice(self, checkpoint: int | None) -> "Diverged":
-        """The same error with advice; `checkpoint` is the newest from before it began, if any."""
+    def advise(self, checkpoint: int | None) -> None:
+        """Add what to do; `checkpoint` is the newest from before the divergence, if any."""
         begin = "There is no checkpoint from before that, so the same command starts over"
         if checkpoint is not None:
             begin = (
                 f"The checkpoints after step {self.last_good_step} are deleted; the same command "
                 f"resumes from that of step {checkpoint}"
             )
-        advice = f" {begin}. Lower the learning rate, such as by half, or the clip norm."
-        return Diverged(self.step, self.reason, self.last_good_step, advice)
+        advice = "Lower the learning rate, such as by half, or the clip norm."
+        self.args = (f"{self.reason} {begin}. {advice}",)
 
 
 def _means(metrics: StepMetrics, *, labels: bool) -> dict[str, float]:

@@ -1,6 +1,5 @@
 """Where a session begins: at step 0, or at the newest checkpoint that all processes can read."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,8 +38,6 @@ def begin_new(
     model: LanguageModel,
     config: Config,
     phases: list[ResolvedPhase],
-    *,
-    resume: bool,
 ) -> Snapshot:
     """Begin at step 0, with new parameters or those that `train.start_from` names.
 
@@ -48,7 +45,7 @@ def begin_new(
     config or the corpus, or is read differently by the processes; and Damaged if its checkpoint
     cannot be read.
     """
-    require_new(Path(config.out), resume=resume)
+    require_new(Path(config.out))
     arrays, start = load_start(config)
     cluster.require_equal(
         {"the fingerprint of train.start_from's parameters": start},
@@ -61,29 +58,25 @@ def begin_new(
     return Snapshot(0, state, None, phases[0].meta(0)._replace(start=start))
 
 
-def require_new(folder: Path, *, resume: bool) -> None:
-    """Raise UserError if a run without a checkpoint must not start from its first step.
+def require_new(folder: Path) -> None:
+    """Raise UserError if a run has lost its checkpoints, so that it must not start over.
 
     A run that was killed before its first checkpoint was complete, or that diverged before it,
-    starts over. A run whose metrics record more steps, or that it was finished or resumed, had a
-    checkpoint and has lost it.
+    starts over. If metrics record later steps, or that the run was finished or resumed, it had one.
     """
     lines = metrics.read_metrics(folder / metrics.FILE)
-    newest = max((line["step"] for line in lines), default=0)
+    events = [line.get("event") for line in lines]
+    if not lines or events[-1] == "diverged":
+        return
+    newest = max(line["step"] for line in lines)
     config = run.read_config(folder)  # of the session that wrote these metrics
     assert config is not None
     # The run goes on after its first save when that checkpoint has been read back.
     first_save = min(config.train.eval_every, config.train.checkpoint_every)
-    had_one = any(line.get("event") in ("finished", "resumed") for line in lines)
-    is_lost = had_one or newest > first_save
-    if lines and lines[-1].get("event") == "diverged":
-        is_lost = False
-    if resume or is_lost:
-        known = f", although {metrics.FILE} records {newest:,} steps" if newest else ""
-        restart = "" if is_lost else ", or restart this one without `resume`"
+    if newest > first_save or "finished" in events or "resumed" in events:
         raise UserError(
-            f"{folder} has no checkpoint to resume from{known}. Restore {folder / FOLDER}, or "
-            f"start a new run with `out`{restart}."
+            f"{folder} had a checkpoint, since {metrics.FILE} records {newest:,} steps. Restore "
+            f"{folder / FOLDER}, or start a new run with `out`."
         )
 
 
@@ -114,25 +107,32 @@ def resume_newest(
     """
     tx = optimizer.build(config.optimizer, config.model, lambda count: 0.0)
     shapes = state_shapes(config, model, tx)
-
-    def read(step: int) -> _Restored:
+    damaged: dict[int, str] = {}
+    for step in reversed(checkpoints.steps()):
         phase = next((phase for phase in phases if step <= phase.last), phases[-1])
         expected = phase.meta(step)
-        saved = checkpoints.meta(step)
-        difference = _difference(saved, expected, has_phases=bool(config.phases))
-        rows = None
-        if difference is None:
-            rows = devices.abstract_rows(model.init_carry(phase.config.data.batch))
-        state, carry = checkpoints.restore(step, shapes, rows)
-        return _Restored(step, saved, expected, difference, state, carry)
-
-    restored, damaged = _newest(cluster, checkpoints, read)
-    step = restored.step
-    saved = restored.saved
-    expected = restored.expected
+        problem = None
+        try:
+            saved = checkpoints.meta(step)
+            difference = _difference(saved, expected, has_phases=bool(config.phases))
+            rows = None
+            if difference is None:
+                rows = devices.abstract_rows(model.init_carry(phase.config.data.batch))
+            state, carry = checkpoints.restore(step, shapes, rows)
+        except Damaged as error:
+            problem = str(error)
+        problems = [text for text in cluster.gather(problem) if text]
+        if not problems:
+            break
+        damaged[step] = problems[0]
+    else:
+        raise UserError(
+            f"{'; '.join(damaged.values())}. There is no other checkpoint to resume from; restore "
+            "one from a copy, or start a new run with `out`."
+        )
     _require_same_run(config, saved, expected)
-    if restored.difference and not reset_carry:
-        raise UserError(restored.difference)
+    if difference and not reset_carry:
+        raise UserError(difference)
     notes = list(damaged.values())
     if damaged:
         checkpoints.close()
@@ -144,50 +144,14 @@ def resume_newest(
             f"resuming from step {step}, the newest complete checkpoint; unreadable ones are "
             f"kept in {checkpoints.folder / SET_ASIDE}"
         )
-    if restored.difference:
+    if difference:
         epoch = expected.epoch if config.phases else saved.epoch
         notes.append(
             f"the carry is reset at step {step}: the rows were {_describe(saved.rows)} and "
             f"are now {_describe(expected.rows)}; they begin {epoch:.2f} epochs into the text"
         )
         saved = saved._replace(origin=Origin(step, saved.epoch, saved.bytes_seen))
-    return Snapshot(step, restored.state, devices.own_rows(restored.carry), saved), notes
-
-
-class _Restored(NamedTuple):
-    """A checkpoint as it was read."""
-
-    step: int
-    saved: Meta
-    expected: Meta  # of a checkpoint that the config's run would have at this step
-    difference: str | None  # between the rows of both
-    state: TrainState
-    carry: Any  # of all processes; None if the rows differ
-
-
-def _newest(
-    cluster: Cluster, checkpoints: Checkpoints, read: Callable[[int], _Restored]
-) -> tuple[_Restored, dict[int, str]]:
-    """The newest checkpoint that every process can read, and what is wrong with those after it.
-
-    Raises UserError if there is none.
-    """
-    damaged: dict[int, str] = {}
-    for step in reversed(checkpoints.steps()):
-        restored = None
-        problem = None
-        try:
-            restored = read(step)
-        except Damaged as error:
-            problem = str(error)
-        problems = [text for text in cluster.gather(problem) if text]
-        if restored and not problems:
-            return restored, damaged
-        damaged[step] = problems[0]
-    raise UserError(
-        f"{'; '.join(damaged.values())}. There is no other checkpoint to resume from; restore "
-        "one from a copy, or start a new run with `out`."
-    )
+    return Snapshot(step, state, devices.own_rows(carry), saved), notes
 
 
 def _difference(saved: Meta, expected: Meta, *, has_phases: bool) -> str | None:
@@ -228,14 +192,10 @@ def _require_same_run(config: Config, saved: Meta, expected: Meta) -> None:
     before = run.read_config(Path(config.out))
     if path is None or (before and before.train.start_from == path):
         return
-    advice = "Leave `train.start_from` out to resume the run, or start a new one with `out`."
-    if saved.start is None:
-        raise UserError(
-            f"train.start_from is {path}, but the run did not start from other parameters. {advice}"
-        )
     _, now = load_start(config)
     if now != saved.start:
         raise UserError(
-            f"the run started from other parameters (fingerprint {saved.start[:12]}…) than those "
-            f"that train.start_from names now ({str(now)[:12]}…). {advice}"
+            f"train.start_from {path} has other parameters (fingerprint {str(now)[:12]}…) than the "
+            f"run began with ({saved.start and saved.start[:12]}). Leave `train.start_from` out to "
+            "resume the run, or start a new one with `out`."
         )

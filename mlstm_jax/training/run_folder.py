@@ -25,15 +25,15 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 @contextmanager
-def lock(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterator[list[str]]:
+def lock(config: Config, *, resume: bool) -> Iterator[list[str]]:
     """Lock the run folder, so that only one process trains in it; yield the config's changes.
 
     A new folder gets its config at once, so that a run that is killed before its first checkpoint
     is still recognised. Until it has a checkpoint or a line of metrics, its config may change.
 
-    Raises UserError if the folder is not a run, is one with another config, or is none although
-    `resume` is set, and InUse if another process trains in it. A file system without locks gets a
-    warning.
+    Raises UserError if the folder is not a run, is one with another config or without its id, or
+    has no checkpoint although `resume` is set, and InUse if another process trains in it. A file
+    system without locks gets a warning.
     """
     folder = Path(config.out)
     if (folder / run.WEIGHTS).exists():
@@ -41,16 +41,25 @@ def lock(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterator
             f"{folder} contains imported weights, not a run to resume; choose another folder with "
             "`out`."
         )
+    if resume and not steps_in(folder):
+        raise UserError(
+            f"resume: {folder} has no checkpoint to resume from; start the run without `resume`."
+        )
     before = run.read_config(folder)
     has_begun = _has_begun(folder)
     changed: list[str] = []
-    if before is None:
-        if resume:
-            raise UserError(f"resume: {folder} contains no run; start one without `resume`.")
-        if folder.exists() and not _is_unused(folder):
-            raise UserError(f"{folder} exists and is not a run; choose another folder with `out`.")
-    elif has_begun:
-        changed = _allowed_changes(before, config, reset_carry=reset_carry)
+    if before is None and folder.exists() and not _is_unused(folder):
+        raise UserError(f"{folder} exists and is not a run; choose another folder with `out`.")
+    if before and has_begun:
+        change = differences(before, config)
+        if change.forbidden:
+            raise UserError(
+                f"the run in {folder} cannot resume with another "
+                f"{', another '.join(change.forbidden)}. Give the config and the options of the "
+                "command that began it, or start a new run with `out`."
+            )
+        inputs_of(folder)  # raises if the file with the run's id is missing
+        changed = change.allowed
     if not folder.exists():
         output.require_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -79,54 +88,26 @@ def lock(config: Config, *, resume: bool, reset_carry: bool = False) -> Iterator
         yield changed
 
 
-def _allowed_changes(before: Config, config: Config, *, reset_carry: bool) -> list[str]:
-    """The changes of a run's config; UserError if one is not allowed, or the run's id is lost."""
-    folder = Path(config.out)
-    change = differences(before, config)
-    forbidden = list(change.forbidden)
-    way_out = ""
-    if not reset_carry:
-        forbidden += change.resets_carry
-        if not change.forbidden:
-            way_out = ", or reset the carry with `reset_carry`"
-    if forbidden:
-        raise UserError(
-            f"the run in {folder} cannot resume with another {', another '.join(forbidden)}. Give "
-            "the config and the options of the command that began it, or start a new run with "
-            f"`out`{way_out}."
-        )
-    inputs_of(folder)  # raises if the file with the run's id is missing
-    return change.resets_carry + change.allowed
-
-
 def require_one_run(cluster: Cluster, config: Config, corpus: Corpus) -> None:
     """Raise UserError if the processes differ in their number, code, config or corpus."""
+    values = {"distributed.processes": cluster.processes, "the program's code": host.code()}
+    values |= host.versions()
+    for name, value in flatten(config).items():
+        if not name.startswith(PLACES):
+            values[name] = value
+    values["the corpus's identity"] = corpus.identity[:12]
     cluster.require_equal(
-        {"distributed.processes": cluster.processes}, "Give every process the same number."
-    )
-    cluster.require_equal(
-        {"the program's code": host.code(), **host.versions()},
-        "Install the same versions for all processes.",
-    )
-    fields = flatten(config).items()
-    cluster.require_equal(
-        {name: value for name, value in fields if not name.startswith(PLACES)},
-        "Give every process the same config and options.",
-    )
-    cluster.require_equal(
-        {"the corpus's identity": corpus.identity[:12]},
-        "Prepare the corpus once, and give every process a copy; `mlstm-jax inspect --verify` "
-        "detects a damaged copy.",
+        values,
+        "Give every process the same versions, number of processes, config, options and corpus; "
+        "`mlstm-jax inspect --verify` detects a damaged copy of a corpus.",
     )
 
 
-def lock_together(
-    stack: ExitStack, cluster: Cluster, config: Config, *, resume: bool, reset_carry: bool
-) -> list[str]:
+def lock_together(stack: ExitStack, cluster: Cluster, config: Config, *, resume: bool) -> list[str]:
     """Lock the run folder in process 0, and check that all processes see the same; see `lock`."""
     changed: list[str] = []
     if cluster.is_first:
-        changed = stack.enter_context(lock(config, resume=resume, reset_carry=reset_carry))
+        changed = stack.enter_context(lock(config, resume=resume))
     changed = cluster.gather(changed)[0]
     folder = Path(config.out)
     path = folder / "config.json"

@@ -65,9 +65,7 @@ def train(
         config = run_folder.with_run_values(config, cluster, devices.compute_capability())
         config = resolve_batch(config, devices.count)
         require_memory(config, devices)
-        changed = run_folder.lock_together(
-            stack, cluster, config, resume=resume, reset_carry=reset_carry
-        )
+        changed = run_folder.lock_together(stack, cluster, config, resume=resume)
         model = _make_model(config, devices)
         phases = resolve_phases(config, corpus)
 
@@ -79,7 +77,7 @@ def train(
                 cluster, devices, model, checkpoints, config, phases, reset_carry=reset_carry
             )
         else:
-            begin = begin_new(cluster, devices, model, config, phases, resume=resume)
+            begin = begin_new(cluster, devices, model, config, phases)
         if begin.meta.origin != START:  # The carry was reset: the run may have another length.
             phases = resolve_phases(config, corpus, begin.meta.origin)
         total = phases[-1].last
@@ -120,7 +118,8 @@ def train(
                 )
             except Diverged as diverged:
                 checkpoints.drop_after(diverged.last_good_step)
-                raise diverged.with_resume_advice(checkpoints.latest()) from None
+                diverged.advise(checkpoints.latest())
+                raise
             if following:
                 change = f"step {phase.last}: the next phase, {following.describe_rows()}"
                 progress.say(change)

@@ -141,13 +141,12 @@ def test_a_run_that_has_lost_its_checkpoints_does_not_start_over(corpus, straigh
     shutil.rmtree(stopped / "checkpoints")
     config, log = config_of(corpus, stopped, 40), stopped / "metrics.jsonl"
     before = log.read_bytes()
-    for resume in (True, False):
-        with pytest.raises(UserError, match=r"no checkpoint .* records 40 steps\. Restore"):
-            run_train(config, resume=resume)
+    with pytest.raises(UserError, match=r"had a checkpoint, .* 40 steps\. Restore"):
+        run_train(config)
     assert log.read_bytes() == before
     # Killed before its first checkpoint was whole, it starts over, but not with --resume.
     log.write_bytes(b"".join(before.splitlines(keepends=True)[:2]))
-    with pytest.raises(UserError, match=r"no checkpoint .* 10 steps\. .* without `resume`"):
+    with pytest.raises(UserError, match=r"no checkpoint .* without `resume`"):
         run_train(config, resume=True)
     run_train(config)
     assert runs.lines_without_time(stopped) == runs.lines_without_time(straight)
@@ -170,9 +169,9 @@ def test_metrics_tell_of_a_checkpoint_that_is_gone(every, events, lost, tmp_path
     runs.write_lines(tmp_path, runs.train_line(40))
     for event in events:
         runs.write_lines(tmp_path, {"kind": "event", "step": 40, "event": event})
-    message = r"no checkpoint .*, although .* records 40 steps\. Restore"
+    message = r"had a checkpoint, .* 40 steps\. Restore"
     with pytest.raises(UserError, match=message) if lost else nullcontext():
-        require_new(tmp_path, resume=False)
+        require_new(tmp_path)
 
 
 def test_a_full_disk_is_named_and_costs_only_steps(corpus, straight, stopped, capfd) -> None:
@@ -255,7 +254,7 @@ def test_a_run_resumes_with_the_parameters_it_started_from_and_no_others(corpus,
         run_train(config_of(corpus, folder, steps, train__start_from=start_from))
 
     before = (stopped / "config.json").read_text()
-    with pytest.raises(UserError, match=r"did not start from other .* Leave `train\.start_from`"):
+    with pytest.raises(UserError, match=r"other parameters .* Leave `train\.start_from` out"):
         train(stopped, 40, "other", first)
     assert (stopped / "config.json").read_text() == before
 
@@ -299,10 +298,6 @@ def test_other_rows_go_on_from_the_same_place_with_a_fresh_carry(corpus, stopped
     shutil.copytree(stopped, tmp_path / "straight")
     before = [line for line in runs.lines_without_time(stopped) if line["step"] <= 30]
     config = config_of(corpus, stopped, 40, data__batch=4)
-    with pytest.raises(UserError, match=r"data\.batch: 8 → 4.*`reset_carry`"):
-        run_train(config)
-    # The same, where a session with a reset was killed: it writes the config when it begins.
-    run_folder.write_folder(vary(config, precision__compute="fp32"))
     with pytest.raises(UserError, match=r"rows are batch 8.*not batch 4.*`reset_carry`"):
         run_train(config)
     run_train(config, reset_carry=True)

@@ -239,7 +239,7 @@ def test_a_finished_run_can_be_made_longer(short_run, monkeypatch) -> None:
 
 
 def test_resume_needs_a_run_and_a_run_needs_its_own_folder(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="contains no run"):
+    with pytest.raises(UserError, match="has no checkpoint to resume from"):
         run_train(make_config(corpus, tmp_path / "none"), resume=True)
     assert not (tmp_path / "none").exists()
     (tmp_path / "taken").mkdir()
