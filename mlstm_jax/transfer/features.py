@@ -213,7 +213,7 @@ class Featurizer:
         features_NC = np.zeros((len(texts), len(self.columns)), np.float32)
         nats_N = np.zeros(len(texts))
         for step, after, _ in self._reader.read(cleaned):
-            line.advance(step.bytes)
+            line.advance(step.size)
             ended = step.ended
             if not ended.size:
                 continue

@@ -91,17 +91,17 @@ class Stream:
             carry, logits_BTV = self._reader.fetch(outputs)
             named = self._run.config.model.named_states(carry)
             # In float64, one byte after another, so that cuts do not change it.
-            h_TLH = np.asarray(named["h"][0, : step.bytes], np.float64)
+            h_TLH = np.asarray(named["h"][0, : step.size], np.float64)
             sums_TLH = np.concatenate([self._sum_LH[None], h_TLH]).cumsum(axis=0)[1:]
-            count_T1 = np.arange(1, step.bytes + 1)[:, None] + self._count
+            count_T1 = np.arange(1, step.size + 1)[:, None] + self._count
             if self._state == "mean_h":
                 values_TH = sums_TLH[:, self._layer] / count_T1
             else:
-                values_TH = named[self._state][0, : step.bytes, self._layer]
+                values_TH = named[self._state][0, : step.size, self._layer]
             self._sum_LH = sums_TLH[-1]
-            self._count += step.bytes
+            self._count += step.size
             states.append(np.asarray(values_TH, np.float32))
-            logits.append(logits_BTV[0, : step.bytes])
+            logits.append(logits_BTV[0, : step.size])
         self.states = np.concatenate(states)
         if piece:
             self.state = self.states[-1]

@@ -20,8 +20,7 @@ from mlstm_jax.run import Run, load_run, with_compute
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer import features
 from mlstm_jax.transfer.features import Featurizer, TextFile
-from mlstm_jax.transfer.reader import ROWS
-from mlstm_jax.transfer.windows import cheapest_rows, read_steps
+from mlstm_jax.transfer.reader import ROWS, cheapest_rows, read_steps
 from tests.tolerance import assert_close
 
 pytestmark = pytest.mark.numeric
@@ -106,7 +105,7 @@ def test_every_byte_of_a_text_is_read_once_in_its_row(lengths: list[int]) -> Non
     rows: list[bytes] = []
     begun: list[int] = []  # the lengths
     for step in read_steps(texts, (1, 8, 64), (16, 128)):
-        (bytes_BT, counts_B3), width = step.window, step.window.bytes_BT.shape[1] - 1
+        (bytes_BT, counts_B3), width = step.window(texts), step.width
         rows = rows or [b""] * len(bytes_BT)
         if step.kept_B is not None:
             rows = [rows[n] for n in step.kept_B]
@@ -120,7 +119,7 @@ def test_every_byte_of_a_text_is_read_once_in_its_row(lengths: list[int]) -> Non
         }
         begun += sorted((lengths[n] for n in step.text_B[counts_B3[:, 2] > 0]), reverse=True)
         assert (counts_B3[step.ended, 1] == np.maximum(counts_B3[step.ended, 0] - 1, 0)).all()
-        read, cells = read + step.bytes, cells + bytes_BT[:, :-1].size
+        read, cells = read + step.size, cells + bytes_BT[:, :-1].size
     assert ended == {n: text for n, text in enumerate(texts) if text}
     assert read == sum(lengths)
     assert begun == sorted(begun, reverse=True)
@@ -149,8 +148,9 @@ def test_sizes_that_gain_little_are_left_out(count: int) -> None:
 
     def of(sizes: Sequence[int]) -> tuple[int, float]:
         """The number of programs, and what reading costs."""
-        shapes = [step.window.bytes_BT.shape for step in read_steps(texts, sizes, (16, 128))]
-        return len(set(shapes)), sum((rows + 176) * (width - 1) for rows, width in shapes)
+        steps = read_steps(texts, sizes, (16, 128))
+        shapes = [(len(step.text_B), step.width) for step in steps]
+        return len(set(shapes)), sum((rows + 176) * width for rows, width in shapes)
 
     programs, cost = of(cheapest_rows(texts, ROWS, (16, 128), 176))
     fewer, larger_cost = of(cheapest_rows(texts, ROWS, (16, 128), 176, margin=0.05))
