@@ -129,11 +129,6 @@ def interruptible(*signals: signal.Signals, note: Callable[[], str] = str) -> It
             restore()
 
 
-def weight(received: list[signal.Signals]) -> float:
-    """The weight of the first signal that a process has received; 0: there was none."""
-    return WEIGHTS[received[0]] if received else 0.0
-
-
 def strongest(total: float) -> signal.Signals:
     """The strongest signal in a sum of weights."""
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -35,20 +35,19 @@ class ResolvedPhase:
         return self.config.data.batch * self.config.data.window
 
     def describe(self) -> str:
-        """Describe what a step reads."""
+        """Describe what a step reads, and where the rows of a later phase begin."""
         data = self.config.data
         size = self.corpus.manifest.splits["train"].bytes
-        return (
+        text = (
             f"{data.batch} rows x {data.window} bytes per step, from {size:,} bytes in "
             f"{self.stream.shards:,} shards"
         )
-
-    def describe_rows(self) -> str:
-        """Describe where the rows of a phase that follows another begin."""
-        rows = self.config.data.batch
         if self.continues:
-            return f"all {rows} rows continue"
-        return f"{rows} new rows begin {self.stream.epoch(self.first):.2f} epochs into the text"
+            text += "; the rows continue"
+        elif self.first > 0:
+            epoch = self.stream.epoch(self.first)
+            text += f"; new rows begin {epoch:.2f} epochs into the text"
+        return text
 
     def meta(self, step: int) -> Meta:
         """What a checkpoint of this phase at `step` was trained on."""
@@ -92,21 +91,20 @@ def resolve_phases(config: Config, corpus: Corpus, origin: Origin = START) -> li
 
 def _schedules(config: Config) -> list[Optimizer | None]:
     """The settings of the learning-rate schedule that begins with each phase, if one does."""
+    optimizer = config.optimizer
     schedules: list[Optimizer | None] = []
     for phase in config.phases:
-        if phase.learning_rate is None:
-            schedules.append(None)
-            continue
-        scaling = config.optimizer.scaling
-        begins = dataclasses.replace(
-            config.optimizer,
-            learning_rate=phase.learning_rate,
-            warmup_steps=phase.warmup_steps,
-            warmup_epochs=None,
-            decay_steps=None,
-            # The same peak; the rest of legw is its warm-up.
-            scaling="sqrt" if scaling == "legw" else scaling,
-        )
+        begins = None
+        if phase.learning_rate is not None:
+            begins = dataclasses.replace(
+                optimizer,
+                learning_rate=phase.learning_rate,
+                warmup_steps=phase.warmup_steps,
+                warmup_epochs=None,
+                decay_steps=None,
+                # The same peak; the rest of legw is its warm-up.
+                scaling="sqrt" if optimizer.scaling == "legw" else optimizer.scaling,
+            )
         schedules.append(begins)
     return schedules or [None]
 

@@ -47,24 +47,23 @@ class Diverged(KnownError):
 
 def _means(metrics: StepMetrics, *, labels: bool) -> dict[str, float]:
     """The fields of a line that are means over its steps; NaN without an update."""
-    tally = {name: float(value) for name, value in metrics.tally._asdict().items()}
-    updates = tally["updates"] or math.nan
-    loss = tally["loss"] / updates
-    signal = tally["signal"]
-    trace = tally["trace"]
+    tally = jax.tree.map(float, metrics.tally)
+    updates = tally.updates or math.nan
+    loss = tally.loss / updates
     means = {
         "loss": loss,
         "bpc": loss * BITS_PER_NAT,
         "learning_rate": float(metrics.learning_rate),
-        "grad_norm": tally["grad_norm"] / updates,
-        "gradient_signal": signal / updates,
-        "gradient_trace": trace / updates,
+        "grad_norm": tally.grad_norm / updates,
+        "gradient_signal": tally.signal / updates,
+        "gradient_trace": tally.trace / updates,
     }
     if labels:
         # The steps of a line may contain no labels.
-        means["label_loss"] = tally["label_loss"] / (tally["labels"] or math.nan)
+        means["label_loss"] = tally.label_loss / (tally.labels or math.nan)
     # In rows; the estimates may be too noisy to give one.
-    means["noise_scale"] = trace / signal if signal > 0 and trace > 0 else math.nan
+    is_positive = tally.signal > 0 and tally.trace > 0
+    means["noise_scale"] = tally.trace / tally.signal if is_positive else math.nan
     return means
 
 
@@ -237,27 +236,21 @@ def announcement(
 ) -> str:
     """Describe what the run will train, on which devices, and what changed since it began."""
     total = phases[-1].last
-    ending = list(notes)
-    if changed:
-        ending.insert(0, f"changed since the run began: {', '.join(changed)}")
     if begin.step >= total:
         more = "raise its steps or epochs, or add a phase"
-        line = f"{config.out} is finished: {begin.step:,} steps. To train for more, {more}."
-        return "\n".join([line, *ending])
-    count = sum(leaf.size for leaf in jax.tree.leaves(begin.state.params))
-    start = f"resuming at step {begin.step:,} of" if begin.step else "training"
-    where = f"{devices.count} {devices.devices[0].platform} device(s)"
-    if cluster.processes > 1:
-        where += f" of {cluster.processes} processes"
-    lines = [
-        f"{start} {total:,} steps, {phases[-1].stream.epoch(total):.2f} epochs: {count:,} "
-        f"parameters in {config.precision.compute} on {where}; run folder {config.out}"
-    ]
-    for phase in phases:
-        line = phase.describe()
-        if config.phases:
-            line = f"steps {phase.first:,} to {phase.last:,}: {line}"
-        if phase.first > 0:
-            line += f"; {phase.describe_rows()}"
-        lines.append(line)
-    return "\n".join(lines + ending)
+        lines = [f"{config.out} is finished: {begin.step:,} steps. To train for more, {more}."]
+    else:
+        count = sum(leaf.size for leaf in jax.tree.leaves(begin.state.params))
+        start = f"resuming at step {begin.step:,} of" if begin.step else "training"
+        where = f"{devices.count} {devices.devices[0].platform} device(s)"
+        if cluster.processes > 1:
+            where += f" of {cluster.processes} processes"
+        lines = [
+            f"{start} {total:,} steps, {phases[-1].stream.epoch(total):.2f} epochs: {count:,} "
+            f"parameters in {config.precision.compute} on {where}; run folder {config.out}"
+        ]
+        for phase in phases:
+            lines.append(f"steps {phase.first:,} to {phase.last:,}: {phase.describe()}")
+    if changed:
+        lines.append(f"changed since the run began: {', '.join(changed)}")
+    return "\n".join(lines + notes)

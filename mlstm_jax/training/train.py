@@ -106,9 +106,9 @@ def train(
                 begin = _train_phase(
                     phase,
                     begin,
+                    rate,
                     devices,
                     model,
-                    _make_step(phase, rate, model, devices),
                     evaluate=evaluate,
                     require_equal_replicas=require_equal_replicas,
                     checkpoints=checkpoints,
@@ -121,7 +121,7 @@ def train(
                 diverged.advise(checkpoints.latest())
                 raise
             if following:
-                change = f"step {phase.last}: the next phase, {following.describe_rows()}"
+                change = f"step {phase.last}: the next phase, {following.describe()}"
                 progress.say(change)
                 log.write("event", phase.last, event="phase", notes=[change])
         checkpoints.wait()  # A run is finished when its last checkpoint is complete.
@@ -135,9 +135,9 @@ def train(
 def _train_phase(
     phase: ResolvedPhase,
     begin: Snapshot,
+    rate: optax.Schedule,
     devices: Parallel,
     model: LanguageModel,
-    train_step: Callable[..., Any],
     *,
     evaluate: Callable[[TrainState], Score],
     require_equal_replicas: Callable[[int, TrainState], None],
@@ -154,20 +154,28 @@ def _train_phase(
     the devices never wait for the host. Every transfer is explicit; the transfer guard raises an
     error for any other.
     """
-    options = phase.config.train
-    rows = devices.rows(phase.config.data.batch)
+    config = phase.config
+    tx = optimizer.build(
+        config.optimizer,
+        config.model,
+        rate,
+        update_bytes=phase.update_bytes,
+        axis_name=parallel.AXIS,
+        compute=config.precision.compute,
+    )
+    train_step = make_train_step(config, model, tx, rate, parallel.AXIS)
+    train_step = devices.map(train_step, donate=(0, 1))
+    rows = devices.rows(config.data.batch)
     carry = begin.carry
     if carry is None or (begin.step == phase.first and not phase.continues):
-        carry = jax.tree.map(lambda x: x[rows], model.init_carry(phase.config.data.batch))
+        carry = jax.tree.map(lambda x: x[rows], model.init_carry(config.data.batch))
     carry = devices.split_rows(carry)
     state = optimizer.rescale_second_moment(
-        phase.config.optimizer, begin.state, begin.update_bytes, phase.update_bytes
+        config.optimizer, begin.state, begin.update_bytes, phase.update_bytes
     )
     state = devices.replicate(state)
     require_equal_replicas(begin.step, state)
-    stop_weights = {
-        weight: devices.replicate(np.float32(weight)) for weight in (0.0, *guard.WEIGHTS.values())
-    }
+    no_signal = devices.replicate(np.float32(0))
     saved = begin
     unread = None  # metrics of the last batch, on the devices
     signal_sum = 0.0  # the weights of the signals that all processes have received; 0: none
@@ -183,8 +191,8 @@ def _train_phase(
     with closing(batches), jax.transfer_guard("disallow"):
         for step in range(begin.step, phase.last + 1):
             is_last = step == phase.last
-            evaluates = is_last or step % options.eval_every == 0
-            saves = evaluates or step % options.checkpoint_every == 0 or signal_sum > 0
+            evaluates = is_last or step % config.train.eval_every == 0
+            saves = evaluates or step % config.train.checkpoint_every == 0 or signal_sum > 0
             if saves and step > begin.step:
                 signal_sum = report(step, unread)
                 unread = None
@@ -212,7 +220,9 @@ def _train_phase(
             batch = next(batches)
             reporter.waited(time.monotonic() - fetch_started)
             batch = devices.split_rows(batch)
-            signal_weight = stop_weights[guard.weight(signals)]
+            signal_weight = no_signal
+            if signals:
+                signal_weight = devices.replicate(np.float32(guard.WEIGHTS[signals[0]]))
             state, carry, results = train_step(state, carry, batch, signal_weight)
             if unread is not None:
                 signal_sum = report(step, unread)
@@ -280,19 +290,3 @@ def _make_evaluation(
         return score._replace(label_loss=loss, accuracy=accuracy)
 
     return evaluate
-
-
-def _make_step(
-    phase: ResolvedPhase, rate: optax.Schedule, model: LanguageModel, devices: Parallel
-) -> Callable[..., Any]:
-    """The training step of all devices; state and carry are donated to it."""
-    config = phase.config
-    tx = optimizer.build(
-        config.optimizer,
-        config.model,
-        rate,
-        update_bytes=phase.update_bytes,
-        axis_name=parallel.AXIS,
-        compute=config.precision.compute,
-    )
-    return devices.map(make_train_step(config, model, tx, rate, parallel.AXIS), donate=(0, 1))
