@@ -109,7 +109,7 @@ def read_layer(
             if mask_B is not None:
                 h_BH = jnp.where(mask_B[:, None], 0, h_BH)
             kept = kept + h_BH
-        else:
+        elif states == "each":
             kept = put_step(kept, carry, t)
         return rounded_h, carry, put_step(h_TBH, rounded_h, t), kept
 
@@ -118,14 +118,14 @@ def read_layer(
     kept = None
     if states == "sum":
         kept = jnp.zeros(carry.h.shape, jnp.float32)
-    elif states:
+    elif states == "each":
         steps = steps_read(window, padding_mask_TB)
         kept = empty_buffers(window, carry)
     h_TBH = empty_buffer((window, *carry.h.shape), compute)
     # h is carried in both types: rounding it again at each step would need another kernel.
     first = (carry.h.astype(compute), carry, h_TBH, kept)
     _, last, h_TBH, kept = jax.lax.fori_loop(0, steps, body, first)
-    if states is True:
+    if states == "each":
         kept = jax.tree.map(lambda buffer, x: of_bits(buffer, x.dtype), kept, carry)
     return last, of_bits(h_TBH, compute), kept
 

@@ -170,6 +170,15 @@ def test_what_a_row_sees_and_where_its_state_is_held(kind, random) -> None:
         np.testing.assert_array_equal(steps[:, 2], found)  # of later bytes, which none reads, none
 
 
+def test_states_of_a_cell_in_a_half_type_are_its_numbers() -> None:
+    precision = config.Precision(compute="bf16", cell="compute")
+    model = LanguageModel(config.Model(hidden=8, embedding=8), precision)
+    params = drawn(model.architecture)
+    window = {"params": params}, np.zeros((2, 3), np.uint8), model.init_carry(2)
+    read = applied(model)(*window, return_states="each")
+    np.testing.assert_array_equal(read.states.c[:, 2], read.carry.c)
+
+
 @pytest.mark.parametrize("recompute_every", [None, 2])
 def test_padding_has_no_gradient(recompute_every: int | None) -> None:
     """Neither in the outputs, which our own kernels would compute as if there were none."""
