@@ -4,7 +4,7 @@ import math
 import shutil
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,10 @@ import pytest
 
 from mlstm_jax import checkpoint, digest
 from mlstm_jax.checkpoint import CheckpointFailed, Checkpoints, Damaged, OtherRun, kept_steps
-from mlstm_jax.config import Config, Model
+from mlstm_jax.config import Config, Model, Precision
 from mlstm_jax.data.stream import Origin
 from mlstm_jax.model.language_model import LanguageModel
-from mlstm_jax.record import Meta, best_step, of_rows, of_tree, read_record
+from mlstm_jax.record import Meta, of_rows, of_tree, read_record
 from mlstm_jax.training import optimizer
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.state import TrainState, fresh_state
@@ -58,6 +58,9 @@ ABOUT = Meta("c0ffee", "radford", {"batch": 8, "window": 16}, Origin(), 0.25, 10
         ([20, 40, 60, 80], {}, 2, 100, {20, 60, 80}),
         ([10, 20, 30], {10: math.nan, 20: 3.0, 30: math.inf}, 1, 0, {20, 30}),
         ([10, 20, 30], {10: None}, 1, 0, {30}),
+        # The earliest of the best.
+        ([10, 20, 30], {10: -math.inf, 20: 1.5, 30: 1.5}, 1, 0, {20, 30}),
+        ([10, 20, 30], {10: 1.5, 20: 1.5}, 1, 0, {10, 30}),
     ],
 )
 def test_what_is_kept(steps, scores, newest, reach, expected) -> None:
@@ -77,13 +80,6 @@ def test_there_is_always_one_from_before_a_divergence_that_is_found(every: int) 
             assert max(old) > step - 2 * reach - 2 * every
 
 
-def test_the_score_is_finite_and_of_the_labels_where_there_are_some() -> None:
-    assert best_step({1: math.nan, 2: 1.5, 3: 1.5, 4: None, 5: -math.inf}) == 2
-    assert best_step({1: math.nan}) is None
-    meta = Meta("", "radford", {}, Origin(), 0.0, 0, bpc=1.5)
-    assert (meta.score, meta._replace(label_loss=0.3).score) == (1.5, 0.3)
-
-
 def draw_like(tree: Any) -> Any:
     random = np.random.default_rng(0)
     return jax.tree.map(lambda x: random.normal(size=x.shape).astype(x.dtype), tree)
@@ -95,7 +91,8 @@ class Saved:
     def __init__(self, folder: Path, devices: int = 4) -> None:
         self.folder = folder
         self.devices = Parallel(jax.local_devices()[:devices])
-        config = Config(model=Model(hidden=16, embedding=8, layers=2))
+        precision = Precision(compute="bf16", recurrent="fp8_emulated")
+        config = Config(model=Model(hidden=16, embedding=8, layers=2), precision=precision)
         model = LanguageModel(config.model, config.precision)
         tx = optimizer.build(config.optimizer, config.model, lambda count: 0.0)
         self.state: TrainState = draw_like(fresh_state(config, model, tx, None))
@@ -120,13 +117,13 @@ class Saved:
     def assert_restored(self, restored: Any) -> None:
         jax.tree.map(np.testing.assert_array_equal, restored, (self.at(40), self.carry))
 
-    def is_damaged(self) -> bool:
-        """Whether the checkpoint is refused; otherwise it is restored as it was saved."""
+    def refusal(self) -> str:
+        """Why the checkpoint is damaged; "": it is restored as it was saved."""
         try:
             self.assert_restored(self.restore(40))
-        except Damaged:
-            return True
-        return False
+        except Damaged as error:
+            return str(error)
+        return ""
 
     def copy(self, folder: Path) -> "Saved":
         shutil.copytree(self.folder, folder)
@@ -147,25 +144,27 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     return made
 
 
+DAMAGED = pytest.raises(Damaged)
+
+
 @pytest.mark.parametrize(
-    ("source", "item"),
+    ("source", "item", "outcome"),
     [
-        *(("run/checkpoints/20", item) for item in ("params", "carry", "meta", "")),
-        *(("sibling/checkpoints/40", item) for item in ("state", "carry", "")),
+        *(("run/checkpoints/20", item, DAMAGED) for item in ("params", "maxima", "carry", "meta")),
+        ("run/checkpoints/20", "", DAMAGED),
+        ("sibling/checkpoints/40", "state", nullcontext()),  # the same in both runs
+        ("sibling/checkpoints/40", "carry", DAMAGED),
+        ("sibling/checkpoints/40", "", pytest.raises(OtherRun, match=RUN[::-1])),
     ],
 )
-def test_no_item_takes_the_place_of_another(source, item, saved, tmp_path) -> None:
-    """Nor a whole checkpoint; what is the same in both runs, parameters and state, may."""
+def test_no_item_takes_the_place_of_another(source, item, outcome, saved, tmp_path) -> None:
+    """Nor does a whole checkpoint, of another step or another run."""
     mixed = saved.copy(tmp_path / "run")
     place = mixed.folder / "checkpoints/40" / item
     shutil.rmtree(place)
     shutil.copytree(saved.folder.parent / source / item, place)
-    is_same = source.startswith("sibling") and item in ("params", "state")
-    if source.startswith("sibling") and item in ("meta", ""):
-        with pytest.raises(OtherRun, match=RUN[::-1]):
-            mixed.restore(40)
-    else:
-        assert mixed.is_damaged() != is_same
+    with outcome:
+        mixed.assert_restored(mixed.restore(40))
 
 
 def test_what_was_saved_is_restored_on_any_number_of_devices(saved: Saved) -> None:
@@ -173,41 +172,32 @@ def test_what_was_saved_is_restored_on_any_number_of_devices(saved: Saved) -> No
         saved.assert_restored(saved.restore(40, Parallel(jax.local_devices()[:count])))
 
 
-def test_a_checkpoint_is_restored_as_it_was_or_is_damaged(saved, tmp_path) -> None:
-    """Whichever of its files is emptied or overwritten: nothing else is raised or read."""
-    harmed = saved.copy(tmp_path / "run")
-    files = [path for path in (harmed.folder / "checkpoints/40").rglob("*") if path.is_file()]
-    assert len(files) > 10
-    found = set()
-    for number, file in enumerate(sorted(files)):
-        content = file.read_bytes()
-        file.write_bytes(b"\xff" * len(content) if number % 2 else b"")
-        if harmed.is_damaged():
-            found.add(file.relative_to(harmed.folder).parts[2])
-        file.write_bytes(content)
-    assert {"params", "state", "carry", "meta"} <= found
-
-
-@pytest.mark.parametrize("count", [12, pytest.param(150, marks=pytest.mark.slow)])
-def test_a_flipped_bit_is_found(count: int, saved: Saved, tmp_path: Path) -> None:
-    """Or it changes no array: what is restored is what was saved. Each bit is flipped alone."""
+@pytest.mark.parametrize("flips", [12, pytest.param(150, marks=pytest.mark.slow)])
+def test_a_checkpoint_is_restored_as_it_was_or_is_damaged(flips, saved, tmp_path) -> None:
+    """Whichever file is emptied or overwritten, or has one bit flipped; the item is named."""
     random = np.random.default_rng(0)
     harmed = saved.copy(tmp_path / "run")
     root = harmed.folder / "checkpoints/40"
-    large = [path for path in sorted(root.rglob("d/*")) if path.stat().st_size > 1000]
+    files = sorted(path for path in root.rglob("*") if path.is_file())
+    large = [path for path in files if path.parent.name == "d" and path.stat().st_size > 1000]
     assert len(large) >= 3  # of parameters, state and carry
-    found = 0
-    for number in range(count):
-        path = large[number % len(large)]
-        whole = path.read_bytes()
-        changed = bytearray(whole)
-        changed[random.integers(len(whole))] ^= 1 << int(random.integers(8))
-        path.write_bytes(changed)
-        found += harmed.is_damaged()
-        path.write_bytes(whole)
+    found = []
+    for number, file in enumerate([*files, *(large * flips)[:flips]]):
+        content = file.read_bytes()
+        changed = bytearray(b"\xff" * len(content) if number % 2 else b"")
+        if number >= len(files):
+            changed = bytearray(content)
+            changed[random.integers(len(content))] ^= 1 << int(random.integers(8))
+        file.write_bytes(changed)
+        item = file.relative_to(root).parts[0]
+        if refusal := harmed.refusal():
+            assert item == "meta" or item in refusal
+            found.append((item, number >= len(files)))
+        file.write_bytes(content)
+    assert {item for item, _ in found} >= {"params", "state", "maxima", "carry", "meta"}
     # About half of a checkpoint's bits are of arrays, more or fewer as Orbax packs them; how many
     # of a few flips hit one is chance.
-    assert found > count / 6
+    assert sum(is_flip for _, is_flip in found) > flips / 6
 
 
 def test_a_file_that_is_out_of_reach_for_a_moment_is_read_later(saved, tmp_path, monkeypatch):
@@ -247,7 +237,9 @@ def test_a_score_that_is_nan_does_not_drive_the_best_away(tmp_path: Path) -> Non
     checkpoints.close()
     for found in (checkpoints, Checkpoints(saved.folder, RUN, read_only=True)):
         assert (found.steps(), found.best()) == ([10, 40], 10)
-    assert read_record(saved.folder, 10).meta.bpc == 2.0
+    meta = read_record(saved.folder, 10).meta
+    # Where there are labels, their loss is the score.
+    assert (meta.bpc, meta.score, meta._replace(label_loss=0.3).score) == (2.0, 2.0, 0.3)
 
 
 def test_what_is_set_aside_is_kept_whole_and_makes_room(saved: Saved, tmp_path: Path) -> None:

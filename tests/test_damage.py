@@ -5,6 +5,7 @@ Files of strangers have no checksums: whatever is in them, they are read or refu
 
 import gzip
 import random
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +32,7 @@ from mlstm_jax.transfer.features import Featurizer, read_features, write_feature
 from mlstm_jax.transfer.words import Words
 from tests.interop.test_weights import write_openai, write_unirep
 from tests.training.conftest import collected
-from tests.training.runs import final_state, make_config, short
+from tests.training.runs import config_of, final_state
 
 __all__ = ["collected"]
 pytestmark = [
@@ -93,9 +94,8 @@ def read_sources(folder: Path) -> Any:
 def written(rated_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A folder of each kind, as the commands write it."""
     folder = tmp_path_factory.mktemp("damage")
-    prepare([str(rated_corpus.parent / "rated.jsonl")], folder / "corpus", split=(6, 1, 1))
-    train = short(steps=10, epochs=None, eval_every=10, checkpoint_every=10)
-    run_train(make_config(folder / "corpus", folder / "run", train=train))
+    shutil.copytree(rated_corpus, folder / "corpus")
+    run_train(config_of(folder / "corpus", folder / "run", 10))
     loaded, draw = run.load_run(folder / "run"), np.random.default_rng(0)
     (folder / "safetensors").mkdir()
     weights.save(folder / "safetensors/a.safetensors", run.as_weights(loaded))

@@ -1,5 +1,5 @@
 """What these tests share with those of training."""
 
-from tests.training.conftest import collected, short_pauses, undisturbed
+from tests.training.conftest import launcher
 
-__all__ = ["collected", "short_pauses", "undisturbed"]
+__all__ = ["launcher"]

@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from mlstm_jax import shipped
-from tests.distributed.test_cluster import free_address, launcher
 from tests.training import runs
-
-__all__ = ["launcher"]
+from tests.training.runs import free_address
 
 LAUNCH = Path(__file__).parents[2] / "launch"
 # As each launcher does on one machine: so many processes, each told its number, and all awaited.

@@ -13,7 +13,7 @@ import pytest
 from mlstm_jax import checkpoint
 from mlstm_jax.config import Config, Devices, Train, vary
 from mlstm_jax.training import evaluation, train
-from tests.training.runs import make_config
+from tests.training import runs
 
 # No step reads these fields, only the rates that follow from the length of a run.
 AROUND = ("steps", "epochs", "eval_every", "checkpoint_every", "keep_checkpoints", "start_from")
@@ -62,4 +62,28 @@ def collected() -> Iterator[None]:
 def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on one device that nothing happens to."""
     folder = tmp_path_factory.mktemp("undisturbed") / "run"
-    return train.train(make_config(corpus, folder, devices=Devices(count=1)))
+    return train.train(runs.make_config(corpus, folder, devices=Devices(count=1)))
+
+
+@pytest.fixture(scope="package")
+def straight(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with checkpoints at 10, 20, 30 and 40, its end, that nothing happens to."""
+    folder = tmp_path_factory.mktemp("straight") / "run"
+    return train.train(runs.config_of(corpus, folder, 40))
+
+
+@pytest.fixture
+def stopped(straight: Path, tmp_path: Path) -> Path:
+    """The same run, killed after its checkpoint of step 30."""
+    return runs.copy_until(straight, 30, tmp_path / "run")
+
+
+@pytest.fixture
+def launcher(tmp_path: Path, command_environment: dict[str, str]) -> Iterator[runs.Launcher]:
+    """None of what it has started outlives the test."""
+    launcher = runs.Launcher(tmp_path, command_environment)
+    yield launcher
+    for process in launcher.started:
+        process.kill()
+        if process.stdout and not process.stdout.closed:
+            process.communicate()

@@ -3,6 +3,7 @@
 import functools
 import json
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -16,11 +17,14 @@ import numpy as np
 
 from mlstm_jax import run
 from mlstm_jax.checkpoint import Checkpoints
-from mlstm_jax.config import Config, Data, Model, Optimizer, Train
+from mlstm_jax.config import Config, Data, Devices, Model, Optimizer, Train, vary
 from mlstm_jax.record import FOLDER, steps_in
 from mlstm_jax.training import metrics, optimizer
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.state import state_shapes
+
+Process = subprocess.Popen[bytes]
+COMMAND = Path(sys.executable).parent / "mlstm-jax"
 
 # Fields that tell the time, and so differ from run to run.
 TIMES = ("seconds", "bytes_per_second", "data_wait_fraction", "evaluation_seconds")
@@ -53,6 +57,14 @@ def make_config(corpus: Path, out: Path, **sections: Any) -> Config:
         "train": short(steps=300, epochs=None, eval_every=100, checkpoint_every=50),
     }
     return Config(out=str(out), **(values | sections))
+
+
+def config_of(corpus: Path, out: Path, steps: int, **changes: Any) -> Config:
+    """A run on one device, whose learning rate does not depend on its length."""
+    train = short(
+        steps=steps, eval_every=20, checkpoint_every=10, keep_checkpoints=9, divergence_steps=5
+    )
+    return vary(make_config(corpus, out, train=train, devices=Devices(count=1)), **changes)
 
 
 def lines_of(folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -89,10 +101,15 @@ def assert_same_run(folder: Path, other: Path, batch: int = 8) -> None:
 def copy_until(source: Path, step: int, folder: Path) -> Path:
     """Copy a run as it was when it was killed after the checkpoint of `step`."""
     shutil.copytree(source, folder)
+    go_back(folder, step)
+    return folder
+
+
+def go_back(folder: Path, step: int) -> None:
+    """Leave a run as it was when it was killed after the checkpoint of `step`."""
     for later in steps_in(folder):
         if later > step:
             shutil.rmtree(folder / FOLDER / str(later))
-    return folder
 
 
 def write_config(config: Config, file: Path) -> Path:
@@ -101,30 +118,53 @@ def write_config(config: Config, file: Path) -> Path:
     return file
 
 
-def start(
-    config: Config,
-    folder: Path,
-    environment: dict[str, str],
-    prefix: Sequence[str] = (),
-    terminal: int | None = None,
-) -> subprocess.Popen[bytes]:
-    """Train in another process, as a user would, at a terminal or in a pipe."""
-    file = write_config(config, folder / "config.py")
-    command = [*prefix, str(Path(sys.executable).parent / "mlstm-jax"), "train", str(file)]
-    output = subprocess.PIPE if terminal is None else terminal
-    return subprocess.Popen(
-        command, env=environment, stdin=terminal, stdout=output, stderr=subprocess.STDOUT
-    )
+def free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
 
 
-def finish(process: subprocess.Popen[bytes], code: int = 0) -> str:
-    """Wait until a process ends with a code; return what it has written."""
-    text = process.communicate(timeout=300)[0].decode()
-    assert process.returncode == code, text
-    return text
+class Launcher:
+    """Starts the processes of runs, as a user would."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.folder, self.environment = folder, environment
+        self.started: list[Process] = []
+
+    def call(self, *words: object, terminal: int | None = None, **environment: str) -> Process:
+        """Start a command at a terminal, or in a pipe."""
+        output = subprocess.PIPE if terminal is None else terminal
+        streams = {"stdin": terminal, "stdout": output, "stderr": subprocess.STDOUT}
+        command, surroundings = [str(word) for word in words], self.environment | environment
+        self.started.append(subprocess.Popen(command, env=surroundings, **streams))
+        return self.started[-1]
+
+    def train(
+        self,
+        configs: Sequence[Config],
+        *options: str,
+        count: int = 1,
+        prefixes: Sequence[Sequence[str]] = ((), (), (), ()),
+        environments: Sequence[dict[str, str]] = ({}, {}, {}, {}),
+        coordinator: str | None = None,
+    ) -> list[Process]:
+        """Start one run, of a process for each config, of so many devices each."""
+        self.started, address = [], coordinator or free_address()
+        for index, config in enumerate(configs):
+            file = write_config(config, self.folder / f"config{index}.py")
+            words = ["--distributed.coordinator", address, "--distributed.index", index]
+            words += ["--distributed.processes", len(configs), "--devices.virtual-cpu", count]
+            command = [*prefixes[index], COMMAND, "train", file, *words, *options]
+            self.call(*command, **environments[index])
+        return self.started
+
+    def ended(self, *codes: int) -> list[str]:
+        """Wait for all to end, with one of these exit codes; return what each has written."""
+        texts = [process.communicate(timeout=300)[0].decode() for process in self.started]
+        assert {process.returncode for process in self.started} <= {*codes}, "\n".join(texts)
+        return texts
 
 
-def wait_for_step(process: subprocess.Popen[bytes], folder: Path, step: int) -> None:
+def wait_for_step(process: Process, folder: Path, step: int) -> None:
     """Wait until a line of metrics tells of `step`, or the process has ended."""
     deadline = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import jax
-import numpy as np
 import pytest
 from flax import linen
 
@@ -22,7 +21,8 @@ from mlstm_jax.training.evaluation import Evaluator
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.state import memory_bytes
 from mlstm_jax.training.train import train as run_train
-from tests.training.runs import copy_until, lines_of, make_config, short
+from tests.training import runs
+from tests.training.runs import assert_same_run, copy_until, lines_of, make_config, short
 
 
 @pytest.fixture
@@ -62,42 +62,48 @@ def bigram() -> Iterator[type[Architecture]]:
     del Architecture.kinds["bigram"]
 
 
+# Layers, Muon's products and micro-batches are compiled: once is enough.
+ALL = {"model__layers": 2, "optimizer__name": "muon", "train__micro_batches": 2}
+FP8 = {"precision__recurrent": "fp8_emulated", "devices__count": 2}  # its maxima are of the state
+
+
 @pytest.mark.usefixtures("bigram")
 @pytest.mark.parametrize(
-    ("kind", "objective"),
+    ("kind", "changes"),
     [
-        ("bigram", None),
-        ("bert", None),
-        pytest.param("lstm", "masked-bytes", marks=pytest.mark.slow),
-        *(pytest.param(x, None, marks=pytest.mark.slow) for x in ("lstm", "gru", "transformer")),
+        ("bigram", ALL),
+        ("bert", {}),
+        ("mlstm", FP8),
+        pytest.param("lstm", {"train__objective": "masked-bytes"}, marks=pytest.mark.slow),
+        *(pytest.param(x, {}, marks=pytest.mark.slow) for x in ("lstm", "gru", "transformer")),
     ],
 )
-def test_every_kind_learns_and_resumes_to_the_bit(kind, objective, corpus, tmp_path) -> None:
-    # Layers, Muon's products and micro-batches are compiled: once is enough.
-    all_options = kind == "bigram"
+def test_every_kind_learns_and_resumes_to_the_bit(kind, changes, corpus, tmp_path) -> None:
     config = make_config(
         corpus,
         tmp_path / "run",
-        model=Architecture.kinds[kind](hidden=16, embedding=8, layers=1 + all_options),
+        model=Architecture.kinds[kind](hidden=16, embedding=8),
         precision=Precision(compute="bf16"),
-        train=short(steps=40, eval_every=40, checkpoint_every=20, dropout=0.1, objective=objective),
+        train=short(steps=40, eval_every=40, checkpoint_every=20, dropout=0.1),
     )
-    config = vary(config, optimizer__name="muon" if all_options else "adam", devices__count=1)
-    config = vary(config, optimizer__learning_rate=2e-2, train__micro_batches=1 + all_options)
+    config = vary(config, **{"optimizer__learning_rate": 2e-2, "devices__count": 1} | changes)
     whole = run.load_run(run_train(config, quiet=True), "latest")
     assert whole.config.model == resolve_batch(config, 1).model
     lines = lines_of(whole.folder)
     assert lines["eval"][-1]["bpc"] < lines["train"][0]["bpc"] - 1
     if kind != "bigram":  # which cannot show its states
         text = load(whole.folder).report()
-        masks = kind == "bert" or objective is not None
+        masks = kind == "bert" or "train__objective" in changes
         found = ["masked bytes" in text, "A sample" in text]
         assert found == [masks, not masks]
+    if changes == FP8:
+        state, _ = runs.final_state(whole.folder, 8)
+        assert (state.maxima_U3 > 0).all()
+        assert "maxima" not in str(whole.params.keys())  # nothing that reads a run sees them
 
     again = copy_until(whole.folder, 20, tmp_path / "again")
     run_train(vary(config, out=str(again)), resume=True, quiet=True)
-    resumed = run.load_run(again, "latest").params
-    jax.tree.map(np.testing.assert_array_equal, resumed, whole.params)
+    assert_same_run(again, whole.folder)
     assert memory_bytes(config, 8) > 0
 
 

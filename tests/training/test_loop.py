@@ -7,7 +7,6 @@ import math
 import os
 import pty
 import select
-import shutil
 import signal
 import sys
 import time
@@ -22,7 +21,7 @@ import pytest
 
 from mlstm_jax import cli, environment, guard, run
 from mlstm_jax.checkpoint import Checkpoints
-from mlstm_jax.config import Config, Devices, Train, vary
+from mlstm_jax.config import Devices, Train, vary
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import Note, UserError
@@ -31,35 +30,41 @@ from mlstm_jax.training import phases, run_folder
 from mlstm_jax.training.evaluation import Evaluator, Score
 from mlstm_jax.training.train import train as run_train
 from tests.training import runs
-from tests.training.runs import assert_same_run, lines_of, lines_without_time, make_config, short
+from tests.training.runs import (
+    assert_same_run,
+    config_of,
+    copy_until,
+    lines_of,
+    lines_without_time,
+    make_config,
+)
 
-ONE = Devices(count=1)
 
-
-def test_killed_it_ends_as_if_never_stopped(corpus, undisturbed, tmp_path, command_environment):
+def test_killed_it_ends_as_if_never_stopped(corpus, undisturbed, tmp_path, launcher) -> None:
     folder = tmp_path / "run"
     config = make_config(corpus, folder)
     random = np.random.default_rng()
     step = int(random.integers(1, 90))
     print("killed after step", step)
-    process = runs.start(config, tmp_path, command_environment)
+    file = runs.write_config(config, tmp_path / "config.py")
+    process = launcher.call(runs.COMMAND, "train", file)
     runs.wait_for_step(process, folder, step)
     time.sleep(random.uniform(0, 0.05))
-    process.send_signal(signal.SIGKILL)
-    runs.finish(process, -signal.SIGKILL)
-    run_train(vary(config, devices=ONE))
+    process.kill()
+    launcher.ended(-signal.SIGKILL)
+    run_train(vary(config, devices__count=1))
     assert_same_run(folder, undisturbed)
 
 
 @pytest.mark.slow
-def test_a_closed_terminal_stops_it_with_a_checkpoint(corpus, tmp_path, command_environment):
+def test_a_closed_terminal_stops_it_with_a_checkpoint(corpus, tmp_path, launcher) -> None:
     """The kernel sends SIGHUP, and whatever is printed from then on fails."""
     folder = tmp_path / "run"
     ours, theirs = pty.openpty()
     # Makes the terminal its own, as a login does; these tests may run under nohup.
     login = ("env", "--default-signal=HUP", "setsid", "--ctty")
-    config = make_config(corpus, folder)
-    process = runs.start(config, tmp_path, command_environment, login, terminal=theirs)
+    file = runs.write_config(make_config(corpus, folder), tmp_path / "config.py")
+    process = launcher.call(*login, runs.COMMAND, "train", file, terminal=theirs)
     os.close(theirs)
     deadline = time.monotonic() + 120
     while not lines_without_time(folder) and time.monotonic() < deadline:
@@ -84,7 +89,7 @@ def test_a_signal_stops_it_with_a_checkpoint(number, code, corpus, tmp_path, mon
         return plain(self, step, *more)
 
     monkeypatch.setattr(TrainStream, "batch", stop)
-    config = make_config(corpus, tmp_path / "run", devices=ONE)
+    config = config_of(corpus, tmp_path / "run", 50)
     with pytest.raises(SystemExit) as ended:
         cli.main(["train", str(runs.write_config(config, tmp_path / "config.py"))])
     assert ended.value.code == code
@@ -103,7 +108,7 @@ def test_a_signal_after_the_last_step_is_not_lost(corpus: Path, tmp_path: Path) 
         if line["kind"] == "eval":
             signal.raise_signal(signal.SIGTERM)
 
-    config = make_config(corpus, tmp_path, devices=ONE, train=short(steps=2))
+    config = config_of(corpus, tmp_path, 2)
     with pytest.raises(guard.Interrupted, match=r"SIGTERM: .* is finished") as stopped:
         run_train(config, callbacks=[stop], owns_process=True)
     assert stopped.value.exit_code == 0
@@ -151,8 +156,8 @@ def test_the_run_folder_holds_what_it_says(undisturbed: Path) -> None:
 
 def test_the_newest_checkpoints_and_the_best_are_kept(corpus, tmp_path, monkeypatch) -> None:
     folder = tmp_path / "run"
-    train = short(steps=15, eval_every=10, checkpoint_every=5)
-    config = make_config(corpus, folder, train=train, devices=ONE)
+    every = {"train__eval_every": 10, "train__checkpoint_every": 5, "train__keep_checkpoints": 2}
+    config = config_of(corpus, folder, 15, **every, train__divergence_steps=100)
     scores = iter([3.0, 2.0, 2.5, 4.0])
     monkeypatch.setattr(Evaluator, "__call__", lambda *_: Score(1.0, next(scores), 1, 1.0))
     run_train(config)
@@ -167,46 +172,21 @@ def test_the_newest_checkpoints_and_the_best_are_kept(corpus, tmp_path, monkeypa
         run.load_run(folder, "7")
 
 
-@pytest.fixture(scope="module")
-def short_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Config:
-    """A run of six steps on four devices."""
-    out = tmp_path_factory.mktemp("short") / "run"
-    config = make_config(corpus, out, train=short(steps=6, checkpoint_every=2, eval_every=2))
-    run_train(config)
-    return config
-
-
-def test_a_resume_that_does_not_fit_is_refused(short_run, text_file, tmp_path) -> None:
-    prepare([str(text_file)], tmp_path / "other", split=(20, 1, 1), seed=5)
-    before = (Path(short_run.out) / "config.json").read_text()
-    for field, value, message in (
-        ("model__hidden", 50, r"another model\.hidden: 48 → 50"),
-        ("precision__compute", "bf16", r"another precision\.compute: fp32 → bf16"),
-        ("data__corpus", str(tmp_path / "other"), "trained on another corpus"),
-    ):
-        with pytest.raises(UserError, match=message):
-            run_train(vary(short_run, **{field: value}))
-    assert (Path(short_run.out) / "config.json").read_text() == before
-
-
 def test_one_process_trains_in_a_folder_and_a_finished_run_is_left_alone(
-    short_run: Config, tmp_path: Path
+    corpus, straight, tmp_path
 ) -> None:
-    folder = Path(short_run.out)
-    before = lines_without_time(folder)
+    folder = copy_until(straight, 40, tmp_path / "run")
+    config, before = config_of(corpus, folder, 40), lines_without_time(folder)
     busy = pytest.raises(UserError, match="another process is training in")
-    with run_folder.lock(short_run, resume=True), busy:
-        run_train(short_run)
-    run_train(short_run)
-    assert lines_without_time(folder) == before
-    shutil.copytree(folder, tmp_path / "copy")
-    other = vary(short_run, out=str(tmp_path / "copy"), optimizer__learning_rate=1e-4)
+    with run_folder.lock(config, resume=True), busy:
+        run_train(config)
+    run_train(config)
     with pytest.warns(Note, match=r"it stays as it was before: optimizer.learning_rate"):
-        run_train(other, resume=True, quiet=True)
-    assert lines_without_time(tmp_path / "copy") == before
+        run_train(vary(config, optimizer__learning_rate=1e-4), resume=True, quiet=True)
+    assert lines_without_time(folder) == before
 
 
-def test_a_finished_run_can_be_made_longer(short_run, monkeypatch) -> None:
+def test_a_finished_run_can_be_made_longer(corpus, straight, tmp_path, monkeypatch) -> None:
     """A device holds one copy of the state; a save may move it: on GPUs through pinned memory."""
     held: list[float] = []
     whole = Checkpoints.save
@@ -225,27 +205,27 @@ def test_a_finished_run_can_be_made_longer(short_run, monkeypatch) -> None:
         return {x.unsafe_buffer_pointer(): x.nbytes for x in shards if device in x.devices()}
 
     monkeypatch.setattr(Checkpoints, "save", save)
-    folder = Path(short_run.out)
+    folder = copy_until(straight, 40, tmp_path / "run")
     lines = lines_without_time(folder)
     before = buffers()
-    run_train(vary(short_run, train__steps=8), resume=True)
-    run_train(vary(short_run, out=f"{short_run.out}-fresh", train__steps=2))
+    run_train(config_of(corpus, folder, 45), resume=True)
+    run_train(config_of(corpus, tmp_path / "fresh", 2))
     assert len(held) == 2
     assert max(held) < 1.25, held  # the state once, carry and batches
     assert lines_without_time(folder)[: len(lines)] == lines
-    assert lines_without_time(folder)[-1]["step"] == 8
+    assert lines_without_time(folder)[-1]["step"] == 45
     (resumed,) = [line for line in lines_of(folder)["event"] if line["event"] == "resumed"]
-    assert resumed["changed"] == ["train.steps: 6 → 8"]
+    assert resumed["changed"] == ["train.steps: 40 → 45"]
 
 
 def test_resume_needs_a_run_and_a_run_needs_its_own_folder(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no checkpoint to resume from"):
-        run_train(make_config(corpus, tmp_path / "none"), resume=True)
+        run_train(config_of(corpus, tmp_path / "none", 2), resume=True)
     assert not (tmp_path / "none").exists()
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken/letter.txt").write_text("dear")
     with pytest.raises(UserError, match="exists and is not a run"):
-        run_train(make_config(corpus, tmp_path / "taken"))
+        run_train(config_of(corpus, tmp_path / "taken", 2))
 
 
 def test_a_line_has_the_rate_and_how_long_the_loop_waited(corpus, tmp_path, monkeypatch) -> None:
@@ -261,8 +241,7 @@ def test_a_line_has_the_rate_and_how_long_the_loop_waited(corpus, tmp_path, monk
             complete.extend(steps_in(tmp_path))
 
     monkeypatch.setattr(TrainStream, "batch", slow)
-    config = make_config(corpus, tmp_path, train=short(steps=4, log_every=1), devices=ONE)
-    run_train(config, callbacks=[look])
+    run_train(config_of(corpus, tmp_path, 4, train__log_every=1), callbacks=[look])
     assert complete == [4]  # A run is finished when its last checkpoint is complete.
     first, *others = lines_of(tmp_path)["train"]
     # The first step of a session includes compilation, so it has no rate.
@@ -273,7 +252,7 @@ def test_a_line_has_the_rate_and_how_long_the_loop_waited(corpus, tmp_path, monk
 
 
 def test_deterministic_kernels_are_requested_before_jax_starts(corpus, tmp_path, monkeypatch):
-    config = make_config(corpus, tmp_path / "run", train=short(steps=2, deterministic=True))
+    config = config_of(corpus, tmp_path / "run", 2, train__deterministic=True)
     with pytest.raises(UserError, match=r"JAX has started without it; set XLA_FLAGS to --xla_gpu"):
         run_train(config)
     assert not (tmp_path / "run").exists()
@@ -312,11 +291,11 @@ def test_proteins_are_learned_one_by_one_and_their_stop_with_them(tmp_path, monk
     corpus = tmp_path / "corpus"
     prepare([str(tmp_path / "p.fasta")], corpus, split=(20, 1, 1), clean="protein")
     steps = 400
-    once = short(steps=steps, eval_every=steps, checkpoint_every=steps)
+    once = {"train__eval_every": steps, "train__checkpoint_every": steps}
     seconds = itertools.count()  # one for each line
     clock = SimpleNamespace(monotonic=lambda: float(next(seconds)))
     monkeypatch.setattr("mlstm_jax.training.report.time", clock)
-    run_train(make_config(corpus, tmp_path / "run", train=once, devices=ONE))
+    run_train(config_of(corpus, tmp_path / "run", steps, **once))
     lines = lines_of(tmp_path / "run")
     last = lines["eval"][-1]
     assert last["step"] == steps

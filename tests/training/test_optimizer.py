@@ -11,7 +11,6 @@ import numpy as np
 import optax
 import pytest
 
-from mlstm_jax import cli
 from mlstm_jax.config import Model, Optimizer
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import optimizer, schedule
@@ -115,22 +114,6 @@ def test_legw_keeps_the_updates_of_the_warm_up() -> None:
 def test_a_warm_up_longer_than_the_run_is_refused(chosen: dict) -> None:
     with pytest.raises(UserError, match=r"optimizer\.warmup_steps"):
         schedule.resolve(Optimizer(**chosen), 8, 100, 1e9)
-
-
-def test_a_schedule_can_be_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
-    line = (
-        "schedule --data.batch 1024 --optimizer.scaling legw --train.epochs 2 --train.steps None "
-        "--optimizer.warmup-epochs 0.01 --data.window 256 --optimizer.learning-rate 5e-4 "
-        "--corpus-bytes 1e9"
-    )
-    cli.main(line.split())
-    said = capsys.readouterr().out
-    # The quickstart's optimizer is Muon, at 0.12.
-    assert "Muon's are 240 times as high" in said
-    # 1e9 bytes are 30,517 windows of 256 in 128 rows, a hundredth of which is the warm-up.
-    assert "warm-up 306 updates" in said
-    assert "peak 0.00141" in said
-    assert said.splitlines()[-1].split()[1:] == ["2.00", "0.000e+00"]
 
 
 PARAMS = {

@@ -149,7 +149,8 @@ def test_phases_that_are_past_cannot_change(corpus, straight, tmp_path, capfd) -
 
 def test_a_phase_can_begin_a_schedule_of_its_own() -> None:
     """As in BERT's recipe: warm-up and decay in each of two phases."""
-    chosen = Optimizer(learning_rate=1e-3, warmup_steps=10, scaling="sqrt", base_batch=8)
+    sizes = {"warmup_steps": 10, "scaling": "sqrt", "base_batch": 8}
+    chosen = Optimizer(name="muon", muon_learning_rate=0.12, learning_rate=1e-3, **sizes)
     own = dataclasses.replace(chosen, learning_rate=4e-3, warmup_steps=20)
     segments = [Segment(0, 100, 8, 50.0), Segment(100, 200, 32, 6.0, own)]
     segments.append(Segment(200, 300, 8, 6.0))
@@ -169,6 +170,8 @@ def test_a_phase_can_begin_a_schedule_of_its_own() -> None:
     assert "updates 100 to 200: batch 32, 6 updates per epoch, peak 0.008" in text
     assert "from update 100: scaling sqrt from 0.004 at 8; warm-up 20 updates" in text
     assert "linear until 300" in text
+    assert "Muon's are 120 times as high" in text
+    assert text.splitlines()[-1].split() == ["300", "35.33", "0.000e+00"]
 
 
 def test_the_phases_of_a_plan() -> None:

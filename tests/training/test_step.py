@@ -17,7 +17,7 @@ from mlstm_jax import config as configs
 from mlstm_jax.config import BERT, Config, Data, Model, Optimizer, Precision, Train
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.data.stream import Batch
-from mlstm_jax.model.architecture import Carry
+from mlstm_jax.model.architecture import Architecture, Carry
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.training import optimizer, parallel, schedule
 from mlstm_jax.training.objective import label_losses
@@ -167,42 +167,49 @@ def test_shard_map_takes_the_step_of_pmap_to_the_bit(corpus: Path, compute: str)
         trainer.assert_replicas_are_equal()
 
 
+def rated(kind: type[Architecture]) -> dict[str, Any]:
+    """Masks of dropout, and ratings, which go with the rows, not with who reads them."""
+    model = kind(hidden=24, embedding=8, layers=2, rating_head=True)
+    return {"model": model, "data__shuffle_shards": True, "train__dropout": 0.3}
+
+
+FP32 = {"precision": Precision(compute="fp32", all_reduce="compute")}
+HALF = {"precision": Precision(compute="fp16", all_reduce="compute")}
+# A loss over a quarter of the rows has gradients, and so maxima, four times as large.
+FP8 = {"precision": Precision(compute="bf16", recurrent="fp8_emulated")}
+
+
 @pytest.mark.parametrize(
-    ("compute", "devices", "micro_batches"),
+    ("changes", "devices", "micro_batches", "steps", "terms", "unit"),
     [
-        ("fp32", 4, 1),
-        ("fp32", 1, 4),
-        pytest.param("fp32", 2, 2, marks=pytest.mark.slow),
-        pytest.param("fp16", 2, 2, marks=[pytest.mark.slow, pytest.mark.fp16]),
+        (FP32, 4, 1, 20, TERMS, "fp32"),
+        (FP32, 1, 4, 20, TERMS, "fp32"),
+        pytest.param(FP32, 2, 2, 20, TERMS, "fp32", marks=pytest.mark.slow),
+        pytest.param(HALF, 2, 2, 20, TERMS, "fp16", marks=[pytest.mark.slow, pytest.mark.fp16]),
+        # Without optimization XLA converts E4M3 by way of fp16.
+        pytest.param(FP8, 2, 2, 3, 1, "bfloat16", marks=pytest.mark.fp16),
+        pytest.param(rated(Model), 2, 2, 10, 2 * TERMS, "fp32", marks=pytest.mark.slow),
+        pytest.param(rated(BERT), 2, 2, 10, 2 * TERMS, "fp32", marks=pytest.mark.slow),
     ],
 )
-def test_devices_and_micro_batches_make_one_update(compute, devices, micro_batches, corpus, plain):
-    """1 x 8 rows = 4 x 2 rows = 2 x 2 rows on two devices after 20 steps, the carry included."""
-    config = make_config(corpus, compute=compute, all_reduce="compute")
-    whole = plain if compute == "fp32" else started(config, 1)
-    expected = whole.run(0, 20)
-    parts = started(config, devices, micro_batches)
-    found = parts.run(0, 20)
-    assert_close(parts.host_state.params, whole.host_state.params, 20 * TERMS, compute)
-    assert_close(parts.host_state.opt_state, whole.host_state.opt_state, 20 * TERMS, compute)
-    assert_close(parts.host_carry, whole.host_carry, 20 * TERMS, compute)
-    assert_close(found.tally.loss, expected.tally.loss, 20 * TERMS, compute)
+def test_devices_and_micro_batches_make_one_update(
+    changes, devices, micro_batches, steps, terms, unit, corpus, rated_corpus
+) -> None:
+    """1 x 8 rows = 4 x 2 rows = 2 x 2 rows on two devices, the carry included."""
+    config = configs.vary(make_config(rated_corpus if "model" in changes else corpus), **changes)
+    whole, parts = started(config, 1), started(config, devices, micro_batches)
+    expected, found = whole.run(0, steps).tally, parts.run(0, steps).tally
+    assert (expected.labels > 0) == config.model.rating_head
+    state, other = parts.host_state, whole.host_state
+    if changes == FP8:
+        assert (np.asarray(state.maxima_U3[:3]) > 0).all()
+        assert not np.asarray(state.maxima_U3[3:]).any()
+    for field in ("params", "opt_state", "maxima_U3"):
+        assert_close(getattr(state, field), getattr(other, field), steps * terms, unit)
+    assert_close(parts.host_carry, whole.host_carry, steps * terms, unit)
+    assert_close(found.loss, expected.loss, steps * terms, unit)
+    assert_close(found.label_loss, expected.label_loss, steps * terms, unit)
     parts.assert_replicas_are_equal()
-
-
-@pytest.mark.fp16  # without optimization XLA converts E4M3 by way of fp16
-def test_devices_and_micro_batches_share_the_maxima(corpus: Path) -> None:
-    """A loss over a quarter of the rows has gradients four times as large."""
-    config = make_config(corpus, compute="bf16", recurrent="fp8_emulated")
-    whole, parts = Trainer(config, 1), Trainer(config, 2, micro_batches=2)
-    for trainer in (whole, parts):
-        trainer.run(0, 3)
-    parts.assert_replicas_are_equal()
-    found, expected = parts.host_state, whole.host_state
-    assert (np.asarray(found.maxima_U3[:3]) > 0).all()
-    assert not np.asarray(found.maxima_U3[3:]).any()
-    assert_close(found.maxima_U3, expected.maxima_U3, 3, "bfloat16")
-    assert_close(found.params, expected.params, 3, "bfloat16")
 
 
 def test_the_loss_of_labels_is_of_the_documents_that_have_one(random) -> None:
@@ -233,33 +240,6 @@ def test_the_loss_of_labels_is_of_the_documents_that_have_one(random) -> None:
     squares_BT = np.where(known_BT, (x[..., 0] - labels_BT) ** 2, 0)
     assert_close(rating, squares_BT.mean(), terms=15 + 8)
     assert_close(number, known_BT.mean(), terms=15)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [Model, BERT])
-def test_dropout_masks_and_ratings_go_with_the_rows_not_with_who_reads_them(kind, rated_corpus):
-    """1 x 8 rows = 2 x 2 rows on two devices, and = a run resumed; all options at once."""
-    config = configs.vary(
-        make_config(rated_corpus),
-        model=kind(hidden=24, embedding=8, layers=2, rating_head=True),
-        data__shuffle_shards=True,
-        train__dropout=0.3,
-    )
-    whole = Trainer(config, 1)
-    metrics = whole.run(0, 10)
-    assert metrics.tally.labels > 0
-    parts = Trainer(config, 2, 2)
-    found = parts.run(0, 10)
-    # Of two layers.
-    assert_close(parts.host_state.params, whole.host_state.params, 10 * 2 * TERMS)
-    assert_close(found.tally.label_loss, metrics.tally.label_loss, 10 * 2 * TERMS)
-    expected = whole.host_state.params
-    whole.restart().run(0, 5)
-    # What a checkpoint keeps.
-    state, carry = whole.host_state, whole.host_carry
-    whole.state, whole.carry = whole.devices.replicate(state), whole.devices.split_rows(carry)
-    whole.run(5, 10)
-    jax.tree.map(np.testing.assert_array_equal, whole.host_state.params, expected)
 
 
 @pytest.mark.slow

@@ -127,26 +127,21 @@ def test_two_processes_write_the_tables_at_once(tmp_path: Path, monkeypatch) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["table.csv", "table.md"]
 
 
-def test_the_table_has_the_rows_of_the_last_phase(tmp_path: Path) -> None:
-    phases = tuple(Phase(steps=4, batch=batch, window=16) for batch in (4, 8))
-    run_folder.write_folder(Config(out=str(tmp_path), phases=phases))
-    assert sweep.result(("a", "b"), tmp_path, Config()).batch == 8
-
-
-def test_the_table_has_the_epochs_of_all_steps(tmp_path: Path) -> None:
-    """The last step of a run may be between two lines of training."""
+def test_the_figures_of_a_run(tmp_path: Path) -> None:
+    """Before it begins those of its config; then the rows of its last phase, and all its steps."""
+    planned = vary(Config(), data__batch=16, optimizer__name="lamb")
+    per_device = vary(planned, data__batch_per_device=4)
+    runs = {("a", "1"): planned, ("a", "2"): per_device, ("a", "3"): planned}
+    phases = tuple(Phase(steps=6, batch=batch, window=16) for batch in (4, 8))
+    run_folder.write_folder(Config(out=str(tmp_path / "a/3"), phases=phases))
+    # The last step of a run may be between two lines of training.
     score = {"kind": "eval", "step": 12, "epoch": 0.012, "bpc": 2.0}
-    write_lines(tmp_path, train_line(10), score)
-    result = sweep.result(("a", "b"), tmp_path, Config())
-    assert (result.steps, result.epochs) == (12, 0.012)
-
-
-def test_a_run_that_has_not_begun_has_the_figures_of_its_config(tmp_path: Path) -> None:
-    config = vary(Config(), data__batch=16, optimizer__name="lamb")
-    runs = {("a", "1"): config, ("a", "2"): vary(config, data__batch_per_device=4)}
-    one, other = mlstm.sweep(runs, tmp_path, table_only=True)
+    write_lines(tmp_path / "a/3", train_line(10), score)
+    one, other, begun = mlstm.sweep(runs, tmp_path, table_only=True)
     assert (one.status, one.batch, one.optimizer) == ("not begun", 16, "lamb")
     assert (other.batch, other.optimizer) == (None, "lamb")
+    assert (begun.status, begun.batch, begun.optimizer) == ("unfinished", 8, "adam")
+    assert (begun.steps, begun.epochs) == (12, 0.012)
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -161,7 +156,8 @@ def test_a_sweep_of_rows_per_device_goes_on(corpus: Path, tmp_path: Path, device
         list(sweep.pending({key: other}, tmp_path.parents[1]))
 
 
-def test_one_process_has_one_number_of_virtual_devices(tmp_path, capsys) -> None:
+def test_one_process_trains_all_runs(tmp_path, capsys, monkeypatch) -> None:
+    """With one number of virtual devices, each run in one process: JAX connects them only once."""
     runs = {(str(n), "a"): vary(Config(), devices__virtual_cpu=n) for n in (2, 4)}
     with pytest.raises(UserError, match=r"virtual_cpu of the run 4 / a is 4, .* be 2"):
         sweep.prepare(runs)
@@ -170,10 +166,6 @@ def test_one_process_has_one_number_of_virtual_devices(tmp_path, capsys) -> None
     cli.main(["sweep", str(tmp_path / "spec.py"), "--out", str(tmp_path / "out"), "--table-only"])
     assert "| 4 | … |" in capsys.readouterr().out
     assert mlstm.sweep({}, tmp_path / "none") == []
-
-
-def test_a_sweep_trains_each_run_in_one_process(monkeypatch) -> None:
-    """JAX connects processes only once, so the second run would fail."""
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     with pytest.raises(UserError, match=r"a / b would have 2 processes.*distributed\.processes"):

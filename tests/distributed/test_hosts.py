@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,27 +54,16 @@ def machines(tmp_path: Path) -> Iterator[list[str]]:
 
 
 @pytest.mark.slow
-def test_two_machines_train_one_run(machines, corpus, tmp_path, command_environment) -> None:
+def test_two_machines_train_one_run(machines, corpus, tmp_path, launcher) -> None:
     """As a user would start it; both machines have one name, and a proxy knows neither."""
     few = Train(steps=20, log_every=5, eval_every=20)
     config = runs.make_config(corpus, tmp_path / "run", train=few)
-    file = runs.write_config(config, tmp_path / "config.py")
-    command = [str(Path(sys.executable).parent / "mlstm-jax"), "train", str(file)]
-    command += ["--distributed.coordinator", "node1:8476", "--devices.virtual-cpu", "1"]
-    command += ["--distributed.processes", "2", "--distributed.index"]
-    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    environment = command_environment | {"http_proxy": "http://127.0.0.1:9"}
-    processes = []
-    for index, machine in enumerate(machines):
+    prefixes = []
+    for machine, address in zip(machines, ADDRESSES, strict=True):
         hosts = tmp_path / machine
-        names = {"localhost": "127.0.0.1", "node1": ADDRESSES[0]}
-        names[os.uname().nodename] = ADDRESSES[index]
+        names = {"localhost": "127.0.0.1", "node1": ADDRESSES[0], os.uname().nodename: address}
         hosts.write_text("".join(f"{address} {name}\n" for name, address in names.items()))
-        words = [*prefix(machine, hosts), *command, str(index)]
-        processes.append(subprocess.Popen(words, env=environment, **pipe))
-    try:
-        for process in processes:
-            runs.finish(process)
-    finally:
-        for process in processes:
-            process.kill()
+        prefixes.append(prefix(machine, hosts))
+    proxies = [{"http_proxy": "http://127.0.0.1:9"}] * 2
+    launcher.train([config] * 2, prefixes=prefixes, environments=proxies, coordinator="node1:8476")
+    launcher.ended(0)
