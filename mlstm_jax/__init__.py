@@ -44,21 +44,21 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from mlstm_jax.api.corpora import inspect as inspect
-    from mlstm_jax.api.corpora import prepare as prepare
     from mlstm_jax.api.features import Features as Features
     from mlstm_jax.api.features import FineTuned as FineTuned
     from mlstm_jax.api.functions import import_weights as import_weights
-    from mlstm_jax.api.functions import plan as plan
     from mlstm_jax.api.functions import plot_metrics as plot_metrics
     from mlstm_jax.api.functions import schedule as schedule
-    from mlstm_jax.api.functions import sweep as sweep
     from mlstm_jax.api.functions import train as train
     from mlstm_jax.api.model import TrainedModel as TrainedModel
     from mlstm_jax.api.model import load as load
     from mlstm_jax.config import Config as Config
     from mlstm_jax.config import vary as vary
+    from mlstm_jax.corpora.inspect import inspect as inspect
     from mlstm_jax.corpora.options import PrepareOptions as PrepareOptions
+    from mlstm_jax.corpora.prepare import prepare as prepare
+    from mlstm_jax.planning import plan as plan
+    from mlstm_jax.training.sweep import sweep as sweep
     from mlstm_jax.transfer.finetune import FinetuneOptions as FinetuneOptions
     from mlstm_jax.transfer.transfer import TransferOptions as TransferOptions
 
@@ -73,13 +73,13 @@ _PUBLIC = {
     "TrainedModel": "api.model",
     "TransferOptions": "transfer.transfer",
     "import_weights": "api.functions",
-    "inspect": "api.corpora",
+    "inspect": "corpora.inspect",
     "load": "api.model",
-    "plan": "api.functions",
+    "plan": "planning",
     "plot_metrics": "api.functions",
-    "prepare": "api.corpora",
+    "prepare": "corpora.prepare",
     "schedule": "api.functions",
-    "sweep": "api.functions",
+    "sweep": "training.sweep",
     "train": "api.functions",
     "vary": "config",
 }

@@ -12,12 +12,24 @@ import math
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
 from typing import get_type_hints as type_hints
 
 from mlstm_jax.errors import UserError
 
 Built = TypeVar("Built")
+Parameters = ParamSpec("Parameters")
+Returned = TypeVar("Returned")
 
 _WORDS: dict[Any, str] = {
     int: "a whole number",
@@ -185,6 +197,23 @@ def require_kind(name: str, value: Any, kind: Any) -> None:
     rule = broken_rule(kind, value)
     if rule:
         raise UserError(f"{_invalid(name, value, rule)}.")
+
+
+def public(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
+    """Check the types of a function's arguments, which Python itself does not do."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError:
+            return function(*args, **kwargs)  # raises Python's own error, which names the function
+        for name, value in given.items():
+            require_kind(name, value, function.__annotations__.get(name, Any))
+        return function(*args, **kwargs)
+
+    return wrapped
 
 
 def broken_rule(kind: Any, value: Any) -> str | None:

@@ -1,12 +1,10 @@
 """Check the arguments of public functions; read texts and labels, from files or from memory."""
 
-import functools
-import inspect
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from operator import index
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,26 +31,6 @@ class Table(Protocol):
 
 # A file or table of texts with labels, or the texts and the labels.
 LabelledTexts: TypeAlias = str | Path | Table | tuple[Sequence[str], Sequence[object]]
-
-Parameters = ParamSpec("Parameters")
-Returned = TypeVar("Returned")
-
-
-def public(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
-    """Check the types of a function's arguments, which Python itself does not do."""
-    signature = inspect.signature(function)
-
-    @functools.wraps(function)
-    def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
-        try:
-            given = signature.bind(*args, **kwargs).arguments
-        except TypeError:
-            return function(*args, **kwargs)  # raises Python's own error, which names the function
-        for name, value in given.items():
-            fields.require_kind(name, value, function.__annotations__.get(name, Any))
-        return function(*args, **kwargs)
-
-    return wrapped
 
 
 def as_texts(texts: Texts, name: str = "texts", *, files: bool = False) -> list[str]:

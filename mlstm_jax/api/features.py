@@ -14,11 +14,11 @@ from sklearn.utils import Tags
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
-from mlstm_jax.api.arguments import LabelledTexts, as_texts, public
+from mlstm_jax.api.arguments import LabelledTexts, as_texts
 from mlstm_jax.api.model import TrainedModel, load
 from mlstm_jax.corpora.documents import SEVERAL_LABELS, label_of
 from mlstm_jax.errors import UserError
-from mlstm_jax.fields import Count, require_kind
+from mlstm_jax.fields import Count, public, require_kind
 from mlstm_jax.transfer.classify import READ, digests, note_among, read_with_ratings
 from mlstm_jax.transfer.finetune import FinetuneOptions
 from mlstm_jax.transfer.labels import of_classes

@@ -11,18 +11,17 @@ from numpy.typing import NDArray
 
 from mlstm_jax import environment, output, shipped
 from mlstm_jax import run as runs
-from mlstm_jax.api.arguments import LabelledTexts, Texts, as_labelled, as_texts, public, span_ends
-from mlstm_jax.api.report import report_of
+from mlstm_jax.api.arguments import LabelledTexts, Texts, as_labelled, as_texts, span_ends
 from mlstm_jax.config import Config, Devices
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.data.corpus import SplitName
 from mlstm_jax.errors import UserError, extra, require
-from mlstm_jax.fields import Count, Positive
+from mlstm_jax.fields import Count, Positive, public
 from mlstm_jax.interop import weights
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.terminal import ProgressLine
 from mlstm_jax.training import metrics, parallel
-from mlstm_jax.training.evaluation import Evaluator, Score, corpus_of
+from mlstm_jax.training.evaluation import Evaluator, Score, corpus_of, report_of
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer import onnx_file
 from mlstm_jax.transfer.classifier import Classifier

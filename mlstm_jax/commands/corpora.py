@@ -8,11 +8,12 @@ from typing import Annotated, get_args
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from mlstm_jax import shipped
-from mlstm_jax.api import corpora
 from mlstm_jax.commands import Flag
 from mlstm_jax.corpora.inspect import format_summary
+from mlstm_jax.corpora.inspect import inspect as summarise
 from mlstm_jax.corpora.options import DEFAULTS, PrepareOptions
-from mlstm_jax.data.corpus import open_corpus
+from mlstm_jax.corpora.prepare import prepare as make_corpus
+from mlstm_jax.data.corpus import SplitName, open_corpus
 from mlstm_jax.errors import UserError, did_you_mean, nearest
 from mlstm_jax.guard import interruptible
 from mlstm_jax.terminal import show
@@ -52,7 +53,7 @@ def prepare(
         test: sources of the test split.
         overwrite: replace an existing corpus.
     """
-    splits = {"train": train, "valid": valid, "test": test}
+    splits: dict[SplitName, tuple[str, ...]] = {"train": train, "valid": valid, "test": test}
     given = {name: some for name, some in splits.items() if some}
     if given and sources:
         raise UserError(
@@ -60,14 +61,7 @@ def prepare(
             "none of these options."
         )
     with interruptible(note=lambda: "no temporary files are left"):
-        corpus = corpora.prepare(
-            given or sources,  # type: ignore[arg-type]
-            out,
-            options,
-            overwrite=overwrite,
-            show_progress=True,
-        )
-    show(corpus)
+        show(make_corpus(given or sources, out, options, overwrite=overwrite, show_progress=True))
 
 
 def inspect(
@@ -88,7 +82,7 @@ def inspect(
         samples: documents to show.
         json_: write everything, and the count of every byte value, as JSON instead.
     """
-    summary = corpora.inspect(corpus, verify=verify, batch=batch, window=window, samples=samples)
+    summary = summarise(corpus, verify=verify, batch=batch, window=window, samples=samples)
     if json_:
         print(json.dumps(summary, indent=2))
         return

@@ -16,9 +16,10 @@ from mlstm_jax.commands import Checkpoint, Flag, Overwrite, RunFolder
 from mlstm_jax.data.corpus import SplitName
 from mlstm_jax.errors import UserError, extra
 from mlstm_jax.run import ReadingCompute, as_weights, load_run
-from mlstm_jax.terminal import is_terminal, show, tell
+from mlstm_jax.terminal import is_terminal, show
 from mlstm_jax.training.evaluation import corpus_of
 from mlstm_jax.training.state import parameter_count
+from mlstm_jax.training.sweep import sweep as run_sweep
 from mlstm_jax.transfer import classifier_file, onnx_file
 from mlstm_jax.transfer.classifier import Classifier
 from mlstm_jax.transfer.classifier_file import Description
@@ -73,11 +74,7 @@ def sweep(
         out: folder of the tables and of the run folders, OUT/ROW/COLUMN.
         table_only: train nothing; write the tables of the existing runs.
     """
-
-    def on_begin(number: int, total: int, key: tuple[str, str]) -> None:
-        tell(f"\n{number} of {total}: {key[0]} / {key[1]}")
-
-    functions.sweep(runs, out, table_only=table_only, on_begin=on_begin, owns_process=True)
+    run_sweep(runs, out, table_only=table_only, owns_process=True)
     show((out / "table.md").read_text(encoding="utf-8"))
     show(f"all figures: {out / 'table.csv'}")
 

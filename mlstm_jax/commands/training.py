@@ -21,6 +21,7 @@ from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.distributed import process_info
 from mlstm_jax.errors import UserError, did_you_mean, nearest
 from mlstm_jax.model.architecture import Architecture
+from mlstm_jax.planning import plan as make_plan
 from mlstm_jax.terminal import show
 from mlstm_jax.training.train import train as run_train
 
@@ -228,9 +229,7 @@ def plan(
         overwrite: replace that file if it exists.
     """
     output.require_file(json_, overwrite=overwrite, name="json")
-    made = functions.plan(
-        config, machine, devices=gpus, corpus_bytes=corpus_bytes, rates=rates, price=price
-    )
+    made = make_plan(config, machine, gpus, corpus_bytes, rates=rates, price=price)
     show(made)
     if json_:
         document = {"machine": made.machine.name, "rows": [row._asdict() for row in made]}

@@ -175,11 +175,14 @@ def resolve_batch(config: Config, device_count: int) -> Config:
     return config
 
 
-def load_file(path: Path | str) -> Config:
+def load_file(path: Config | Path | str) -> Config:
     """Run a config file, which is the user's own Python code, and return its ``config``.
 
-    A bare name that is not a file selects a config that comes with the package: ``small_512``.
+    A bare name that is not a file selects a config that comes with the package: ``small_512``. A
+    `Config` is returned unchanged.
     """
+    if isinstance(path, Config):
+        return path
     path = shipped.find(Path(path), "config")
     config = run_python(path, "config").get("config")
     if not isinstance(config, Config):

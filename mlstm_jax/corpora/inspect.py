@@ -1,40 +1,55 @@
 """What is in a corpus: lengths, bytes, ratings, samples, steps an epoch."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax.data.corpus import SPLITS, Corpus, Split
+from mlstm_jax.data.corpus import SPLITS, Split, open_corpus
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.digest import CheckedBytes
 from mlstm_jax.errors import UserError
+from mlstm_jax.fields import Count, public
 
 _CHUNK = 1 << 26  # bytes counted at a time
 _SHOWN = 200  # bytes of a document
 _MOST_RATINGS = 20
 
 
-def summarise(corpus: Corpus, *, batch: int, window: int, samples: int = 3) -> dict[str, Any]:
-    """Describe a corpus, in values of JSON; UserError if a split does not match the manifest.
+@public
+def inspect(
+    corpus: str | Path,
+    *,
+    verify: bool = False,
+    batch: Count = 128,
+    window: Count = 256,
+    samples: int = 3,
+) -> dict[str, Any]:
+    """Describe a corpus: counts, lengths, bytes, ratings, samples, steps per epoch.
 
-    `batch` and `window` are those of a training step, to count an epoch's steps. `samples`
-    documents are shown, spread over the training split, or the first non-empty split.
+    Args:
+        corpus: corpus folder, created by `prepare`.
+        verify: recompute the checksums, and fail if one differs.
+        batch: rows per training step, to count the steps of an epoch.
+        window: bytes per row and step, for the same count.
+        samples: documents to show, spread over the training split, or the first that has text.
     """
-    manifest = corpus.manifest
-    train = corpus.split("train")
+    opened = open_corpus(Path(corpus), verify=verify)
+    manifest = opened.manifest
+    train = opened.split("train")
     # Without a training split, describe the first split that has documents.
-    shown = next((split for split in map(corpus.split, SPLITS) if len(split.bytes)), train)
+    shown = next((split for split in map(opened.split, SPLITS) if len(split.bytes)), train)
     sizes = {}
     for name, split in manifest.splits.items():
         sizes[name] = {"documents": split.documents, "bytes": split.bytes}
     lengths = np.diff(np.asarray(shown.offsets)).astype(np.int64)
     counts = _byte_counts(shown.bytes)
     shares = counts[counts > 0] / counts.sum()
-    chosen = np.linspace(0, len(lengths) - 1, min(samples, len(lengths))).astype(int)
-    return {
-        "identity": corpus.identity,
+    chosen = np.linspace(0, len(lengths) - 1, min(max(0, samples), len(lengths))).astype(int)
+    summary = {
+        "identity": opened.identity,
         "cleaning": manifest.cleaning,
         "seed": manifest.seed,
         "records": manifest.records,
@@ -58,9 +73,12 @@ def summarise(corpus: Corpus, *, batch: int, window: int, samples: int = 3) -> d
         "bits_per_byte": float(-(shares * np.log2(shares)).sum()),
         "not_ascii": float(counts[128:].sum() / counts.sum()),
         "ratings": _ratings(shown),
-        "epoch": _epoch(train, batch, window, corpus.stop),
+        "epoch": _epoch(train, batch, window, opened.stop),
         "samples": [_text(shown, index) for index in chosen],
     }
+    if verify:
+        summary["checksums"] = "all agree"
+    return summary
 
 
 def _byte_counts(data: CheckedBytes) -> NDArray[np.int64]:

@@ -48,14 +48,16 @@ from mlstm_jax.corpora.writer import (
     write_split,
 )
 from mlstm_jax.data import corpus
-from mlstm_jax.data.corpus import SPLITS, Manifest, SplitManifest, SplitName
+from mlstm_jax.data.corpus import SPLITS, Corpus, Manifest, SplitManifest, SplitName
 from mlstm_jax.errors import UserError, note
+from mlstm_jax.fields import public, require_kind
 from mlstm_jax.output import atomic_directory, partial_folder, remove_leftovers
 from mlstm_jax.terminal import ProgressLine
 
 _BYTES_A_REPORT = 1 << 20
 
 OnRead = Callable[[int], None]
+Sources = str | Path | Sequence[str | Path]
 
 # The order of writing: the first documents become the test split.
 _ORDER: tuple[SplitName, ...] = ("test", "valid", "train")
@@ -84,30 +86,42 @@ def _progress(*, quiet: bool) -> Iterator[Report]:
             line.update(100, "percent")
 
 
+@public
 def prepare(
-    sources: Sequence[str] | Mapping[SplitName, Sequence[str]],
-    out: Path,
+    sources: Sources | Mapping[SplitName, Sources],
+    out: str | Path,
     options: PrepareOptions = DEFAULTS,
     *,
     overwrite: bool = False,
     show_progress: bool = False,
     **changes: Any,
-) -> Manifest:
-    """Write the corpus folder `out` from `sources`, and return its manifest; see `api.prepare`.
+) -> Corpus:
+    """Create a corpus from text files: read, clean, deduplicate, shuffle and split them.
 
-    `changes` are fields of the options to replace.
+    Args:
+        sources: one or several files, folders or patterns; or a dict of them by split, to use
+            existing splits.
+        out: the corpus folder; it is complete or absent.
+        options: how to make the corpus.
+        overwrite: replace an existing corpus.
+        show_progress: on standard error.
+        changes: fields of `options` to replace.
 
     Raises:
-        KnownError: a source, `out` or an option cannot be used, or there is too little disk or
-            memory. Nothing is left behind except the file of rejects.
+        ValueError: a source, `out` or an option cannot be used. Nothing is left behind except the
+            file of rejects.
+        OSError: the corpus cannot be written, or there is too little disk.
     """
     options = dataclasses.replace(options, **changes)
     is_given = isinstance(sources, Mapping)
-    names_of: Any = sources if is_given else {"": sources}
-    if not any(map(len, names_of.values())):
+    names_of: dict[Any, list[str]] = {}
+    for split, names in sources.items() if isinstance(sources, Mapping) else [("", sources)]:
+        names_of[split] = _names(names)
+    if not any(names_of.values()):
         raise UserError(f"no source given; name text files, or {PYDOC}")
-    # So that the temporary folder goes next to it, even for "." or a link.
-    out = resolved("out", out)
+    # So that the temporary folder goes next to it, even for "." or a link; and the corpus replaces
+    # the folder, so "." would still be the old one.
+    out = resolved("out", Path(out))
     temp_dir = options.temp_dir and resolved("temp_dir", options.temp_dir)
     if temp_dir and not (temp_dir.is_dir() and os.access(temp_dir, os.W_OK)):
         raise UserError(f"temp_dir {temp_dir}: is not a writable folder; name another.")
@@ -153,7 +167,19 @@ def prepare(
             file.write(written)
     for text in rejects.notes():
         note(text)
-    return manifest
+    return Corpus(out, manifest)
+
+
+def _names(sources: Sources) -> list[str]:
+    if hasattr(sources, "columns") or hasattr(sources, "dtype"):
+        raise UserError(
+            f"sources is a {type(sources).__name__}, but `prepare` reads files: write it to one, "
+            'such as with df.to_json("texts.jsonl", orient="records", lines=True)'
+        )
+    names = [sources] if isinstance(sources, (str, Path)) else list(sources)
+    for name in names:
+        require_kind("sources", name, str | Path)
+    return list(map(str, names))
 
 
 def _read_and_sort(

@@ -11,20 +11,31 @@ includes the work of a step outside its products. The link is the slowest that N
 inside a node or across nodes. docs/performance.md has the flops and bytes of a step.
 """
 
+import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Annotated, NamedTuple
 
-from mlstm_jax.config import Config, by_phase, resolve_batch
+from mlstm_jax.config import Config, by_phase, load_file, resolve_batch
+from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.environment import MEMORY_FRACTION
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, require
+from mlstm_jax.fields import Between, Count, Positive, public, require_kind
 from mlstm_jax.model.language_model import VOCABULARY
-from mlstm_jax.planning.machine import Machine, rate_type
+from mlstm_jax.planning.machine import (
+    Machine,
+    load_machine,
+    rate_type,
+    with_compute,
+    with_measured_rate,
+)
 from mlstm_jax.training.optimizer import product_flops
 from mlstm_jax.training.state import compute_bytes, memory_bytes, parameter_count
 
 # Per parameter and update, read and written by Adam: parameter, gradient and two moments, float32.
 _OPTIMIZER_BYTES = 28
+_DEVICES = [2**power for power in range(8)]
 
 
 class Row(NamedTuple):
@@ -160,14 +171,52 @@ def all_reduce_seconds(config: Config, machine: Machine, devices: int) -> float:
     return fixed + 2 * (devices - 1) / devices * parameter_count(config) * width / slowest
 
 
+@public
 def plan(
-    config: Config, machine: Machine, devices: Sequence[int], corpus_bytes: float | None
+    config: Config | str | Path,
+    machine: Machine | str | Path,
+    devices: Sequence[int] | None = None,
+    corpus_bytes: Positive | None = None,
+    *,
+    rates: str | Path | None = None,
+    price: Annotated[float, Between(0, ends="[)")] | None = None,
 ) -> Plan:
-    """Plan a row for each number of devices, or for each of its phases.
+    """Estimate the time, memory and cost of a run on a machine, for several numbers of devices.
 
-    Raises UserError if the machine has no rate for the config's type, or the devices cannot share
-    the batch evenly.
+    Args:
+        config: of the run, as for `train`.
+        machine: a JSON description, or the name of one in the package, such as h200.
+        devices: numbers of devices to plan for, on all nodes together; unset: 1, 2, 4 and so on up
+            to 128, of those that can share the batch evenly.
+        corpus_bytes: of the training split, such as 40e9; unset: those of data.corpus, if it
+            exists.
+        rates: results of `benchmarks/train_step.py --json` on such a device; the plan then uses the
+            measured rate.
+        price: of one device per hour; unset: the price in the description.
+
+    Returns:
+        A list with a row for each number of devices and phase, which prints itself as a table.
+
+    Raises:
+        ValueError: the machine has no rate for the config's type, or the devices cannot share the
+            batch evenly.
     """
+    if not isinstance(machine, Machine):
+        machine = load_machine(Path(machine))
+    config = with_compute(load_file(config), machine)
+    if rates is not None:
+        machine = with_measured_rate(machine, Path(rates), rate_type(config), config.model.hidden)
+    if price is not None:
+        machine = dataclasses.replace(machine, price_per_device_hour=price)
+    corpus = Path(config.data.corpus)
+    if corpus_bytes is None and corpus.is_dir():
+        corpus_bytes = open_corpus(corpus).manifest.splits["train"].bytes
+    if devices is None:
+        devices = [count for count in _DEVICES if _can_share(config, count)] or [1]
+    devices = list(devices)
+    for count in devices:
+        require_kind("devices", count, Count)
+    require(len(devices) > 0, "devices", devices, "one number or more")
     planned = []
     on_one_device = list(phases(resolve_batch(config, 1)))
     for count in devices:
@@ -176,6 +225,14 @@ def plan(
             speed_of_one = bytes_per_second(alone, machine, 1)
             planned.append(_plan_row(together, machine, count, phase, corpus_bytes, speed_of_one))
     return Plan(planned, config, machine, corpus_bytes)
+
+
+def _can_share(config: Config, count: int) -> bool:
+    try:
+        resolve_batch(config, count)
+    except UserError:
+        return False
+    return True
 
 
 def iteration_seconds(config: Config, machine: Machine, devices: int) -> float:

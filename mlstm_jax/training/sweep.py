@@ -12,7 +12,7 @@ import itertools
 import os
 import statistics
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from mlstm_jax.config.text import differences, load_json
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.distributed import process_info
 from mlstm_jax.errors import InUse, UserError, require
+from mlstm_jax.fields import public
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.run import load_run, read_config
 from mlstm_jax.terminal import markdown, message, tell
@@ -163,23 +164,41 @@ def _fingerprint(start_from: str) -> str:
     return fingerprint(load_run(Path(start_from)).params)
 
 
+@public
 def sweep(
-    runs: Runs,
-    out: Path,
+    runs: Runs | str | Path,
+    out: str | Path,
     *,
-    on_begin: Callable[[int, int, tuple[str, str]], None],
-    owns_process: bool,
-) -> None:
-    """Train the runs that are neither finished nor diverged; see `mlstm_jax.sweep`.
+    table_only: bool = False,
+    owns_process: bool = False,
+) -> list[RunSummary]:
+    """Train all runs of a grid, one after the other, and return the result of each.
 
-    The tables are written after each run.
+    Finished and diverged runs are not repeated. Runs that another process is training are skipped,
+    so several processes can share a sweep. `out` gets a folder for each run, table.md with the
+    validation bits per character, and table.csv with all figures; they are written after each run.
+
+    Args:
+        runs: a dict from (row, column) to `Config`; or a Python file that sets `runs` to such a
+            dict; the file is executed.
+        out: folder of the tables and of the run folders, OUT/ROW/COLUMN.
+        table_only: train nothing; write the tables of the existing runs.
+        owns_process: see `train`.
     """
-    waiting = list(pending(runs, out))
+    out = Path(out)
+    if isinstance(runs, (str, Path)):
+        runs = load_sweep(Path(runs))
+    require_folders(runs)
+    output.require_folder(out)
+    waiting = []
+    if not table_only:
+        prepare(runs)
+        waiting = list(pending(runs, out))
     elsewhere: list[str] = []
     for number, (key, config) in enumerate(waiting, 1):
         if has_ended(key, folder(out, key), config):
             continue  # another process has trained it in the meantime
-        on_begin(number, len(waiting), key)
+        tell(f"\n{number} of {len(waiting)}: {key[0]} / {key[1]}")
         try:
             train(config, owns_process=owns_process)
         except Diverged as error:  # a divergence is a result, and the run is not repeated
@@ -191,6 +210,7 @@ def sweep(
         write_tables(runs, out)
     if elsewhere:
         tell(f"\nleft to other processes: {', '.join(elsewhere)}")
+    return write_tables(runs, out)
 
 
 def write_tables(runs: Runs, out: Path) -> list[RunSummary]:

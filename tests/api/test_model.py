@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import mlstm_jax as mlstm
-from mlstm_jax.api.report import report_of
-from mlstm_jax.training.evaluation import Score
+from mlstm_jax.training.evaluation import Score, report_of
 
 TEXTS = ["my guitar is good 1.", "", "that strap sounds bad 12.", "the café works great 3." * 20]
 

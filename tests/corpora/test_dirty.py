@@ -93,7 +93,7 @@ def test_each_kind_is_counted_placed_and_left_out(tmp_path: Path) -> None:
     assert all(f"{kinds[kind]} {kind}: {tmp_path}/" in str(told.value) for kind in kinds)
     assert str(rejects) in str(told.value)
     assert not out.exists()
-    manifest = prepare(sources, out, split=(1, 0, 0), max_reject_fraction=0.05)
+    manifest = prepare(sources, out, split=(1, 0, 0), max_reject_fraction=0.05).manifest
     assert manifest.rejected == kinds
     same(rated(out), expected(sources, Recipe()))
     found = list(map(json.loads, rejects.read_text().splitlines()))
@@ -114,7 +114,7 @@ def test_byte_order_marks_surrogates_and_escaped_nul_are_kept(tmp_path: Path) ->
     path = tmp_path / "a.jsonl"
     content = b'\xef\xbb\xbf{"text": "marked"}\n{"text": "half \\ud800 \\u0000"}\n'
     path.write_bytes(content + content)  # one file behind another
-    assert prepare([str(path)], tmp_path / "out", split=(1, 0, 0)).rejected == {}
+    assert prepare([str(path)], tmp_path / "out", split=(1, 0, 0)).manifest.rejected == {}
     found = {text for text, _ in rated(tmp_path / "out")}
     assert found == {b"\n marked ", b"\n half ? \0 "}
 
@@ -189,7 +189,9 @@ def test_a_field_that_is_there_twice_matters_only_where_it_is_read(tmp_path: Pat
         '{"id": 1, "id": 2, "text": "a \\"text\\"", "x": {"text": "b"}, "y": ["text", "text"]}\n'
         '[{"text": 1}, "text", "text"]\n'
     )
-    manifest = prepare([str(path)], tmp_path / "out", split=(1, 0, 0), max_reject_fraction=0.5)
+    manifest = prepare(
+        [str(path)], tmp_path / "out", split=(1, 0, 0), max_reject_fraction=0.5
+    ).manifest
     assert manifest.rejected == {"not a JSON object": 1}
     for name in ("body", "bo+dy"):
         path.write_text(f'{{"text": "a", "{name}": "b", "{name}": "c"}}\n{{"text": "d"}}\n')
@@ -213,7 +215,7 @@ def test_a_text_of_a_parquet_file_that_is_not_utf8_is_one_reject(tmp_path: Path)
     damaged_parquet(path, query, b"good 1234 ", b"good 9999 ")
     with pytest.raises(UserError, match=r"2 of 10,000 .*\n  2 not UTF-8: .*, row 1,235; .*10,000"):
         prepare([str(path)], out, max_reject_fraction=0.0001)
-    manifest = prepare([str(path)], out, split=(1, 0, 0))
+    manifest = prepare([str(path)], out, split=(1, 0, 0)).manifest
     assert (manifest.records, manifest.rejected) == (9_998, {"not UTF-8": 2})
     assert sorted(rated(out)) == sorted(
         (f"\n good {i} é ".encode(), i % 5) for i in range(10_000) if i not in (1234, 9999)
@@ -227,7 +229,7 @@ def test_a_parquet_file_of_few_texts_is_no_other(tmp_path: Path) -> None:
     query = "SELECT 'good ' || (i % 50) AS text, '4.' || (i % 2) AS stars FROM range(3000) t(i)"
     damaged_parquet(path, query, b"good 17")
     out = tmp_path / "out"
-    manifest = prepare([str(path)], out, split=(1, 0, 0), max_reject_fraction=0.02)
+    manifest = prepare([str(path)], out, split=(1, 0, 0), max_reject_fraction=0.02).manifest
     assert (manifest.splits["train"].documents, manifest.rejected) == (49, {"not UTF-8": 60})
     assert {round(rating, 3) for _, rating in rated(out)} == {4.0, 4.1}
     # With nothing to reject, the file of an earlier time is not left to mislead.

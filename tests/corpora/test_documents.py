@@ -235,7 +235,7 @@ def test_unreadable_records_are_skipped_as_prepare_skips_them(tmp_path: Path) ->
     with pytest.warns(Note, match=r"1 CSV quote: .*a\.csv, line 1,001"):
         found = documents(source, label_column="label")
     assert [one is None for one in found] == [False] * 999 + [True]
-    manifest = prepare([source.name], tmp_path / "out")
+    manifest = prepare([source.name], tmp_path / "out").manifest
     assert (manifest.records, manifest.rejected) == (999, {"CSV quote": 1})
     write(tmp_path / "a.csv", "".join(["label,text\n", *good[:998], '1,"bad" quote\n']))
     for read in (documents, lambda one: prepare([one.name], tmp_path / "more")):

@@ -34,7 +34,7 @@ def test_without_cleaning_text_files_are_kept_byte_for_byte(tmp_path, document):
         sources[name] = [str(tmp_path / f"{name}.txt"), str(tmp_path / f"{name}2.txt.gz")]
         texts[name] = b"".join(parts)
     out = tmp_path / "out"
-    manifest = prepare(sources, out, clean="none", document=document)
+    manifest = prepare(sources, out, clean="none", document=document).manifest
     assert manifest.split is None
     for name, text in texts.items():
         found = documents(out, name)
@@ -55,7 +55,7 @@ def test_records_keep_their_order_their_copies_and_their_ratings(tmp_path: Path)
     for name in texts:
         records = [{"text": text, "rating": len(text)} for text in texts[name]]
         sources[name] = [jsonl(tmp_path / f"{name}.jsonl", [*records, {"text": " "}, {}])]
-    manifest = prepare(sources, tmp_path / "out")
+    manifest = prepare(sources, tmp_path / "out").manifest
     assert (manifest.records, manifest.blank, manifest.without_text) == (10, 2, 2)
     assert (manifest.duplicates, manifest.dedupe) == (0, "none")
     cleaned = {name: [clean(text, "radford") for text in texts[name]] for name in texts}

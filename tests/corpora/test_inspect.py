@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlstm_jax import cli
-from mlstm_jax.corpora.inspect import format_summary, summarise
+from mlstm_jax.corpora.inspect import format_summary, inspect
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.data.corpus import open_corpus
 
@@ -32,7 +32,7 @@ def made(tmp_path: Path) -> Path:
 
 def test_a_summary_counts_what_is_there(made: Path) -> None:
     opened = open_corpus(made)
-    found = summarise(opened, batch=1, window=8, samples=2)
+    found = inspect(opened.path, batch=1, window=8, samples=2)
     data = (made / "train.bin").read_bytes()
     cleaned = [f"\n {text.strip()} ".encode() for text, _ in TEXTS]
     assert found["byte_counts"] == [Counter(data)[byte] for byte in range(256)]
@@ -55,14 +55,14 @@ def test_a_summary_counts_what_is_there(made: Path) -> None:
     text = format_summary(found)
     assert "4.1            2 ####" in text
     assert "shortest: bad" in text
-    too_large = summarise(opened, batch=100_000, window=256)
+    too_large = inspect(opened.path, batch=100_000, window=256)
     assert "too few" in format_summary(too_large)
 
 
 def test_only_bytes_that_are_there_are_listed(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "a.jsonl", [{"text": "a"}, {"text": "b"}])
     prepare([source], tmp_path / "corpus", split=(1, 0, 0))
-    text = format_summary(summarise(open_corpus(tmp_path / "corpus"), batch=1, window=2))
+    text = format_summary(inspect(tmp_path / "corpus", batch=1, window=2))
     assert "  space 50.0%  newline 25.0%  a 12.5%  b 12.5%\n" in text
 
 

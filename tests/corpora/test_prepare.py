@@ -61,7 +61,7 @@ def test_counts_of_duplicates_and_of_records_without_text(tmp_path: Path) -> Non
     texts = ("review 1 &eacute; ", "&nbsp;", "")
     first = [*some(10), *({"text": text} for text in texts), {"rating": "5"}]
     sources = [jsonl(tmp_path / "b.jsonl", some(4)), jsonl(tmp_path / "a.jsonl", first)]
-    manifest = prepare(sources, tmp_path / "out")
+    manifest = prepare(sources, tmp_path / "out").manifest
     assert (manifest.records, manifest.without_text, manifest.blank) == (18, 1, 2)
     assert manifest.duplicates == 5
     assert sum(split.documents for split in manifest.splits.values()) == 10
@@ -93,12 +93,14 @@ def test_of_duplicates_the_lowest_rating_is_kept(dedupe, one, two, tmp_path):
     ],
 )
 def test_split_is_by_number_of_documents(tmp_path, split, expected):
-    manifest = prepare([jsonl(tmp_path / "a.jsonl", some(10))], tmp_path / "out", split=split)
+    manifest = prepare(
+        [jsonl(tmp_path / "a.jsonl", some(10))], tmp_path / "out", split=split
+    ).manifest
     assert tuple(manifest.splits[name].documents for name in SPLITS) == expected
 
 
 def test_the_split_is_chosen_by_size(tmp_path: Path) -> None:
-    made = prepare([jsonl(tmp_path / "a.jsonl", some(80))], tmp_path / "out")
+    made = prepare([jsonl(tmp_path / "a.jsonl", some(80))], tmp_path / "out").manifest
     assert [made.splits[name].documents for name in SPLITS] == [72, 4, 4]
     assert options.usual_split(99_999) == (20, 1, 1)
     assert options.usual_split(100_000) == (1000, 1, 1)
@@ -257,7 +259,7 @@ def test_amazon_reviews(tmp_path: Path) -> None:
         pytest.skip(
             "no real reviews: there is no MLSTM_JAX_SHARED_DATA/amazon/Gift_Cards_5.json.gz"
         )
-    manifest = prepare([str(source)], tmp_path / "out")
+    manifest = prepare([str(source)], tmp_path / "out").manifest
     assert (manifest.records, manifest.without_text, manifest.blank) == (2_972, 6, 0)
     documents = sum(split.documents for split in manifest.splits.values())
     assert documents == 2_972 - 6 - manifest.duplicates

@@ -60,7 +60,7 @@ def test_all_three_layouts_of_mcauley_and_parquet(tmp_path: Path) -> None:
         folder / "2023.parquet",
         "SELECT 3.0 AS rating, 'e é' AS text UNION ALL SELECT 1, NULL UNION ALL SELECT 5, ' d'",
     )
-    manifest = prepare([str(tmp_path / "in")], tmp_path / "out", split=(1, 0, 0))
+    manifest = prepare([str(tmp_path / "in")], tmp_path / "out", split=(1, 0, 0)).manifest
     assert texts(tmp_path / "out") == {"a": 5.0, "b": 1.0, "c": 4.0, "d": 2.0, "e é": 3.0}
     assert (manifest.without_text, manifest.blank, manifest.duplicates) == (2, 1, 1)
 
@@ -79,7 +79,7 @@ def test_folders_and_patterns_are_the_files_in_them(tmp_path, monkeypatch) -> No
     found = found_names(f"{tmp_path}/in", names[0], "link.json.gz", "pydoc:")
     assert sorted(found) == sorted([odd, *names[1:], "link.json.gz", "pydoc:"])
     assert found_names("*.txt") == [f"{tmp_path}/~a.txt"]
-    assert prepare([odd], tmp_path / "out", split=(1, 0, 0)).sources[0].documents == 1
+    assert prepare([odd], tmp_path / "out", split=(1, 0, 0)).manifest.sources[0].documents == 1
 
 
 def small(path: Path) -> Path:
@@ -166,7 +166,9 @@ def test_long_documents_are_sorted_in_little_memory(tmp_path: Path) -> None:
     with path.open("w") as file:
         for n in range(150):
             file.write(f"{n} {'word ' * 45_000}\n")
-    made = prepare([str(path)], tmp_path / "out", clean="none", memory_limit="75MB", threads=1)
+    made = prepare(
+        [str(path)], tmp_path / "out", clean="none", memory_limit="75MB", threads=1
+    ).manifest
     assert (made.records, made.duplicates) == (150, 0)
 
 
@@ -186,7 +188,9 @@ def test_what_is_empty_hidden_or_our_own_in_a_folder_is_passed_over(tmp_path: Pa
     (folder / ".ipynb_checkpoints").mkdir()
     (folder / ".ipynb_checkpoints/a.json").write_text("{}")
     for _ in range(2):
-        manifest = prepare([str(folder)], folder / "corpus", split=(1, 0, 0), overwrite=True)
+        manifest = prepare(
+            [str(folder)], folder / "corpus", split=(1, 0, 0), overwrite=True
+        ).manifest
         assert [source.name for source in manifest.sources] == sorted(LAYOUTS)
 
 
@@ -195,7 +199,7 @@ def test_names_in_the_manifest_tell_files_apart_and_are_utf8(tmp_path: Path) -> 
         (tmp_path / place).mkdir(parents=True)
         small(tmp_path / place / "text.txt")
     small(tmp_path / os.fsdecode(b"caf\xe9.txt"))
-    manifest = prepare([str(tmp_path)], tmp_path / "out", split=(1, 0, 0))
+    manifest = prepare([str(tmp_path)], tmp_path / "out", split=(1, 0, 0)).manifest
     names = ["1/text.txt", "a/2/text.txt", "b/2/text.txt", "caf?.txt"]
     assert [source.name for source in manifest.sources] == names
     # Lines have no ratings.

@@ -61,7 +61,7 @@ def test_reviews_downloaded_by_hand_are_the_corpus_of_their_files(tmp_path, fold
     builder = tfds.builder("amazon_reviews", data_dir=folder, file_format="array_record")
     config = tfds.download.DownloadConfig(manual_dir=tmp_path / "in")
     builder.download_and_prepare(download_config=config)
-    manifest = prepare(["tfds:amazon_reviews:train"], tmp_path / "out", split=(1, 0, 0))
+    manifest = prepare(["tfds:amazon_reviews:train"], tmp_path / "out", split=(1, 0, 0)).manifest
     assert manifest.sources[0].name == "tfds:amazon_reviews:train"
     prepare([str(tmp_path / "in")], tmp_path / "files", split=(1, 0, 0))
     assert texts(tmp_path / "out") == texts(tmp_path / "files")
@@ -77,7 +77,7 @@ def test_features_by_name(tmp_path: Path, folder: Path) -> None:
     source = "tfds:glue/sst2:train"
     prepare([source], tmp_path / "out", split=(1, 0, 0), rating_column="label")
     assert texts(tmp_path / "out") == {f"sentence {n} é": n % 2 for n in range(20)}
-    half = prepare(["tfds:glue/sst2:train[:50%]"], tmp_path / "half", split=(1, 0, 0))
+    half = prepare(["tfds:glue/sst2:train[:50%]"], tmp_path / "half", split=(1, 0, 0)).manifest
     assert half.records == 10
     found = read_labelled(source, None)
     labels = {f"sentence {n} é": str(n % 2) for n in range(20)}

@@ -11,7 +11,6 @@ import pytest
 
 from mlstm_jax import config as configs
 from mlstm_jax import planning
-from mlstm_jax.api import functions
 from mlstm_jax.config import (
     Config,
     Data,
@@ -270,11 +269,11 @@ def test_muon_costs_what_the_compiler_counts() -> None:
 
 def test_without_devices_a_plan_has_those_that_can_share_the_batch() -> None:
     config = vary(Config(model=Model(hidden=16)), data__batch=24)
-    rows = functions.plan(config, "h200", corpus_bytes=1e9)
+    rows = planning.plan(config, "h200", corpus_bytes=1e9)
     assert [row.devices for row in rows] == [1, 2, 4, 8]
     assert {line.split()[-2] for line in str(rows).splitlines()[4:8]} == {"1.00"}  # epochs of a run
     with pytest.raises(UserError, match=r"data\.batch is 24"):
-        functions.plan(config, "h200", devices=[16])
+        planning.plan(config, "h200", devices=[16])
 
 
 _H200 = json.loads((MACHINES / "h200.json").read_text())

@@ -16,14 +16,13 @@ import pytest
 
 from mlstm_jax import checkpoint, cli, digest
 from mlstm_jax.api.model import load
-from mlstm_jax.api.report import compressed_bpc, report_of
 from mlstm_jax.config import text as config_text
 from mlstm_jax.config import vary
 from mlstm_jax.corpora.documents import prompt_bytes
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.run import Run, load_run, with_compute
-from mlstm_jax.training.evaluation import Score
+from mlstm_jax.training.evaluation import Score, compressed_bpc, report_of
 from mlstm_jax.transfer import classifier_file
 from mlstm_jax.transfer.classifier import Classifier
 from mlstm_jax.transfer.features import Featurizer
