@@ -8,9 +8,9 @@ from mlstm_jax.corpora.documents import in_order
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.errors import UserError
 
-from .test_dirty import GOOD, damaged_parquet
-from .test_sources import write_layouts, write_parquet
-from .written import contents, jsonl
+from .test_dirty import GOOD
+from .test_sources import write_layouts
+from .written import contents, jsonl, write_parquet
 
 pytest.importorskip("apache_beam")
 
@@ -32,7 +32,7 @@ def test_the_same_corpus(tmp_path: Path) -> None:
     twice = b'{"text": "a", "text": "b"}\n'
     (folder / "dirty.jsonl").write_bytes(b"".join([*GOOD, b"bad\n", twice]))
     query = "SELECT 'parquet ' || i AS text FROM range(99) t(i)"
-    damaged_parquet(folder / "dirty.parquet", query, b"parquet 77")
+    write_parquet(folder / "dirty.parquet", query, b"parquet 77")
     # Of near-duplicates the one that is kept has no rating, where the other has.
     copies: list[dict[str, object]] = []
     for n in range(20):
@@ -50,16 +50,16 @@ def test_the_same_corpus(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_source_that_cannot_be_is_said_as_by_duckdb(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (LOCAL, r"a\.jsonl: none of its 1 records has text in text"),
+        ("--runner=Nope", "Beam could not run the pipeline: .*Nope"),
+        ("'", "Beam could not run the pipeline: .*No closing quo"),
+    ],
+)
+def test_sources_and_options_that_are_refused(options: str, why: str, tmp_path: Path) -> None:
     source = jsonl(tmp_path / "a.jsonl", [{"body": "text"}])
-    for options in ({}, {"engine": "beam", "beam_options": LOCAL}):
-        with pytest.raises(UserError, match=r"a\.jsonl: none of its 1 records has text in text"):
-            prepare([source], tmp_path / "out", **options)
+    with pytest.raises(UserError, match=why):
+        prepare([source], tmp_path / "out", engine="beam", beam_options=options)
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
-
-
-@pytest.mark.parametrize(("options", "why"), [("--runner=Nope", "Nope"), ("'", "No closing quo")])
-def test_options_that_beam_refuses(options: str, why: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=rf"Beam could not run the pipeline: .*{why}"):
-        prepare(["pydoc:"], tmp_path / "out", engine="beam", beam_options=options)
-    assert list(tmp_path.iterdir()) == []

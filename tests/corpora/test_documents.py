@@ -1,11 +1,11 @@
 """Files of every kind become documents, and every mistake in one is named with its place."""
 
+import contextlib
 import csv
 import gzip
 import io
 import json
 import random
-import re
 import sys
 import warnings
 from pathlib import Path
@@ -79,34 +79,58 @@ def test_the_text_and_the_rating_of_a_record(tmp_path, record, options, expected
     assert found == [expected, Document("end", None)]
 
 
-def test_csv_fields_may_be_long_and_hold_newlines_and_quotes(tmp_path: Path) -> None:
-    long = "x" * 200_000
-    content = f'n,text,rating\r\n1,"a ""b"",\r\nc",4\r\n2,{long}\r\n3,end,,\r\n'
-    first, *others = documents(write(tmp_path / "a.csv", content))
-    assert first == Document('a "b",\r\nc', 4.0)
-    assert others == [Document(long, None), Document("end", None)]
+LONG = "x" * 200_000
+UNITS = "one\r\ntwo\r\n \r\n\r\n three\n"
+MARKED = b'\xef\xbb\xbf{"text": "marked"}\n{"text": "half \\ud800 \\u0000"}\n'
+REPEATED = b'{"id": 1, "id": 2, "text": "a \\"text\\"", "x": {"text": ""}, "y": ["text", "text"]}\n'
+JOINED = 'text\tn\n"begins\t1\nends"\t2\n'
+SPACED = '"n"\ttext\n1\t" ""a ""b"" c"""\n2\t"two\nlines"\n3\t" """""\n'
+YES, NO = {"quoting": "yes"}, {"quoting": "no"}
 
 
 @pytest.mark.parametrize(
-    ("document", "expected"),
+    ("name", "content", "options", "expected", "note"),
     [
-        (None, ["one", "two", " three"]),
-        ("paragraph", ["one\r\ntwo", " three"]),
-        ("file", ["one\r\ntwo\r\n \r\n\r\n three\n"]),
+        ("a.csv", f'n,text,m\r\n1,"a ""b"",\r\nc",4\r\n2,{LONG}\r\n3,end,,\r\n', {},
+         ['a "b",\r\nc', LONG, "end"], None),
+        ("a.txt", UNITS, {}, ["one", "two", " three"], None),
+        ("a.txt", UNITS, {"document": "paragraph"}, ["one\r\ntwo", " three"], None),
+        ("a.txt", UNITS, {"document": "file"}, [UNITS], None),
+        ("a.fa", ">one\nMK\nV*\n\n>two words\r\nac\r\n>empty\n>last\nW", {},
+         ["MKV*", "ac", "", "W"], None),
+        # One file behind another; and a field that is there twice matters only where it is read.
+        ("a.jsonl", MARKED + MARKED, {}, ["marked", "half \ud800 \0"] * 2, None),
+        ("a.jsonl", REPEATED, {}, ['a "text"'], None),
+        # The delimiter is that with which the header has a text.
+        ("a.csv", "label;text\n1;one, two\n", {}, ["one, two"], "delimiter ';'"),
+        ("a.csv", "label\ttext\n1\tone, two\n", {}, ["one, two"], r"delimiter '\\t'"),
+        ("a.tsv", 'label,text\n1,"one, two"\n', {}, ["one, two"], "delimiter ','"),
+        ("a.csv", "text|label\none, two|1\n", {}, ["one, two"], r"delimiter '\|'"),
+        ("a.csv", "sep=|\r\ntext|label\r\none, two|1\r\n", {}, ["one, two"], None),
+        ("a.tsv", "sep=|\r\ntext|label\r\none, two|1\r\n", {}, ["one, two"], None),
+        # Separated by tabs and not quoted: every line is a record.
+        ("a.tsv", JOINED, {}, ['"begins', 'ends"'], None),
+        ("a.tsv", 'text\tn\n"all"\t1\nsay "so"\t2\n', {}, ['"all"', 'say "so"'], None),
+        ("a.tsv", 'text\tn\n5" and 6"\t1\n"\t2\n', {}, ['5" and 6"', '"'], None),
+        ("a.tsv", 'text\t"n" x\nplain\t1\n', {}, ["plain"], None),
+        # Quoted, as only then every record has the header's columns, or every quote is one.
+        ("a.tsv", 'text\tn\n"a\tb"\t1\n"say ""so"""\t2\n', {}, ["a\tb", 'say "so"'], None),
+        ("a.tsv", 'n\ttext\n1\t"two\nlines"\n2\tplain\n', {}, ["two\nlines", "plain"], None),
+        ("a.tsv", '"text"\t"n"\n"a"\t"1"\n', {}, ["a"], None),
+        ("a.tsv", SPACED, YES, [' "a "b" c"', "two\nlines", ' ""'], None),
+        ("a.csv", SPACED.replace("\t", ","), YES, [' "a "b" c"', "two\nlines", ' ""'], None),
+        # A quote may have joined records.
+        ("a.tsv", JOINED, YES, ["begins\t1\nends"], "lines 2 to 3: a field"),
+        ("a.csv", JOINED.replace("\t", ","), {}, ["begins,1\nends"], "lines 2 to 3: a field"),
+        ("a.csv", JOINED.replace("\t", ","), NO, ['"begins', 'ends"'], None),
     ],
-)
-def test_units_of_a_text_file(tmp_path: Path, document: str | None, expected: list[str]) -> None:
-    source = write(tmp_path / "a.txt", "one\r\ntwo\r\n \r\n\r\n three\n")
-    assert texts(source, document=document) == expected
-
-
-def test_sequences_of_a_fasta_file(tmp_path: Path) -> None:
-    source = write(tmp_path / "a.fa", ">one\nMK\nV*\n\n>two words\r\nac\r\n>empty\n>last\nW")
-    assert texts(source) == ["MKV*", "ac", "", "W"]
-    assert [clean(text, "protein") for text in ("m kBZj*", "*", "*M")] == [b"\2MKXXX", b"", b"\2*M"]
-    source = write(tmp_path / "b.fasta", "MKV\n>one\nMK\n")
-    with pytest.raises(UserError, match=r"line 1: a sequence needs a line '>name' before it"):
-        texts(source)
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_the_texts_of_a_file_and_what_is_noted(tmp_path, name, content, options, expected, note):
+    source = write(tmp_path / name, content)
+    noted = pytest.warns(Note, match=f"{name}.*{note}") if note else contextlib.nullcontext()
+    with noted:
+        assert texts(source, **options) == expected
 
 
 def test_the_documentation_of_python_is_built_in() -> None:
@@ -144,63 +168,13 @@ def test_the_documentation_of_python_is_built_in() -> None:
         ("a.jsonl", lines({"text": ["a"]}, {"text": 7}), r"it is a list in 1, a number in 1 of"),
         ("a.jsonl", lines({"Text": "t"}), r"fields seen are Text\..* did you mean Text\?"),
         ("a.jsonl", '{"body": "t"}\n{"id": 1}\n', r"none of its 2 records .*seen are body, id\."),
+        ("a.fasta", "MKV\n>one\nMK\n", r"line 1: a sequence needs a line '>name' before it"),
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_used_is_named_with_the_reason(tmp_path, name, content, message):
     source = write(tmp_path / name, content)
     with pytest.raises(UserError, match=f"(?s){name}.*{message}"):
         documents(source)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "delimiter"),
-    [
-        ("a.csv", "label;text\n1;one, two\n", ";"),
-        ("a.csv", "label\ttext\n1\tone, two\n", "\t"),
-        ("a.tsv", 'label,text\n1,"one, two"\n', ","),
-        ("a.csv", "text|label\none, two|1\n", "|"),
-    ],
-)
-def test_the_delimiter_with_which_the_header_has_a_text(tmp_path, name, content, delimiter):
-    source = write(tmp_path / name, content)
-    with pytest.warns(Note, match=rf"a\..sv: read with the delimiter {re.escape(repr(delimiter))}"):
-        assert texts(source) == ["one, two"]
-    write(tmp_path / name, "sep=|\r\ntext|label\r\none, two|1\r\n")
-    assert texts(source) == ["one, two"]
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        # Not quoted: every line is a record.
-        ('text\tn\n"begins\t1\nends"\t2\n', ['"begins', 'ends"']),
-        ('text\tn\n"all"\t1\nsay "so"\t2\n', ['"all"', 'say "so"']),
-        ('text\tn\n5" and 6"\t1\n"\t2\n', ['5" and 6"', '"']),
-        ('text\t"n" x\nplain\t1\n', ["plain"]),
-        # Quoted, as only then every record has the header's columns, or every quote is one.
-        ('text\tn\n"a\tb"\t1\n"say ""so"""\t2\n', ["a\tb", 'say "so"']),
-        ('n\ttext\n1\t"two\nlines"\n2\tplain\n', ["two\nlines", "plain"]),
-        ('"text"\t"n"\n"a"\t"1"\n', ["a"]),
-    ],
-)
-def test_fields_separated_by_tabs_are_quoted_if_the_file_shows_it(tmp_path, content, expected):
-    assert texts(write(tmp_path / "a.tsv", content)) == expected
-
-
-@pytest.mark.parametrize("name", ["a.tsv", "a.csv"])
-def test_records_that_a_quote_may_have_joined_are_noted(tmp_path, name):
-    delimiter = "," if name == "a.csv" else "\t"
-    source = write(tmp_path / name, 'text\tn\n"begins\t1\nends"\t2\n'.replace("\t", delimiter))
-    with pytest.warns(Note, match=rf"{name}, lines 2 to 3: a field"):
-        assert texts(source, quoting="yes") == [f"begins{delimiter}1\nends"]
-    assert texts(source, quoting="no") == ['"begins', 'ends"']
-
-
-def test_a_text_that_begins_with_a_space_and_a_quote_is_kept(tmp_path: Path) -> None:
-    for name, delimiter in (("a.csv", ","), ("a.tsv", "\t")):
-        rows = ['"n",text', '1," ""a ""b"" c"""', '2,"two\nlines"', '3," """""']
-        source = write(tmp_path / name, "\n".join(rows).replace(",", delimiter))
-        assert texts(source, quoting="yes") == [' "a "b" c"', "two\nlines", ' ""']
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl.gz"])
@@ -297,6 +271,10 @@ def test_gzip_that_is_not_or_is_cut_short_or_damaged(tmp_path: Path) -> None:
 def test_cleaning(text: str, radford: bytes, none: bytes) -> None:
     assert clean(text, "radford") == radford
     assert clean(text, "none") == none
+
+
+def test_cleaning_of_proteins() -> None:
+    assert [clean(text, "protein") for text in ("m kBZj*", "*", "*M")] == [b"\2MKXXX", b"", b"\2*M"]
 
 
 def test_near_duplicates_differ_in_case_and_in_white_space_of_any_kind() -> None:

@@ -22,15 +22,14 @@ TEXTS = [
 ]
 
 
-@pytest.fixture
-def made(tmp_path: Path) -> Path:
-    records = [{"text": text, "rating": rating} for text, rating in [*TEXTS, TEXTS[0]]]
-    source = jsonl(tmp_path / "a.jsonl", records)
-    prepare([source], tmp_path / "corpus", split=(1, 0, 0))
-    return tmp_path / "corpus"
+def make(folder: Path, *texts: tuple[str, float | None]) -> Path:
+    records = [{"text": text, "rating": rating} for text, rating in texts]
+    prepare([jsonl(folder / "a.jsonl", records)], folder / "corpus", split=(1, 0, 0))
+    return folder / "corpus"
 
 
-def test_a_summary_counts_what_is_there(made: Path) -> None:
+def test_a_summary_counts_what_is_there(tmp_path: Path, capsys) -> None:
+    made = make(tmp_path, *TEXTS, TEXTS[0])
     opened = open_corpus(made)
     found = inspect(opened.path, batch=1, window=8, samples=2)
     data = (made / "train.bin").read_bytes()
@@ -58,18 +57,15 @@ def test_a_summary_counts_what_is_there(made: Path) -> None:
     too_large = inspect(opened.path, batch=100_000, window=256)
     assert "too few" in format_summary(too_large)
 
-
-def test_only_bytes_that_are_there_are_listed(tmp_path: Path) -> None:
-    source = jsonl(tmp_path / "a.jsonl", [{"text": "a"}, {"text": "b"}])
-    prepare([source], tmp_path / "corpus", split=(1, 0, 0))
-    text = format_summary(inspect(tmp_path / "corpus", batch=1, window=2))
-    assert "  space 50.0%  newline 25.0%  a 12.5%  b 12.5%\n" in text
-
-
-def test_inspect_as_json(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["inspect", str(made), "--json", "--verify", "--batch", "1", "--window", "8"])
     found = json.loads(capsys.readouterr().out)
     assert found["epoch"]["window"] == 8
     assert found["checksums"] == "all agree"
     cli.main(["inspect", str(made), "--samples", "1"])
     assert capsys.readouterr().out.count("sample: ") == 1
+
+
+def test_only_bytes_that_are_there_are_listed(tmp_path: Path) -> None:
+    made = make(tmp_path, ("a", None), ("b", None))
+    text = format_summary(summarise(open_corpus(made), batch=1, window=2))
+    assert "  space 50.0%  newline 25.0%  a 12.5%  b 12.5%\n" in text

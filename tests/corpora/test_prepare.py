@@ -21,7 +21,7 @@ from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import FileError, UserError
 from mlstm_jax.output import remove_leftovers
 
-from .written import contents, documents, jsonl, rated
+from .written import contents, documents, jsonl, rated, write_parquet
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -30,12 +30,13 @@ def some(count: int, start: int = 0) -> list[dict[str, object]]:
     return [{"text": f"review {i} é", "rating": i % 5} for i in range(start, start + count)]
 
 
-def test_neither_files_nor_lines_have_an_order(tmp_path: Path) -> None:
+def test_neither_files_nor_lines_have_an_order(tmp_path, capfd) -> None:
     first = some(60)
     second = some(50, start=30)  # the middle is in both
     second += [{"text": "review 0 é", "rating": -0.0}, {"text": "review 2 é"}, {}]
     sources = [jsonl(tmp_path / "a.jsonl", first), jsonl(tmp_path / "b.jsonl", second)]
-    prepare(sources, tmp_path / "one", split=(8, 1, 1))
+    prepare(sources, tmp_path / "one", split=(8, 1, 1), show_progress=True)
+    assert capfd.readouterr() == ("", "")  # a log file gets no progress bar
     jsonl(tmp_path / "a.jsonl", first[::-1])
     jsonl(tmp_path / "b.jsonl", second[::-1])
     prepare(sources[::-1], tmp_path / "two", split=(8, 1, 1))
@@ -84,24 +85,18 @@ def test_of_duplicates_the_lowest_rating_is_kept(dedupe, one, two, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("split", "expected"),
+    ("count", "split", "expected"),
     [
-        ((1000, 1, 1), (8, 1, 1)),
-        ((3, 1, 0), (8, 2, 0)),
-        ((0, 1, 3), (0, 2, 8)),
-        ((0.45, 0.35, 0.2), (4, 4, 2)),  # floats would make it (5, 3, 2)
+        (10, (1000, 1, 1), (8, 1, 1)),
+        (10, (3, 1, 0), (8, 2, 0)),
+        (10, (0, 1, 3), (0, 2, 8)),
+        (10, (0.45, 0.35, 0.2), (4, 4, 2)),  # floats would make it (5, 3, 2)
+        (80, None, (72, 4, 4)),
     ],
 )
-def test_split_is_by_number_of_documents(tmp_path, split, expected):
-    manifest = prepare(
-        [jsonl(tmp_path / "a.jsonl", some(10))], tmp_path / "out", split=split
-    ).manifest
+def test_split_is_by_number_of_documents(tmp_path, count, split, expected):
+    manifest = prepare([jsonl(tmp_path / "a.jsonl", some(count))], tmp_path / "out", split=split)
     assert tuple(manifest.splits[name].documents for name in SPLITS) == expected
-
-
-def test_the_split_is_chosen_by_size(tmp_path: Path) -> None:
-    made = prepare([jsonl(tmp_path / "a.jsonl", some(80))], tmp_path / "out").manifest
-    assert [made.splits[name].documents for name in SPLITS] == [72, 4, 4]
     assert options.usual_split(99_999) == (20, 1, 1)
     assert options.usual_split(100_000) == (1000, 1, 1)
 
@@ -119,38 +114,79 @@ def test_a_corpus_to_score_alone_in_the_current_folder(tmp_path, monkeypatch, ca
         TrainStream(open_corpus(here).split("train"), batch=2, window=8)
 
 
+BAD_OPTIONS = [
+    ({"split": (9, -1, 1)}, r"split is \(9, -1, 1\)"),
+    ({"split": (1, math.nan, 1)}, r"split is \(1, nan, 1\)"),
+    *(({"split": wrong}, r"split is .* a tuple") for wrong in ("8,1,1", (9, 1), (8, 1, "1"))),
+    ({"split": (1, 1, 1)}, r"only 2 distinct documents, .*`split` 1,1,1 .*`document` line"),
+    ({"threads": 0}, "threads is 0"),
+    ({"seed": 10**30}, "seed is 10+, but it must be a whole number of at most 64 bits"),
+    ({"max_reject_fraction": 1.5}, r"max_reject_fraction is 1\.5"),
+    ({"dedupe": "fuzzy"}, "dedupe is 'fuzzy', .*exact, normalized, none"),
+    ({"rating_column": "mark"}, "no record has a number in `rating_column` 'mark'"),
+    ({"text_column": ""}, "text_column is ''"),
+    ({"text_column": "body"}, r"a\.jsonl: none of its 3 records has text in body"),
+    ({"sources": ["twice.jsonl"], "text_column": "body"}, "line 1: its field body occurs more"),
+    ({"memory_limit": "much"}, "memory_limit is 'much'"),
+    ({"beam_options": "--runner=X"}, "beam_options is .* without `engine` beam"),
+    ({"out": Path("a.jsonl/deep/out")}, r"cannot be .*a\.jsonl is a file"),
+    ({"temp_dir": Path("none")}, "temp_dir .*none: is not a writable folder"),
+    *(
+        ({folder: Path(name)}, rf"{folder} .*({message}).*; name another folder")
+        for folder in ("out", "temp_dir")
+        for name, message in (
+            ("loop", "leads back to itself|Too many levels"),
+            ("x" * 240, "File name too long"),
+            ("none/" + "x" * 256, "File name too long"),
+            (os.fsdecode(b"caf\xe9"), "name is not UTF-8"),
+        )
+    ),
+]
+BAD_SOURCES = [
+    ("none.txt", r"none\.txt: there is no such file"),
+    ("none*.jsonl", r"none\*\.jsonl: no file matches"),
+    ("blank.jsonl", r"blank\.jsonl: no text is left after cleaning"),
+    ("empty", r"empty: this folder has no file of a known kind; known kinds are \.json, "),
+    ("hollow", r"hollow: all files of a known kind in this folder are empty, such as .*a\.txt"),
+    ("a.zip", r"a\.zip: a file of an unknown kind"),
+    ("bad.parquet", r"bad\.parquet: cannot be read as Parquet"),
+    ("columns.parquet", r"no column text or .*its columns are id, body.*`text_column`"),
+    ("numbers.parquet", "its column text is INTEGER, not text"),
+    ("https://host/a.csv", "addresses are not read"),
+    ("A text, not a file.", r"no such file; .* Texts are read from files"),
+    ("", "'': names no file"),
+    ("x" * 256 + ".txt", r"x\.txt: File name too long"),
+    ("x" * 256 + "*.txt", r"x\*\.txt: File name too long"),
+    (os.fsdecode(b"caf\xe9.parquet"), "parquet: its name is not UTF-8"),
+]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"split": (9, -1, 1)}, r"split is \(9, -1, 1\), but it must be three weights"),
-        ({"split": (1, math.nan, 1)}, r"split is \(1, nan, 1\), but it must be three weights"),
-        *(
-            ({"split": wrong}, r"split is .*, but it must be a tuple \(a number, a number, a numb")
-            for wrong in ("8,1,1", (9, 1), (8, 1, "1"))
-        ),
-        ({"split": (1, 1, 1)}, r"only 2 distinct documents, .*`split` 1,1,1 .*`document` line"),
-        ({"threads": 0}, r"threads is 0, but it must be 1 to 256"),
-        ({"seed": 10**30}, r"seed is 10+, but it must be a whole number of at most 64 bits"),
-        ({"max_reject_fraction": 1.5}, r"max_reject_fraction is 1\.5, but it must be 0 to 1"),
-        ({"dedupe": "fuzzy"}, r"dedupe is 'fuzzy', but it must be one of exact, normalized, none"),
-        ({"rating_column": "mark"}, r"no record has a number in `rating_column` 'mark'"),
-        ({"text_column": ""}, r"text_column is '', but it must be the name of"),
-        ({"text_column": "body"}, r"a\.jsonl: none of its 3 records has text in body"),
-        ({"memory_limit": "much"}, "memory_limit is 'much'"),
-        ({"beam_options": "--runner=X"}, "beam_options is .* without `engine` beam"),
+        *BAD_OPTIONS,
         ({"sources": []}, "no source given"),
-        ({"sources": ["a.jsonl", "none.txt"]}, r"none\.txt: there is no such file"),
-        ({"sources": ["blank.jsonl"]}, r"blank\.jsonl: no text is left after cleaning"),
-        ({"sources": ["pydoc:"], "out": Path("a.jsonl/deep/out")}, "cannot be .*a.jsonl is a file"),
+        *(({"sources": ["a.jsonl", source]}, message) for source, message in BAD_SOURCES),
     ],
 )
-def test_arguments_that_cannot_be(tmp_path, monkeypatch, options: dict, message: str) -> None:
+def test_what_cannot_be_is_named_and_leaves_nothing(tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
     jsonl(Path("a.jsonl"), [*some(2), *some(1)])
-    Path("blank.jsonl").write_text('{"text": "&nbsp;"}\n')
+    jsonl(Path("blank.jsonl"), [{"text": "&nbsp;"}])
+    Path("twice.jsonl").write_text('{"text": "a", "body": "b", "body": "c"}\n{"text": "d"}\n')
+    Path("loop").symlink_to("loop")
+    Path("empty").mkdir()
+    Path("hollow").mkdir()
+    for name in ("hollow/a.txt", os.fsdecode(b"caf\xe9.parquet")):
+        Path(name).touch()
+    Path("a.zip").write_bytes(b"PK")
+    Path("bad.parquet").write_bytes(b"PAR1 and no more")
+    write_parquet(Path("columns.parquet"), "SELECT 1 AS id, 'x' AS body")
+    write_parquet(Path("numbers.parquet"), "SELECT 1 AS text")
+    there = sorted(tmp_path.iterdir())
     with pytest.raises(UserError, match=message):
         prepare(**{"sources": ["a.jsonl"], "out": Path("out")} | options)
-    assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl", "blank.jsonl"}
+    assert sorted(tmp_path.iterdir()) == there
 
 
 def test_what_is_there_is_replaced_only_when_told_and_ours(tmp_path: Path) -> None:
@@ -171,9 +207,19 @@ def test_what_is_there_is_replaced_only_when_told_and_ours(tmp_path: Path) -> No
     assert (out / "notes.txt").read_text() == "mine"
 
 
-def test_a_failure_leaves_the_old_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, out = jsonl(tmp_path / "a.jsonl", some(9)), tmp_path / "out"
-    prepare([source], out)
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    return jsonl(tmp_path / "a.jsonl", some(9))
+
+
+@pytest.fixture
+def out(tmp_path: Path, source: str) -> Path:
+    """The corpus of `source`."""
+    prepare([source], tmp_path / "out")
+    return tmp_path / "out"
+
+
+def test_a_failure_leaves_the_old_corpus(source, out, tmp_path, monkeypatch) -> None:
     before = contents(out)
     write, rename = module.write_split, os.rename
 
@@ -212,8 +258,8 @@ def prepare_killed(source: str, out: Path, where: str) -> None:
     assert result.returncode == -9
 
 
-def test_a_prepare_that_is_killed_leaves_no_corpus_and_the_next_tidies(tmp_path: Path) -> None:
-    source, out = jsonl(tmp_path / "a.jsonl", some(9)), tmp_path / "out"
+def test_a_prepare_that_is_killed_leaves_no_corpus_and_the_next_tidies(source, tmp_path) -> None:
+    out = tmp_path / "out"
     prepare_killed(source, out, "os.fsync = kill")
     left = [path.name for path in tmp_path.iterdir() if path.name.startswith(".out.partial-")]
     assert len(left) == 1
@@ -225,9 +271,7 @@ def test_a_prepare_that_is_killed_leaves_no_corpus_and_the_next_tidies(tmp_path:
     assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl", "out", alive, other}
 
 
-def test_killed_while_the_old_corpus_is_removed_none_of_it_comes_back(tmp_path: Path) -> None:
-    source, out = jsonl(tmp_path / "a.jsonl", some(9)), tmp_path / "out"
-    prepare([source], out)
+def test_killed_while_the_old_corpus_is_removed_none_of_it_comes_back(source, out, tmp_path):
     after_one = "[kill(file.unlink()) for file in Path(folder).glob('train.*')]"
     removed = f"lambda folder, **how: {after_one} or rmtree(folder, **how)"
     prepare_killed(source, out, f"rmtree, shutil.rmtree = shutil.rmtree, {removed}")
@@ -237,11 +281,7 @@ def test_killed_while_the_old_corpus_is_removed_none_of_it_comes_back(tmp_path: 
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
 
 
-def test_a_kill_between_the_two_renames_loses_nothing(tmp_path: Path, capfd) -> None:
-    """And a log file gets no progress bar."""
-    source, out = jsonl(tmp_path / "a.jsonl", some(9)), tmp_path / "out"
-    prepare([source], out, show_progress=True)
-    assert capfd.readouterr() == ("", "")
+def test_a_kill_between_the_two_renames_loses_nothing(out, tmp_path) -> None:
     before = contents(out)
     out.rename(tmp_path / ".out.partial-4999999.old")  # of a process that cannot be alive
     (tmp_path / ".out.partial-4999999").mkdir()
@@ -250,16 +290,3 @@ def test_a_kill_between_the_two_renames_loses_nothing(tmp_path: Path, capfd) -> 
         prepare([str(tmp_path / "b.jsonl")], out, overwrite=True)
     assert contents(out) == before
     assert not list(tmp_path.glob(".out.*"))
-
-
-def test_amazon_reviews(tmp_path: Path) -> None:
-    shared = Path(os.environ.get("MLSTM_JAX_SHARED_DATA") or REPOSITORY.parent / "shared/data")
-    source = shared / "amazon/Gift_Cards_5.json.gz"
-    if not source.exists():
-        pytest.skip(
-            "no real reviews: there is no MLSTM_JAX_SHARED_DATA/amazon/Gift_Cards_5.json.gz"
-        )
-    manifest = prepare([str(source)], tmp_path / "out").manifest
-    assert (manifest.records, manifest.without_text, manifest.blank) == (2_972, 6, 0)
-    documents = sum(split.documents for split in manifest.splits.values())
-    assert documents == 2_972 - 6 - manifest.duplicates

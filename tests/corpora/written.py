@@ -4,12 +4,25 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
+import duckdb
+
 from mlstm_jax.data.corpus import SplitName, open_corpus
 
 
 def jsonl(path: Path, records: list[dict[str, object]]) -> str:
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     return str(path)
+
+
+def write_parquet(path: Path, query: str, *damaged: bytes) -> None:
+    """Write a table, with some of its texts no longer UTF-8."""
+    with duckdb.connect() as con:
+        con.execute(f"COPY ({query}) TO '{path}' (FORMAT parquet, COMPRESSION uncompressed)")
+    data = path.read_bytes()
+    for text in damaged:
+        assert text in data
+        data = data.replace(text, b"\xff" + text[1:])
+    path.write_bytes(data)
 
 
 def documents(folder: Path, name: SplitName = "train") -> list[bytes]:
