@@ -9,7 +9,6 @@ import pytest
 from mlstm_jax import cli
 from mlstm_jax.corpora.inspect import format_summary, inspect
 from mlstm_jax.corpora.prepare import prepare
-from mlstm_jax.data.corpus import open_corpus
 
 from .written import jsonl
 
@@ -30,8 +29,7 @@ def make(folder: Path, *texts: tuple[str, float | None]) -> Path:
 
 def test_a_summary_counts_what_is_there(tmp_path: Path, capsys) -> None:
     made = make(tmp_path, *TEXTS, TEXTS[0])
-    opened = open_corpus(made)
-    found = inspect(opened.path, batch=1, window=8, samples=2)
+    found = inspect(made, batch=1, window=8, samples=2)
     data = (made / "train.bin").read_bytes()
     cleaned = [f"\n {text.strip()} ".encode() for text, _ in TEXTS]
     assert found["byte_counts"] == [Counter(data)[byte] for byte in range(256)]
@@ -54,7 +52,7 @@ def test_a_summary_counts_what_is_there(tmp_path: Path, capsys) -> None:
     text = format_summary(found)
     assert "4.1            2 ####" in text
     assert "shortest: bad" in text
-    too_large = inspect(opened.path, batch=100_000, window=256)
+    too_large = inspect(made, batch=100_000, window=256)
     assert "too few" in format_summary(too_large)
 
     cli.main(["inspect", str(made), "--json", "--verify", "--batch", "1", "--window", "8"])
@@ -67,5 +65,5 @@ def test_a_summary_counts_what_is_there(tmp_path: Path, capsys) -> None:
 
 def test_only_bytes_that_are_there_are_listed(tmp_path: Path) -> None:
     made = make(tmp_path, ("a", None), ("b", None))
-    text = format_summary(summarise(open_corpus(made), batch=1, window=2))
+    text = format_summary(inspect(made, batch=1, window=2))
     assert "  space 50.0%  newline 25.0%  a 12.5%  b 12.5%\n" in text

@@ -95,7 +95,8 @@ def test_of_duplicates_the_lowest_rating_is_kept(dedupe, one, two, tmp_path):
     ],
 )
 def test_split_is_by_number_of_documents(tmp_path, count, split, expected):
-    manifest = prepare([jsonl(tmp_path / "a.jsonl", some(count))], tmp_path / "out", split=split)
+    source = jsonl(tmp_path / "a.jsonl", some(count))
+    manifest = prepare([source], tmp_path / "out", split=split).manifest
     assert tuple(manifest.splits[name].documents for name in SPLITS) == expected
     assert options.usual_split(99_999) == (20, 1, 1)
     assert options.usual_split(100_000) == (1000, 1, 1)

@@ -77,11 +77,14 @@ def test_folders_and_patterns_are_the_files_in_them(tmp_path, monkeypatch) -> No
     found = found_names(f"{tmp_path}/in", names[0], "link.json.gz", "pydoc:")
     assert sorted(found) == sorted([odd, *names[1:], "link.json.gz", "pydoc:"])
     assert found_names("*.txt") == [f"{tmp_path}/~a.txt"]
-    assert prepare([odd], tmp_path / "out", split=(1, 0, 0)).sources[0].documents == 1
+    assert prepare([odd], tmp_path / "out", split=(1, 0, 0)).manifest.sources[0].documents == 1
     # What is in the corpus is no source of it.
     for _ in range(2):
-        manifest = prepare(["in"], Path("in/corpus"), split=(1, 0, 0), overwrite=True)
-        assert [source.name for source in manifest.sources] == [*sorted(LAYOUTS), "a[1]*.jsonl"]
+        made = prepare(["in"], Path("in/corpus"), split=(1, 0, 0), overwrite=True)
+        assert [source.name for source in made.manifest.sources] == [
+            *sorted(LAYOUTS),
+            "a[1]*.jsonl",
+        ]
 
 
 def small(path: Path) -> Path:
