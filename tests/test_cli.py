@@ -111,7 +111,7 @@ def test_from_text_to_a_score_and_a_sentence(text_file, tmp_path, monkeypatch, c
         ("train --lr 1", "did you mean --optimizer.learning-rate?"),
         ("evaluate x.csv", "a run folder, or from a .safetensors"),
         ("configs smal_512", "did you mean small_512 or"),
-        ("plan --machine absent --json x.csv/x.json", "another folder with `json`"),
+        ("evaluate reviews-1024 --json x.csv/x.json", "another folder with `json`"),
         ("train --data.corpus c --out x.csv/deep/run", "x.csv is a file; choose another folder"),
         ("sweep model --out x", "did you mean models"),
         ("train --out loop/run --data.corpus c", "loop/run: cannot"),
@@ -147,7 +147,6 @@ def test_a_wrong_model_is_named_before_jax_is_imported(monkeypatch, refused) -> 
         "heatmap run --unit 1 --out x.html",
         "export run --out x.safetensors",
         "evaluate run --json x.json",
-        "plan --machine absent --json x.json",
     ],
 )
 def test_a_file_is_replaced_on_request_alone(words, tmp_path, monkeypatch, capsys, refused):

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import json
 import os
 import shutil
 import sys
@@ -12,7 +11,7 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from mlstm_jax import commands, environment, output, shipped
+from mlstm_jax import commands, environment, shipped
 from mlstm_jax.api import functions
 from mlstm_jax.api.model import load
 from mlstm_jax.commands import Call, Flag
@@ -206,10 +205,7 @@ def plan(
     machine: str,
     gpus: tuple[int, ...] | None = None,
     corpus_bytes: float | None = None,
-    rates: Path | None = None,
     price: float | None = None,
-    json_: Annotated[Path | None, arg(name="json")] = None,
-    overwrite: Flag = False,
 ) -> None:
     """Estimate the time, memory and cost of a config on a machine.
 
@@ -222,18 +218,9 @@ def plan(
         gpus: numbers of devices to plan for, on all nodes together; unset: 1, 2, 4 and so on up to
             128, of those that can share the batch evenly.
         corpus_bytes: bytes of the training split, such as 40e9; unset: those of `data.corpus`.
-        rates: results of `benchmarks/train_step.py --json` on such a device; the plan then uses the
-            measured rate.
         price: of one device per hour; unset: the price in the description.
-        json_: also write the plan to this file, as JSON.
-        overwrite: replace that file if it exists.
     """
-    output.require_file(json_, overwrite=overwrite, name="json")
-    made = make_plan(config, machine, gpus, corpus_bytes, rates=rates, price=price)
-    show(made)
-    if json_:
-        document = {"machine": made.machine.name, "rows": [row._asdict() for row in made]}
-        output.write_text(json_, json.dumps(document, indent=2) + "\n")
+    show(make_plan(config, machine, gpus, corpus_bytes, price=price))
 
 
 def schedule(

@@ -28,7 +28,6 @@ from mlstm_jax.planning.machine import (
     load_machine,
     rate_type,
     with_compute,
-    with_measured_rate,
 )
 from mlstm_jax.training.optimizer import product_flops
 from mlstm_jax.training.state import compute_bytes, memory_bytes, parameter_count
@@ -119,8 +118,8 @@ def step_seconds(config: Config, machine: Machine, rows: int) -> float:
         known = ", ".join(name for name in machine.step_flops_per_s if name != "fp8")
         raise UserError(
             f"{machine.name} has no step_flops_per_s of {kind}, only of {known}; choose one of "
-            "these with `precision.compute`, or measure it with benchmarks/train_step.py and give "
-            "the results with `rates`."
+            "these with `precision.compute`, or measure it with benchmarks/train_step.py and write "
+            "it into a copy of the description."
         )
     rate = machine.step_flops_per_s[kind]
     window = config.data.window
@@ -178,7 +177,6 @@ def plan(
     devices: Sequence[int] | None = None,
     corpus_bytes: Positive | None = None,
     *,
-    rates: str | Path | None = None,
     price: Annotated[float, Between(0, ends="[)")] | None = None,
 ) -> Plan:
     """Estimate the time, memory and cost of a run on a machine, for several numbers of devices.
@@ -190,8 +188,6 @@ def plan(
             to 128, of those that can share the batch evenly.
         corpus_bytes: of the training split, such as 40e9; unset: those of data.corpus, if it
             exists.
-        rates: results of `benchmarks/train_step.py --json` on such a device; the plan then uses the
-            measured rate.
         price: of one device per hour; unset: the price in the description.
 
     Returns:
@@ -204,8 +200,6 @@ def plan(
     if not isinstance(machine, Machine):
         machine = load_machine(Path(machine))
     config = with_compute(load_file(config), machine)
-    if rates is not None:
-        machine = with_measured_rate(machine, Path(rates), rate_type(config), config.model.hidden)
     if price is not None:
         machine = dataclasses.replace(machine, price_per_device_hour=price)
     corpus = Path(config.data.corpus)

@@ -1,12 +1,8 @@
 """The description of a machine for a plan: rates, sizes and links, from a JSON file.
 
-`mlstm-jax configs` lists the files that come with the package. The rate of a numeric type may come
-from a measurement with benchmarks/train_step.py on such a device.
+`mlstm-jax configs` lists the files that come with the package.
 """
 
-import dataclasses
-import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +29,8 @@ class Machine:
     source: str  # where the figures come from
     devices_per_node: Count
     memory_bytes: Positive  # of a device
-    # Of a training step, by type: that of the products, or fp8 in the recurrent ones.
+    # Of a training step, by type: that of the products, or fp8 in the recurrent ones. It is the
+    # flops of a step, divided by its time: `flops` / `median_s` of benchmarks/train_step.py.
     step_flops_per_s: dict[str, Positive]
     memory_bytes_per_s: Positive  # of a device, when it reads its weights
     inside_node: Link
@@ -76,31 +73,3 @@ def rate_type(config: Config) -> str:
     if config.precision.recurrent == "fp8":
         return "fp8"
     return str(config.precision.compute)
-
-
-def with_measured_rate(machine: Machine, results: Path, kind: str, hidden: int) -> Machine:
-    """Take the rate of a type that train_step.py measured at the nearest hidden size.
-
-    Of XLA's and Pallas kernels the faster ones count.
-    """
-    names = ("fp8",) if kind == "fp8" else ("ours", "pallas")
-    dtype = "bf16" if kind == "fp8" else kind
-    measured: list[tuple[float, float]] = []  # −distance of the hidden size, rate
-    try:
-        for row in json.loads(results.read_text())["rows"]:
-            is_ours = row["what"] == "train_step" and row["implementation"] in names
-            if is_ours and row["dtype"] == dtype and not row["recompute_every"]:
-                distance = abs(math.log(row["hidden"] / hidden))
-                measured.append((-distance, row["flops"] / row["median_s"]))
-        _, rate = max(measured)
-    except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
-        raise UserError(
-            f'{results} has no train step of "{names[0]}" in {dtype} ({type(error).__name__}: '
-            f"{error}); measure it with `python benchmarks/train_step.py --json FILE` in a clone "
-            "of the project."
-        ) from error
-    return dataclasses.replace(
-        machine,
-        source=f"{machine.source}; rate of {kind} from {results.name}",
-        step_flops_per_s=machine.step_flops_per_s | {kind: rate},
-    )
