@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mlstm_jax import checkpoint
-from mlstm_jax.config import Config, Devices, Train, vary
+from mlstm_jax.config import Config, Train, vary
 from mlstm_jax.training import evaluation, train
 from tests.training import runs
 
@@ -59,13 +59,6 @@ def collected() -> Iterator[None]:
 
 
 @pytest.fixture(scope="package")
-def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on one device that nothing happens to."""
-    folder = tmp_path_factory.mktemp("undisturbed") / "run"
-    return train.train(runs.make_config(corpus, folder, devices=Devices(count=1)))
-
-
-@pytest.fixture(scope="package")
 def straight(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with checkpoints at 10, 20, 30 and 40, its end, that nothing happens to."""
     folder = tmp_path_factory.mktemp("straight") / "run"
@@ -85,5 +78,5 @@ def launcher(tmp_path: Path, command_environment: dict[str, str]) -> Iterator[ru
     yield launcher
     for process in launcher.started:
         process.kill()
-        if process.stdout and not process.stdout.closed:
+        if not process.stdout.closed:
             process.communicate()

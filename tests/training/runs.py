@@ -130,12 +130,10 @@ class Launcher:
         self.folder, self.environment = folder, environment
         self.started: list[Process] = []
 
-    def call(self, *words: object, terminal: int | None = None, **environment: str) -> Process:
-        """Start a command at a terminal, or in a pipe."""
-        output = subprocess.PIPE if terminal is None else terminal
-        streams = {"stdin": terminal, "stdout": output, "stderr": subprocess.STDOUT}
+    def call(self, *words: object, **environment: str) -> Process:
+        pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         command, surroundings = [str(word) for word in words], self.environment | environment
-        self.started.append(subprocess.Popen(command, env=surroundings, **streams))
+        self.started.append(subprocess.Popen(command, env=surroundings, **pipe))
         return self.started[-1]
 
     def train(

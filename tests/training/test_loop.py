@@ -5,8 +5,6 @@ import itertools
 import json
 import math
 import os
-import pty
-import select
 import signal
 import sys
 import time
@@ -36,13 +34,12 @@ from tests.training.runs import (
     copy_until,
     lines_of,
     lines_without_time,
-    make_config,
 )
 
 
-def test_killed_it_ends_as_if_never_stopped(corpus, undisturbed, tmp_path, launcher) -> None:
+def test_killed_it_ends_as_if_never_stopped(corpus, tmp_path, launcher) -> None:
     folder = tmp_path / "run"
-    config = make_config(corpus, folder)
+    config = config_of(corpus, folder, 300)
     random = np.random.default_rng()
     step = int(random.integers(1, 90))
     print("killed after step", step)
@@ -52,29 +49,8 @@ def test_killed_it_ends_as_if_never_stopped(corpus, undisturbed, tmp_path, launc
     time.sleep(random.uniform(0, 0.05))
     process.kill()
     launcher.ended(-signal.SIGKILL)
-    run_train(vary(config, devices__count=1))
-    assert_same_run(folder, undisturbed)
-
-
-@pytest.mark.slow
-def test_a_closed_terminal_stops_it_with_a_checkpoint(corpus, tmp_path, launcher) -> None:
-    """The kernel sends SIGHUP, and whatever is printed from then on fails."""
-    folder = tmp_path / "run"
-    ours, theirs = pty.openpty()
-    # Makes the terminal its own, as a login does; these tests may run under nohup.
-    login = ("env", "--default-signal=HUP", "setsid", "--ctty")
-    file = runs.write_config(make_config(corpus, folder), tmp_path / "config.py")
-    process = launcher.call(*login, runs.COMMAND, "train", file, terminal=theirs)
-    os.close(theirs)
-    deadline = time.monotonic() + 120
-    while not lines_without_time(folder) and time.monotonic() < deadline:
-        if select.select([ours], [], [], 0.05)[0]:
-            os.read(ours, 65536)
-    os.close(ours)
-    assert process.wait(timeout=300) == 0
-    last = lines_of(folder)["event"][-1]
-    assert (last["event"], last["signal"]) == ("interrupted", "SIGHUP")
-    assert steps_in(folder)[-1] == last["step"] < 300
+    run_train(config)
+    assert_same_run(folder, run_train(vary(config, out=str(tmp_path / "undisturbed"))))
 
 
 @pytest.mark.parametrize(
@@ -133,25 +109,24 @@ def test_a_second_signal_leaves_no_error(capfd) -> None:
     assert not capfd.readouterr().err
 
 
-def test_the_run_folder_holds_what_it_says(undisturbed: Path) -> None:
-    lines = lines_of(undisturbed)
+def test_the_run_folder_holds_what_it_says(straight: Path) -> None:
+    lines = lines_of(straight)
     train, evals = lines["train"], lines["eval"]
-    assert [line["step"] for line in train] == list(range(5, 301, 5))
-    assert [line["step"] for line in evals] == [100, 200, 300]
+    assert [line["step"] for line in train] == list(range(5, 41, 5))
+    assert [line["step"] for line in evals] == [20, 40]
     assert set(train[0]) == {
         *("kind", "step", "epoch", "bytes_seen", "loss", "bpc", "learning_rate", "grad_norm"),
         *("loss_scale", "skipped", "bytes_per_second", "data_wait_fraction", "seconds"),
         *("noise_scale", "gradient_signal", "gradient_trace"),
     }
-    # A little less than 8 rows of 16 bytes a step: some are padding at the end of a shard.
-    assert 0.99 * 300 * 8 * 16 < train[-1]["bytes_seen"] < 300 * 8 * 16
+    assert train[-1]["bytes_seen"] == 40 * 8 * 16
     assert train[-1]["bpc"] == pytest.approx(train[-1]["loss"] / np.log(2))
     assert evals[-1]["bpc"] < evals[0]["bpc"] < 8
-    environment = json.loads((undisturbed / "environment.json").read_text())
+    environment = json.loads((straight / "environment.json").read_text())
     assert environment["platform"] == "cpu"
     assert environment["versions"]["jax"] == jax.__version__
-    assert run.read_config(undisturbed).precision.compute == "fp32"
-    assert list((undisturbed / "tensorboard").glob("events.*"))
+    assert run.read_config(straight).precision.compute == "fp32"
+    assert list((straight / "tensorboard").glob("events.*"))
 
 
 def test_the_newest_checkpoints_and_the_best_are_kept(corpus, tmp_path, monkeypatch) -> None:

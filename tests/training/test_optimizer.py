@@ -276,29 +276,23 @@ def test_devices_share_the_matrices_out(random: np.random.Generator) -> None:
     options = Optimizer(name="muon")
     params, gradient = draw(random, MUON_SHAPES), draw(random, MUON_SHAPES)
     alone = optimizer.build(options, Model(), lambda count: 0.01)
-    expected, _ = jax.jit(alone.update)(gradient, alone.init(params), params)
+    update = jax.jit(alone.update)
+    expected, _ = update(gradient, alone.init(params), params)
 
     devices = Parallel(jax.local_devices()[:4])
     shared = optimizer.build(options, Model(), lambda count: 0.01, axis_name="data")
     given = devices.replicate((gradient, shared.init(params), params))
-    updates, state = devices.map(shared.update)(*given)
+    mapped = devices.map(shared.update)
+    updates, state = mapped(*given)
     assert_close(devices.unreplicate(updates), expected, MUON_TERMS)
     # Each device has made the same to the bit: their parameters stay one.
     for leaf in jax.tree.leaves((updates, state)):
         leaf = np.asarray(leaf)
         np.testing.assert_array_equal(leaf, np.broadcast_to(leaf[:1], leaf.shape))
-
-
-def test_each_device_makes_a_part_of_the_matrices() -> None:
-    """The flops of Newton-Schulz fall with the number of devices."""
-    flops = []
-    for devices in (1, 4):
-        program = Parallel(jax.local_devices()[:devices]).map(
-            lambda stack: optimizer._orthogonal(stack, 5, np.float32, "data")
-        )
-        compiled = program.lower(np.zeros((devices, 4, 64, 64), np.float32)).compile()
-        flops.append(compiled.cost_analysis()["flops"])
-    assert flops[1] < flops[0] / 3
+    # A device makes three of the nine blocks; the rest of an update is small.
+    lowered = (mapped.lower(*given), update.lower(gradient, alone.init(params), params))
+    part, whole = (one.compile().cost_analysis()["flops"] for one in lowered)
+    assert part < 0.6 * whole
 
 
 def test_the_half_life_of_the_second_moment() -> None:
