@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -68,20 +68,6 @@ def kept_steps(
     return chosen
 
 
-class Policy(NamedTuple):
-    """`kept_steps` in the form that Orbax needs; the mapping of scores may change at any time."""
-
-    scores: Mapping[int, float | None]
-    newest: int
-    reach: int
-
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Return whether each is kept; see Orbax's PreservationPolicy."""
-        steps = [checkpoint.step for checkpoint in checkpoints]
-        kept = kept_steps(steps, self.scores, self.newest, self.reach)
-        return [step in kept for step in steps]
-
-
 class Damaged(FileError):
     """A checkpoint cannot be read, or differs from what was written."""
 
@@ -114,7 +100,8 @@ class Checkpoints:
         self._failed = False
         self._opened = ExitStack()
         self._scores: dict[int, float | None] = {}
-        self._policy = Policy(self._scores, keep, reach)
+        self._keep = keep
+        self._reach = reach
         self.open()
 
     def open(self) -> None:
@@ -125,13 +112,13 @@ class Checkpoints:
         for step in steps_in(self.folder):
             self._scores[step] = score_of(self.folder, step)
         self._is_proven = bool(self._scores)
-        items = ("params", "state", "maxima", "carry")
+        items = ("params", "state", "carry")
         handlers: dict[str, Any] = {name: ocp.StandardCheckpointHandler() for name in items}
         handlers[ITEM] = ocp.JsonCheckpointHandler(filename=FILE)
         self._manager = ocp.CheckpointManager(
             self._opened.enter_context(output.plain_path(self.folder)) / FOLDER,
             options=ocp.CheckpointManagerOptions(
-                preservation_policy=self._policy,
+                preservation_policy=self,
                 create=not self._read_only,
                 cleanup_tmp_directories=not self._read_only,
                 read_only=self._read_only,
@@ -140,6 +127,12 @@ class Checkpoints:
             ),
             item_handlers=handlers,
         )
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Whether each checkpoint is kept; this makes the object Orbax's PreservationPolicy."""
+        steps = [checkpoint.step for checkpoint in checkpoints]
+        kept = kept_steps(steps, self._scores, self._keep, self._reach)
+        return [step in kept for step in steps]
 
     def save(
         self, step: int, state: Any, carry: Any, join_rows: Callable[[Any], Any], about: Meta
@@ -173,18 +166,11 @@ class Checkpoints:
         self._begun = step
         if not self._is_proven:
             self.wait()
-            self._prove(step, parts, rows)
+            self._prove(step, parts, rows.get("carry", {}).get("carry"))
             self._is_proven = True
 
-    def _prove(self, step: int, parts: dict[str, Any], rows: dict[str, Any]) -> None:
+    def _prove(self, step: int, parts: dict[str, Any], carry: Any) -> None:
         """Read a checkpoint back; raise CheckpointFailed if it is not what was written."""
-
-        def shape(x: jax.Array) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-
-        carry = None
-        if rows:
-            carry = jax.tree.map(shape, rows["carry"]["carry"])
         try:
             self._read(step, parts, carry)
         except Exception as error:  # Orbax, TensorStore and the system raise different types.
@@ -257,7 +243,7 @@ class Checkpoints:
         The state, whose shapes are given, is NumPy; the carry has the given shapes and shardings.
         """
         restored = self._attempt(step, lambda: self._read(step, _parts_of(state), carry))
-        fields = restored["state"] | {"params": restored["params"]} | restored.get("maxima", {})
+        fields = restored["state"] | {"params": restored["params"]}
         return state._replace(**fields), restored.get("carry", carry)
 
     def restore_params(self, step: int, params: Any) -> Any:
@@ -348,13 +334,11 @@ class Checkpoints:
 
 
 def _parts_of(state: Any) -> dict[str, Any]:
-    """The items of a state. The parameters are a separate item, and so are the maxima of fp8."""
+    """The items of a state, of which the parameters are a separate one."""
     fields = state._asdict()
-    maxima_U3 = fields.pop("maxima_U3", None)
-    parts = {"params": state.params, "state": fields | {"params": ()}}
-    if maxima_U3 is not None:
-        parts["maxima"] = {"maxima_U3": maxima_U3}
-    return parts
+    if fields["maxima_U3"] is None:
+        del fields["maxima_U3"]
+    return {"params": state.params, "state": fields | {"params": ()}}
 
 
 def _require_rows(carry: Any, sums: jax.Array, seed: int) -> None:

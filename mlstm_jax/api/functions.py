@@ -72,10 +72,8 @@ def train(
 @public
 def schedule(
     config: Config | str | Path, *, devices: Count = 1, corpus_bytes: Positive | None = None
-) -> schedules.ScheduleTable:
-    """Return the learning rate of a config over its run: scaling, warm-up and decay.
-
-    It prints itself as a table, and has `updates` and their `rates`.
+) -> str:
+    """Return a table of a config's learning rate over its run: scaling, warm-up and decay.
 
     Args:
         config: of the run, as for `train`.

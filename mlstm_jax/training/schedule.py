@@ -90,6 +90,11 @@ def rates(optimizer: Optimizer, segments: Sequence[Segment]) -> list[optax.Sched
     return schedules
 
 
+def _shifted(shape: optax.Schedule, first: int, ratio: float) -> optax.Schedule:
+    """ratio · shape(n − first), with the first rate before `first`."""
+    return lambda n: ratio * shape(jnp.maximum(n - first, 0))
+
+
 def _schedules(
     optimizer: Optimizer, segments: Sequence[Segment]
 ) -> list[tuple[Optimizer, list[Segment]]]:
@@ -100,11 +105,6 @@ def _schedules(
             schedules.append((segment.begins or optimizer, []))
         schedules[-1][1].append(segment)
     return schedules
-
-
-def _shifted(shape: optax.Schedule, first: int, ratio: float) -> optax.Schedule:
-    """ratio · shape(n − first), with the first rate before `first`."""
-    return lambda n: ratio * shape(jnp.maximum(n - first, 0))
 
 
 def learning_rate(
@@ -131,19 +131,8 @@ def learning_rate(
     return optax.join_schedules([rising, falling], [warmup])
 
 
-class ScheduleTable(NamedTuple):
-    """A resolved schedule, printed as a table."""
-
-    text: str
-    updates: list[int]
-    rates: list[float]
-
-    def __str__(self) -> str:
-        return self.text
-
-
-def draw(optimizer: Optimizer, segments: Sequence[Segment]) -> ScheduleTable:
-    """Describe the rates of a run in which no update is skipped."""
+def draw(optimizer: Optimizer, segments: Sequence[Segment]) -> str:
+    """A table of the rates of a run in which no update is skipped."""
     steps = segments[-1].last
     ends = [segment.last for segment in segments[:-1]]
     part_rates = rates(optimizer, segments)
@@ -158,21 +147,20 @@ def draw(optimizer: Optimizer, segments: Sequence[Segment]) -> ScheduleTable:
         return epochs
 
     # Include the end of each warm-up and the borders of the parts, however short they are.
-    borders = {0, steps}
-    described: list[str] = []
+    updates = {round(steps * tenth / 10) for tenth in range(11)}
     lines = [f"{optimizer.name}: {steps:,} updates, {epoch(steps):.2f} epochs"]
     for settings, parts in _schedules(optimizer, segments):
         begin = parts[0]
         first = begin.first
         plan = resolve(settings, begin.batch, parts[-1].last - first, begin.steps_per_epoch)
-        borders.add(first + plan.warmup)
-        described.append(
+        updates.add(first + plan.warmup)
+        lines.append(
             f"from update {first:,}: scaling {settings.scaling} from {settings.learning_rate:g} at "
             f"{settings.base_batch}; warm-up {plan.warmup:,} updates; {settings.schedule} until "
             f"{first + plan.decay:,}"
         )
         for part in parts:
-            borders.add(part.first)
+            updates.add(part.first)
             lines.append(
                 f"updates {part.first:,} to {part.last:,}: batch {part.batch:,}, "
                 f"{part.steps_per_epoch:,.0f} updates per epoch, peak "
@@ -180,14 +168,8 @@ def draw(optimizer: Optimizer, segments: Sequence[Segment]) -> ScheduleTable:
             )
     for name, ratio in optimizer.other_rates.items():
         lines.append(f"the rates are Adam's; {name}'s are {ratio:.4g} times as high")
-    lines += [*described, "", f"{'update':>10} {'epoch':>8} {'rate':>10}"]
-    for update in _points(steps, 10, borders):
-        lines.append(f"{update:>10,} {epoch(update):>8.2f} {rate(update):>10.3e}")
-    updates = _points(steps, 400, borders)
-    return ScheduleTable("\n".join(lines), updates, list(map(rate, updates)))
-
-
-def _points(steps: int, parts: int, borders: set[int]) -> list[int]:
-    """Updates at equal distances and at the borders, sorted."""
-    points = {round(steps * part / parts) for part in range(parts + 1)} | borders
-    return sorted(point for point in points if point <= steps)
+    lines += ["", f"{'update':>10} {'epoch':>8} {'rate':>10}"]
+    for update in sorted(updates):
+        if update <= steps:
+            lines.append(f"{update:>10,} {epoch(update):>8.2f} {rate(update):>10.3e}")
+    return "\n".join(lines)

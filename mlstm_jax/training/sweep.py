@@ -70,9 +70,7 @@ def prepare(runs: Runs) -> None:
 
     Raises UserError if the runs have different numbers of virtual devices, or several processes.
     """
-    if not runs:
-        return
-    devices = next(iter(runs.values())).devices
+    numbers = []
     for key, config in runs.items():
         _, processes = process_info(config.distributed, os.environ)
         if processes > 1:  # JAX connects processes only once.
@@ -81,15 +79,11 @@ def prepare(runs: Runs) -> None:
                 "each run in one. Set `distributed.processes` to 1 in its config, so that each "
                 "process takes other runs. Or train this run by itself with `mlstm-jax train`."
             )
-        number = config.devices.virtual_cpu
-        require(
-            number == devices.virtual_cpu,
-            f"devices.virtual_cpu of the run {' / '.join(key)}",
-            number,
-            f"{devices.virtual_cpu}, as in the first run: one process trains them all",
-        )
-    deterministic = any(config.train.deterministic for config in runs.values())
-    environment.prepare(devices, deterministic=deterministic)
+        numbers.append(config.devices.virtual_cpu)
+    rule = "the same number in all runs: one process trains them all"
+    require(len(set(numbers)) < 2, "devices.virtual_cpu", numbers, rule)
+    for config in runs.values():
+        environment.prepare(config.devices, deterministic=config.train.deterministic)
 
 
 class RunSummary(NamedTuple):

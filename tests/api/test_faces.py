@@ -55,7 +55,7 @@ SAME: list[tuple[str, str | None, Callable[[mlstm.TrainedModel, Path, Path], Any
     ("schedule small_512 --corpus-bytes 1e6 --train.steps 40", None,
      lambda m, i, o: mlstm.schedule(
          mlstm.vary(load_file("small_512"), train__steps=40), corpus_bytes=1e6
-     ).text + "\n"),
+     ) + "\n"),
     ("plan small_512 --machine h200 --gpus 1 4 --price 3", None,
      lambda m, i, o: f"{mlstm.plan('small_512', 'h200', devices=np.array([1, 4]), price=3.0)}\n"),
     ("features MODEL IN/a.jsonl --state mean_h --all-layers --out OUT/f.npz", "f.npz",
