@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -106,16 +107,18 @@ def test_the_name_of_a_file_is_one_line(tmp_path, capsys) -> None:
     assert json.loads(capsys.readouterr().out)["sources"][0]["name"] == source.name
 
 
-def is_one_message(written: str) -> bool:
-    found = r"\x1b[2J" in written and "\nmlstm-jax: all is well" not in written
-    return found and not steers(written)
-
-
 def test_a_message_is_one_message(refused: Callable[..., str]) -> None:
-    for words in (f"train {HOSTILE}.py", f"generate {HOSTILE}", f"train --data.window={HOSTILE}"):
-        assert is_one_message(refused(*words.split(" ")))
-    assert is_one_message(refused("inspect", f"{HOSTILE}\nmlstm-jax: all is well"))
-    assert is_one_message(refused("plan", f"--{HOSTILE}"))
+    for words in (
+        ("train", f"{HOSTILE}.py"),
+        ("train", f"--data.window={HOSTILE}"),
+        ("generate", HOSTILE),
+        ("inspect", f"{HOSTILE}\nmlstm-jax: all is well"),
+        ("plan", f"--{HOSTILE}"),
+    ):
+        said = refused(*words)
+        assert r"\x1b[2J" in said
+        assert not steers(said)
+        assert "\nmlstm-jax: all is well" not in said
 
 
 def test_a_progress_line_says_nothing_that_steers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,31 +127,25 @@ def test_a_progress_line_says_nothing_that_steers(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err == f"changed: {SHOWN}\n"
 
 
-class Tee:
-    """A stream as programs make one: with `write` and `flush` only."""
-
-    def __init__(self, error: Exception | None = None) -> None:
-        self.error, self.text = error, ""
-
-    def write(self, text: str) -> None:
-        self.text += text
-        if self.error:
-            raise self.error
-
-    def flush(self) -> None:
-        pass
-
-
-class BrokenTerminal(Tee):
-    def isatty(self) -> bool:
-        return True
+def fail(text: str) -> None:
+    raise RuntimeError
 
 
 @pytest.mark.parametrize(
-    "stream", [Tee(), Tee(RuntimeError()), BrokenTerminal(RuntimeError()), "closed", None]
+    "stream",
+    [
+        "without isatty",
+        SimpleNamespace(write=fail, flush=str),
+        SimpleNamespace(write=fail, flush=str, isatty=lambda: True),
+        "closed",
+        None,
+    ],
 )
 def test_messages_survive_any_stream(stream, monkeypatch, capsys):
-    if stream == "closed":
+    written: list[str] = []
+    if stream == "without isatty":
+        stream = SimpleNamespace(write=written.append, flush=str)
+    elif stream == "closed":
         stream = io.StringIO()
         stream.close()
     monkeypatch.setattr(sys, "stderr", stream)
@@ -158,8 +155,8 @@ def test_messages_survive_any_stream(stream, monkeypatch, capsys):
         progress.update(2)
     terminal.tell("told")
     terminal.leave()
-    if isinstance(stream, Tee) and not stream.error:
-        assert stream.text == "said\ntrain  2/3  -:--:-- left\ntold\n"
+    if written:
+        assert "".join(written) == "said\ntrain  2/3  -:--:-- left\ntold\n"
     assert capsys.readouterr().out == ""
 
 
