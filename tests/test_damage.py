@@ -26,8 +26,7 @@ from mlstm_jax.interop import published, weights
 from mlstm_jax.training import metrics
 from mlstm_jax.training.run_folder import inputs_of
 from mlstm_jax.training.train import train as run_train
-from mlstm_jax.transfer import classifier_file
-from mlstm_jax.transfer.classifier import Classifier
+from mlstm_jax.transfer.classifier import Classifier, Description, load_classifier
 from mlstm_jax.transfer.features import Featurizer, read_features, write_features
 from mlstm_jax.transfer.words import Words
 from tests.interop.test_weights import write_openai, write_unirep
@@ -79,8 +78,8 @@ def read_weights(path: Path) -> Any:
 
 
 def read_classifier(folder: Path) -> Any:
-    found, about = classifier_file.load_classifier(folder)
-    return [found._replace(words=None), vars(found.words), about]
+    found = load_classifier(folder)
+    return [found._replace(words=None), vars(found.words)]
 
 
 def read_sources(folder: Path) -> Any:
@@ -103,8 +102,8 @@ def written(rated_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
     counts = Words(["good", "so good"], np.ones(2), draw.normal(size=(3, 2)), np.zeros(3))
     weights_KD = draw.normal(size=(3, 16))
     made = Classifier(weights_KD, np.zeros(3), ["a", "b", "c"], 1.0, words=counts)
-    about = classifier_file.Description("h", False, weights.fingerprint(loaded.params), None)
-    classifier_file.save(folder / "classifier", made, about)
+    about = Description("h", False, weights.fingerprint(loaded.params), None)
+    made._replace(about=about).save(folder / "classifier")
     (folder / "features").mkdir()
     values = draw.normal(size=(9, 16)).astype(np.float32)
     write_features(folder / "features/a.npz", values, Featurizer(loaded, states=["h"]), "key")

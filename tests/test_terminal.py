@@ -18,8 +18,8 @@ from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import ModelWeights
 from mlstm_jax.terminal import ProgressLine
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.transfer import classifier_file, reader
-from mlstm_jax.transfer.classifier import Classifier
+from mlstm_jax.transfer import reader
+from mlstm_jax.transfer.classifier import Classifier, Description
 from tests.corpora.written import jsonl
 
 # It clears the screen, sets the title, deletes a line, and turns the direction.
@@ -68,8 +68,8 @@ def test_a_terminal_gets_escapes_and_a_pipe_the_text(hostile_run, tmp_path, monk
     made = Classifier(np.ones((1, 2)), np.zeros(1), [HOSTILE, "a\nb"], 1.0)
     fingerprint = weights.fingerprint(run.load_run(hostile_run).params)
     (tmp_path / "dir").mkdir()
-    about = classifier_file.Description("c", False, fingerprint, None)
-    classifier_file.save(tmp_path / "dir", made, about)
+    about = Description("c", False, fingerprint, None)
+    made._replace(about=about).save(tmp_path / "dir")
     (tmp_path / "a.txt").write_text("one\n" * 11 + HOSTILE)
     write = ["generate", str(hostile_run), "--prompt", "a\x1bb\nc\t", "--bytes", "3"]
     label = ["classify", str(hostile_run), str(tmp_path / "dir"), str(tmp_path / "a.txt")]

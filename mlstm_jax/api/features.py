@@ -203,7 +203,7 @@ class FineTuned(ClassifierMixin, _OfModel):
         """Return the probability of each of `classes_`, [texts, classes]."""
         check_is_fitted(self)
         strings = as_texts(texts)
-        states = self._reader.encode(strings, self.tuned_.about.state)
+        states = self._reader.encode(strings, self.tuned_.classifier.about.state)
         return self.tuned_.classifier.probabilities(states, strings)[:, self._columns]
 
     @public

@@ -24,8 +24,7 @@ from mlstm_jax.training import metrics, parallel
 from mlstm_jax.training.evaluation import Evaluator, Score, corpus_of, report_of
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer import onnx_file
-from mlstm_jax.transfer.classifier import Classifier
-from mlstm_jax.transfer.classifier_file import Description, load_classifier, require_model
+from mlstm_jax.transfer.classifier import Classifier, load_classifier
 from mlstm_jax.transfer.classify import label_texts
 from mlstm_jax.transfer.features import Featurizer, TextFile
 from mlstm_jax.transfer.finetune import Finetuned, FinetuneOptions
@@ -233,12 +232,13 @@ class TrainedModel:
             classifier = shipped.classifier(self.path)
         if classifier is None:
             raise UserError("this model comes with no classifier; give one that `transfer` made.")
-        chosen, about = self._classifier(classifier)
+        chosen = self._classifier(classifier)
+        about = chosen.about
         strings = self._texts(texts, text_column or about.text_column)
         featurizer = self._featurizer(
             about.state, all_layers=about.all_layers, score=bool(about.familiar)
         )
-        parts = label_texts(self._run, strings, chosen, about, featurizer, quiet=not show_progress)
+        parts = label_texts(self._run, strings, chosen, featurizer, quiet=not show_progress)
         return list(chain.from_iterable(shares for _, shares in parts))
 
     @public
@@ -313,7 +313,7 @@ class TrainedModel:
             return heat(self._reader, text, unit or 0, scale, state=state, layer=layer)
         require(state is None, "state", state, "unset with `score`")
         require(layer is None, "layer", layer, "unset with `score`")
-        return score_heat(self._reader, text, *self._classifier(score), label, scale)
+        return score_heat(self._reader, text, self._classifier(score), label, scale)
 
     @public
     def states(self, text: str, state: State | None = None) -> NDArray[np.float32]:
@@ -590,15 +590,16 @@ class TrainedModel:
             )
         return self._featurizers[key]
 
-    def _classifier(self, given: Transferred | str | Path) -> tuple[Classifier, Description]:
-        """Return a classifier and its features; UserError unless it belongs to this model."""
+    def _classifier(self, given: Transferred | str | Path) -> Classifier:
+        """Return a classifier; UserError unless it belongs to this model."""
+        name = "the classifier"
         if isinstance(given, Transferred):
-            classifier, about, name = given.classifier, given.about, "the classifier"
+            classifier = given.classifier
         else:
             name = str(given)
-            classifier, about = load_classifier(Path(given))
-        require_model(name, about, self._run, "this model")
-        return classifier, about
+            classifier = load_classifier(Path(given))
+        classifier.require_model(name, self._run, "this model")
+        return classifier
 
 
 @public

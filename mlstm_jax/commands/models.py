@@ -20,9 +20,8 @@ from mlstm_jax.terminal import is_terminal, show
 from mlstm_jax.training.evaluation import corpus_of
 from mlstm_jax.training.state import parameter_count
 from mlstm_jax.training.sweep import sweep as run_sweep
-from mlstm_jax.transfer import classifier_file, onnx_file
-from mlstm_jax.transfer.classifier import Classifier
-from mlstm_jax.transfer.classifier_file import Description
+from mlstm_jax.transfer import onnx_file
+from mlstm_jax.transfer.classifier import Classifier, load_classifier
 from mlstm_jax.transfer.generate import as_text
 from mlstm_jax.transfer.generate import generate as run_generate
 from mlstm_jax.transfer.heatmap_drawing import require_suffix
@@ -270,16 +269,15 @@ def view(
     if (score or label) and not classifier:
         raise UserError("score and label need `classifier`, a folder of `mlstm-jax transfer`.")
     chosen: Classifier | None = None
-    about: Description | None = None
     loaded = load_run(run, checkpoint)
     if classifier:
-        chosen, about = classifier_file.load_classifier(classifier)
-        classifier_file.require_model(classifier, about, loaded, run)
+        chosen = load_classifier(classifier)
+        chosen.require_model(classifier, loaded, run)
     if chosen and (score or label):
         chosen.require_no_words("the score after each character")
         loaded.config.model.require_next_byte("a score after each character")
         label = shown_label(chosen, label)
-    viewer = Viewer(loaded, chosen, about, label, shipped.example(run).strip())
+    viewer = Viewer(loaded, chosen, label, shipped.example(run).strip())
     address = bind(host, port)
     show(f"{address.url} shows {loaded.name}; Ctrl-C stops it")
     serve(viewer, address)

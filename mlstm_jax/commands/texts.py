@@ -20,7 +20,7 @@ from mlstm_jax.commands.models import READING, ReadingOptions
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.guard import interruptible
 from mlstm_jax.terminal import is_terminal, one_line, rate, show
-from mlstm_jax.transfer.classifier_file import load_classifier, require_model
+from mlstm_jax.transfer.classifier import load_classifier
 from mlstm_jax.transfer.classify import label_texts
 from mlstm_jax.transfer.features import Featurizer, TextFile, write_parts
 from mlstm_jax.transfer.finetune import FinetuneOptions
@@ -184,20 +184,21 @@ def classify(
     is_known = out is None or out.suffix in (".csv", ".jsonl")
     require(is_known, "out", str(out), "a .csv or .jsonl file")
     output.require_file(out, source, overwrite=overwrite)
-    chosen, about = load_classifier(folder)
+    chosen = load_classifier(folder)
+    about = chosen.about
     loaded = reading.load(run)._run
-    require_model(folder, about, loaded, run)
+    chosen.require_model(folder, loaded, run)
     file = TextFile(source, text_column or about.text_column, loaded.cleaning)
     featurizer = Featurizer(
         loaded, states=(about.state,), all_layers=about.all_layers, score=bool(about.familiar)
     )
     if out is None and is_terminal(sys.stdout):
         first = next(iter(file))[:_SHOWN]
-        _show_table(label_texts(loaded, first, chosen, about, featurizer))
+        _show_table(label_texts(loaded, first, chosen, featurizer))
         more = "with the probability of each class"
         show(f"{len(first)} of {file.count:,} texts; for all, {more}: --out labels.csv")
         return
-    labelled = label_texts(loaded, file, chosen, about, featurizer, quiet=False)
+    labelled = label_texts(loaded, file, chosen, featurizer, quiet=False)
     with contextlib.ExitStack() as stack:
         written: IO[str] = sys.stdout
         if out:  # which is written completely or not at all

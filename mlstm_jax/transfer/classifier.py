@@ -1,18 +1,30 @@
-"""A linear classifier of features, and the examples that it is fitted to and measured on.
+"""A linear classifier of features: what it answers, and its files.
 
-logistic.py fits it, words.py adds word counts, and classifier_file.py saves it.
+logistic.py fits it, and words.py adds word counts. On disk it is classifier.safetensors, the
+numbers, and classifier.json, the names and what it reads; no pickle.
 """
 
+import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mlstm_jax import digest, fields, output, shipped
 from mlstm_jax.errors import UserError, require
+from mlstm_jax.fields import Between
+from mlstm_jax.interop import arrays
+from mlstm_jax.interop.weights import fingerprint
+from mlstm_jax.model.architecture import Architecture
+from mlstm_jax.run import Run
 from mlstm_jax.transfer.features import Features
-from mlstm_jax.transfer.words import Words
+from mlstm_jax.transfer.states import FeatureState, State, layers_of
+from mlstm_jax.transfer.words import MEAN, Words
 
+FORMAT = 2
 _SHOWN = 10  # names of classes
 
 Labels = NDArray[np.int64]  # see `labels.codes`
@@ -20,10 +32,11 @@ Floats = NDArray[np.float64]
 
 
 class Examples(NamedTuple):
-    """Features [texts, D], and the label of each."""
+    """Features [texts, D], and the label of each; with the texts themselves for word counts."""
 
     features: Features
     labels: Labels
+    texts: Sequence[str] = ()
 
     def columns(self, units: Sequence[int]) -> "Examples":
         """Return the examples with only these features."""
@@ -50,6 +63,41 @@ def nats(probabilities_NK: Floats, labels: Labels) -> Floats:
     return -np.log(np.maximum(found_N, np.finfo(np.float64).tiny))
 
 
+@dataclass(frozen=True)
+class DomainLimit:
+    """How well the model predicts texts of the kind that a classifier knows.
+
+    A text of n scored bytes is unlike them if it has more than bits + short / √n bits per
+    character: the fewer bytes, the more they vary.
+    """
+
+    bits: float
+    short: float
+
+    def is_out_of_domain(self, nats_N: Any, scored_N: Any) -> NDArray[np.bool_]:
+        """Return whether each text is unlike them, of the nats of its scored bytes."""
+        scored_N = np.asarray(scored_N)
+        most_N = (self.bits * scored_N + self.short * np.sqrt(scored_N)) * np.log(2)
+        is_out_N: NDArray[np.bool_] = np.asarray(nats_N) > most_N
+        return is_out_N
+
+
+@dataclass(frozen=True)
+class Description:
+    """Which features of which model a classifier reads; saved as JSON."""
+
+    state: FeatureState
+    all_layers: bool
+    model: str  # fingerprint of its parameters
+    text_column: str | None
+    familiar: DomainLimit | None = None
+    step: int | None = None  # of the checkpoint; 0 for imported weights; None: not recorded
+
+    def layers(self, model: Architecture) -> list[tuple[State, int]]:
+        """See `layers_of`."""
+        return layers_of(model, self.state, all_layers=self.all_layers)
+
+
 class Classifier(NamedTuple):
     """Scores are features · weights + intercepts; with two classes, only of the second."""
 
@@ -61,6 +109,7 @@ class Classifier(NamedTuple):
     deviations_D: Floats | None = None  # of the features, in the texts of the fit
     words: Words | None = None  # its weight says how both probabilities are combined
     texts: NDArray[np.uint32] | None = None  # digests of those that it was fitted to (classify.py)
+    about: Description = Description("c", False, "", None)
 
     def __repr__(self) -> str:
         words = f" and {len(self.words.vocabulary):,} words and pairs" if self.words else ""
@@ -74,6 +123,25 @@ class Classifier(NamedTuple):
                 f"{name} is for a classifier of states alone, and this one also counts words; fit "
                 "one without `words`."
             )
+
+    def require_model(self, name: str | Path, run: Run, path: str | Path) -> None:
+        """Raise UserError unless it was created with this run.
+
+        In messages it is `name`, and the run `path`.
+        """
+        if self.about.model == fingerprint(run.params):
+            return
+        advice = (
+            "give the run and `checkpoint` that it was created with (of `mlstm-jax finetune`: "
+            "OUT/run)"
+        )
+        step = self.about.step
+        if step not in (None, run.step) and (run.folder / "checkpoints" / str(step)).is_dir():
+            advice = f"give `--checkpoint {step}` (in Python checkpoint={step})"
+        raise UserError(
+            f"{name} was created with other parameters than those of {path} at step {run.step}; "
+            f"{advice}, or create it again."
+        )
 
     def probabilities(self, features: Features, texts: Sequence[str] = ()) -> Floats:
         """Return [texts, classes]; one-against-rest probabilities are scaled to sum to 1.
@@ -114,17 +182,15 @@ class Classifier(NamedTuple):
         scores: Floats = features.astype(np.float64) @ self.weights_KD.T
         return scores + self.intercepts_K
 
-    def predict(self, features: Features, texts: Sequence[str] = ()) -> Labels:
-        """Return the class of each text, an index; of equally likely ones, the first."""
-        return self.probabilities(features, texts).argmax(axis=1)
-
     def loss(self, examples: Examples) -> float:
         """Return the mean cross-entropy of the labels, nats."""
-        return float(nats(self.probabilities(examples.features), examples.labels).mean())
+        shares_NK = self.probabilities(examples.features, examples.texts)
+        return float(nats(shares_NK, examples.labels).mean())
 
-    def score(self, examples: Examples, texts: Sequence[str] = ()) -> float:
+    def score(self, examples: Examples) -> float:
         """Return the fraction of texts that it classifies correctly."""
-        return float((self.predict(examples.features, texts) == examples.labels).mean())
+        shares_NK = self.probabilities(examples.features, examples.texts)
+        return float((shares_NK.argmax(axis=1) == examples.labels).mean())
 
     @property
     def ranking(self) -> Labels:
@@ -133,3 +199,119 @@ class Classifier(NamedTuple):
         if self.deviations_D is not None:
             scaled_KD = self.weights_KD * self.deviations_D
         return np.argsort(-np.abs(scaled_KD).max(axis=0), kind="stable")
+
+    def save(self, folder: Path) -> None:
+        """Write its two files; KnownError if they cannot be written."""
+        values = {"weights": self.weights_KD, "intercepts": self.intercepts_K}
+        if self.deviations_D is not None:
+            values["deviations"] = self.deviations_D
+        words = self.words
+        if words:
+            values |= {"idf": words.idf_V, "word_weights": words.weights_KV}
+            values["word_intercepts"] = words.intercepts_K
+        written: dict[str, NDArray[Any]] = {}
+        for name, value in values.items():
+            written[name] = np.asarray(value, np.float64)
+        if self.texts is not None:
+            written["texts"] = np.asarray(self.texts, np.uint32)
+        described = {
+            "format": FORMAT,
+            "classes": self.classes,
+            "C": None if math.isinf(self.C) else self.C,
+            "softmax": self.softmax,
+            **asdict(self.about),
+            "arrays": digest.of_arrays(written),
+        }
+        if words:
+            described |= {"vocabulary": words.vocabulary, "word_weight": words.weight}
+        with output.write_errors(folder):
+            (folder / "classifier.json").unlink(missing_ok=True)
+            arrays.write_safetensors(folder / "classifier.safetensors", written)
+            # Last: without it there is no classifier.
+            digest.write_json(folder / "classifier.json", described)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File(Description):
+    """The fields of classifier.json."""
+
+    format: int
+    classes: list[str]
+    C: float | None  # None: infinite
+    softmax: bool
+    arrays: dict[str, int]  # checksums of those of classifier.safetensors
+    vocabulary: list[str] | None = None  # of word counts, in the order of the columns
+    word_weight: Annotated[float, Between(0, 1)] = MEAN
+
+    def __post_init__(self) -> None:
+        for name, least in (("classes", 2), ("vocabulary", 1)):
+            words = getattr(self, name)
+            if words is not None and not least <= len(set(words)) == len(words):
+                raise fields.InvalidField(f"{name} must be {least} or more different names")
+
+
+def load_classifier(folder: Path) -> Classifier:
+    """Read what `Classifier.save` wrote; a UserError names the field or array that is wrong."""
+    given = folder
+    folder = shipped.model(folder)
+    if not (folder / "classifier.json").is_file():
+        raise UserError(_missing(given, folder))
+    file = _read_json(folder / "classifier.json")
+    path = folder / "classifier.safetensors"
+    _, stored = arrays.safetensors(path, "")
+    texts = stored.pop("texts", None)
+    rows = 1 if len(file.classes) == 2 else len(file.classes)
+    shapes: dict[str, tuple[int, ...]] = {"intercepts": (rows,)}
+    if file.vocabulary:
+        count = len(file.vocabulary)
+        shapes |= {"idf": (count,), "word_weights": (rows, count), "word_intercepts": (rows,)}
+    arrays.check_names(str(path), stored.keys() - {"deviations"}, {"weights", *shapes})
+    _, width = arrays.sizes(str(path), stored, "weights", 2)
+    shapes["weights"] = (rows, width)
+    if "deviations" in stored:
+        shapes["deviations"] = (width,)
+    loaded = arrays.read_arrays(str(path), stored, shapes, np.float64)
+    summed = loaded if texts is None else loaded | {"texts": texts}
+    try:
+        digest.require_arrays(path.name, digest.of_arrays(summed), file.arrays)
+    except fields.InvalidField as error:
+        raise UserError(f"{path}: is damaged ({error}); restore it, or create it again.") from error
+    about = {name: getattr(file, name) for name in Description.__dataclass_fields__}
+    classifier = Classifier(
+        loaded["weights"],
+        loaded["intercepts"],
+        file.classes,
+        math.inf if file.C is None else file.C,
+        file.softmax,
+        loaded.get("deviations"),
+        texts=texts,
+        about=Description(**about),
+    )
+    if not file.vocabulary:
+        return classifier
+    numbers = (loaded["idf"], loaded["word_weights"], loaded["word_intercepts"])
+    return classifier._replace(words=Words(file.vocabulary, *numbers, file.word_weight))
+
+
+def _missing(given: Path, folder: Path) -> str:
+    """What to give instead of a folder that is no classifier's."""
+    advice = "create one with `mlstm-jax transfer`."
+    if not folder.exists():
+        return f"there is no folder {given}; {advice}"
+    inside = [str(given / path.parent.name) for path in sorted(folder.glob("*/classifier.json"))]
+    if inside:
+        advice = f"give {' or '.join(inside)}."
+    return f"{given} has no classifier.json; {advice}"
+
+
+def _read_json(path: Path) -> _File:
+    try:
+        values = fields.parse(path.read_bytes())
+        if isinstance(values, dict) and values.get("format", FORMAT) != FORMAT:
+            raise fields.InvalidField("it was written by another version of this program")
+        return fields.build(_File, digest.opened(values))
+    except fields.InvalidField as error:
+        raise UserError(
+            f"{path}: the classifier cannot be read ({error}); restore it, or create it again "
+            "with `mlstm-jax transfer`."
+        ) from error

@@ -19,7 +19,6 @@ from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import note
 from mlstm_jax.run import Run
 from mlstm_jax.transfer.classifier import Classifier
-from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.features import Featurizer, TextFile
 from mlstm_jax.transfer.labels import Labelled
 
@@ -43,7 +42,6 @@ def label_texts(
     run: Run,
     texts: Sequence[str] | TextFile,
     classifier: Classifier,
-    about: Description,
     featurizer: Featurizer,
     *,
     quiet: bool = True,
@@ -62,8 +60,9 @@ def label_texts(
     for part, read in featurizer.read_each(texts, "classify", quiet=quiet):
         blank_N = read.scored_N == 0  # every cleaning adds a byte to a text
         marked = {_BLANK: blank_N}
-        if about.familiar:
-            marked[_UNLIKE] = about.familiar.is_out_of_domain(read.nats_N, read.scored_N)
+        if classifier.about.familiar:
+            familiar = classifier.about.familiar
+            marked[_UNLIKE] = familiar.is_out_of_domain(read.nats_N, read.scored_N)
         if any(theirs.size for theirs in learned.values()):
             found_N = digests(part, run.cleaning)
             for finding, theirs in learned.items():

@@ -14,8 +14,7 @@ import numpy as np
 from mlstm_jax.transfer import words
 from mlstm_jax.transfer.classifier import Classifier, Examples, named, subset
 from mlstm_jax.transfer.features import Column
-from mlstm_jax.transfer.labels import Labelled
-from mlstm_jax.transfer.logistic import CS, Prior, best_fit, fit
+from mlstm_jax.transfer.logistic import CS, best_fit, fit
 from mlstm_jax.transfer.states import FeatureState
 
 TOP_UNITS = (1, 2, 5, 10, 50, 100)
@@ -76,12 +75,11 @@ class Result:
 
 def run(
     examples: Mapping[str, Examples],
-    texts: Mapping[str, Labelled],
     classes: list[str],
     state: FeatureState,
     columns: list[Column],
     counted: words.Fit | str,
-    prior: Prior | None = None,
+    prior: Classifier | None = None,
     on_part: Callable[[int, str], None] = lambda number, name: None,
     *,
     with_words: bool = False,
@@ -115,7 +113,7 @@ def run(
     best = _best_unit(train)
     on_part(len(CS) + 1, "learning curve")
     learning_curve = _learning_curve(train, valid, test, chosen, prior)
-    predicted = chosen.predict(test.features)
+    predicted = chosen.probabilities(test.features).argmax(axis=1)
     confusion = confusion_matrix(test.labels, predicted, labels=range(len(classes)))
     commonest = int(np.bincount(train.labels).argmax())
 
@@ -130,13 +128,12 @@ def run(
         both = chosen._replace(words=replace(counted.words, weight=weight))
         baseline = {"C": counted.C, "valid": counted.accuracy}
         for name, part in examples.items():
-            strings = texts[name].texts
-            together[name] = both.score(part, strings)
-            predicted = counted.words.probabilities(strings).argmax(axis=1)
+            together[name] = both.score(part)
+            predicted = counted.words.probabilities(part.texts).argmax(axis=1)
             baseline.setdefault(name, float((predicted == part.labels).mean()))
     result = Result(
         classes=classes,
-        texts={name: len(texts[name].texts) if name in texts else 0 for name in PARTS},
+        texts={name: len(examples[name].labels) if name in examples else 0 for name in PARTS},
         state=state,
         features=train.features.shape[1],
         C=chosen.C,
@@ -144,7 +141,7 @@ def run(
         valid=choice.accuracy,
         test=chosen.score(test),
         majority=float((test.labels == commonest).mean()),
-        has_prior=choice.prior is not None,
+        has_prior=choice.has_prior,
         units=[columns[column] for column in ranking[: max(TOP_UNITS)]],
         baseline=baseline,
         baseline_failure=counted if isinstance(counted, str) else None,
@@ -178,7 +175,7 @@ def _learning_curve(
     valid: Examples | None,
     test: Examples,
     chosen: Classifier,
-    prior: Prior | None,
+    prior: Classifier | None,
 ) -> list[dict[str, float]]:
     """Return the test accuracy by number of examples, with the best C for each draw."""
     classes = chosen.classes

@@ -41,8 +41,7 @@ from mlstm_jax.run import Run, as_weights, load_run
 from mlstm_jax.training import parallel
 from mlstm_jax.training.train import train
 from mlstm_jax.transfer import classify, words
-from mlstm_jax.transfer.classifier import Classifier, Examples
-from mlstm_jax.transfer.classifier_file import Description, save
+from mlstm_jax.transfer.classifier import Classifier, Description, Examples
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.labels import Labelled, codes, require_classes, with_held_out
 
@@ -126,7 +125,6 @@ class Finetuned(NamedTuple):
 
     run: Run
     classifier: Classifier
-    about: Description
     accuracy: dict[str, float]  # of train, valid and test, fractions
     without_words: dict[str, float]  # accuracies of the model alone; empty without `words`
 
@@ -168,7 +166,8 @@ def finetune(
         examples: dict[str, Examples] = {}
         for name in names:
             values = featurizer(texts[name].texts, f"features of {name}", quiet=quiet)
-            examples[name] = Examples(values, codes(texts[name].labels, classes))
+            labels = codes(texts[name].labels, classes)
+            examples[name] = Examples(values, labels, texts[name].texts)
         return examples
 
     def score_labels(params: Parameters) -> tuple[float, float]:
@@ -194,11 +193,11 @@ def finetune(
         states_NK = alone.probabilities(held_out.features)
         weight = words.best_weight(states_NK, words_NK, held_out.labels)
         counted = dataclasses.replace(counted, weight=weight)
-    classifier = alone._replace(words=counted, texts=np.unique(fitted))
     about = Description(state, False, fingerprint(tuned.params), text_column, step=tuned.step)
+    classifier = alone._replace(words=counted, texts=np.unique(fitted), about=about)
     (out / "classifier").mkdir(exist_ok=True)
-    save(out / "classifier", classifier, about)
-    accuracy = {name: classifier.score(part, texts[name].texts) for name, part in examples.items()}
+    classifier.save(out / "classifier")
+    accuracy = {name: classifier.score(part) for name, part in examples.items()}
     without_words = {}
     report = {
         "run": str(run.folder),
@@ -212,7 +211,7 @@ def finetune(
         report["without_words"] = without_words
         report["word_weight"] = counted.weight
     output.write_text(out / "report.json", json.dumps(report, indent=2) + "\n")
-    return Finetuned(tuned, classifier, about, accuracy, without_words)
+    return Finetuned(tuned, classifier, accuracy, without_words)
 
 
 def make_config(run: Run, start: Path, out: Path, classes: int, options: FinetuneOptions) -> Config:

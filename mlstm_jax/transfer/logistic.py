@@ -25,45 +25,34 @@ from mlstm_jax.transfer.classifier import Classifier, Examples, Floats, Labels, 
 CS = tuple(2.0**power for power in range(-8, 1))
 
 _PRIOR_SCALE = 10
-_FEW = 50  # examples; see `Prior.errors`
+_FEW = 50  # examples; see `_errors`
 _FOLDS = 5
-
-
-class Prior(NamedTuple):
-    """Log-odds, features · weights + intercept, which become one more feature of a fit."""
-
-    weights_D: Floats
-    intercept: float
-    classes: Sequence[str]  # the log-odds are those of the second
-
-    def column(self, features: Any) -> Any:
-        """Return the feature, [texts, 1], so large that the penalty hardly shrinks its weight."""
-        return _PRIOR_SCALE * (features @ self.weights_D[:, None] + self.intercept)
-
-    def errors(self, examples: Examples, classes: Sequence[str]) -> int:
-        """Return how many standard errors from the smallest loss a candidate may be.
-
-        With few examples, all classified correctly, the standard error is underestimated. So with
-        fewer than 50, and the prior's own class names, the evidence against it must be stronger.
-        """
-        is_own = "\n".join(classes).casefold() == "\n".join(self.classes).casefold()
-        return 3 if is_own and len(examples.labels) < _FEW else 1
 
 
 class Choice(NamedTuple):
     """The classifier with the best C, and how well it does on held-out examples."""
 
     classifier: Classifier
-    prior: Prior | None  # that it was fitted with
+    has_prior: bool  # whether it is the prior, or was fitted with it
     accuracy: float  # NaN: nothing could be held out
     held_out_NK: Floats | None  # probabilities of the classes
+
+
+def _errors(prior: Classifier, examples: Examples, classes: Sequence[str]) -> int:
+    """Return how many standard errors from the smallest loss a candidate may be.
+
+    With few examples, all classified correctly, the standard error is underestimated. So with
+    fewer than 50, and the prior's own class names, the evidence against it must be stronger.
+    """
+    is_own = "\n".join(classes).casefold() == "\n".join(prior.classes).casefold()
+    return 3 if is_own and len(examples.labels) < _FEW else 1
 
 
 def _is_few(examples: Examples) -> bool:
     return len(examples.labels) < examples.features.shape[1]
 
 
-def _pipeline(examples: Examples, classes: int, C: float, prior: Prior | None) -> Any:
+def _pipeline(examples: Examples, classes: int, C: float, prior: Classifier | None) -> Any:
     """Return the unfitted estimator; its penalty depends on the numbers of examples and features.
 
     More than two classes are classified one against the rest.
@@ -85,20 +74,26 @@ def _pipeline(examples: Examples, classes: int, C: float, prior: Prior | None) -
         logistic = OneVsRestClassifier(logistic)
     inputs = StandardScaler()  # gives a constant feature the scale 1
     if prior:
-        inputs = make_union(inputs, FunctionTransformer(prior.column))
+
+        def log_odds(features: Any) -> Any:
+            """So large that the penalty hardly shrinks their weight."""
+            return _PRIOR_SCALE * (features @ prior.weights_KD.T + prior.intercepts_K)
+
+        inputs = make_union(inputs, FunctionTransformer(log_odds))
     return make_pipeline(inputs, logistic)
 
 
-def fit(examples: Examples, classes: list[str], C: float, prior: Prior | None = None) -> Classifier:
-    """Fit a classifier; every class must occur. With a prior it is linear in the features, too.
+def fit(
+    examples: Examples, classes: list[str], C: float, prior: Classifier | None = None
+) -> Classifier:
+    """Fit a classifier; every class must occur.
 
-    With a prior of two classes C may be 0: it is the prior as it is.
+    The log-odds of the prior, a classifier of two classes, are one more feature, so that it is
+    linear in the features, too. If these classes are also two, C may be 0: the prior as it is.
     """
     values = examples.features.astype(np.float64)
     if prior and not C:
-        weights_KD = prior.weights_D[None]
-        intercepts_K = np.array([prior.intercept])
-        return Classifier(weights_KD, intercepts_K, classes, C, deviations_D=values.std(axis=0))
+        return prior._replace(classes=classes, C=C, deviations_D=values.std(axis=0))
     inputs, logistic = _pipeline(examples, len(classes), C, prior).fit(values, examples.labels)
     scaler = inputs.transformer_list[0][1] if prior else inputs
     fitted = getattr(logistic, "estimators_", [logistic])  # one for each class, or one for both
@@ -108,8 +103,8 @@ def fit(examples: Examples, classes: list[str], C: float, prior: Prior | None = 
     intercepts_K = intercepts_K - weights_KD @ scaler.mean_
     if prior:
         slope_K = _PRIOR_SCALE * coefficients_KD[:, -1]
-        weights_KD += slope_K[:, None] * prior.weights_D
-        intercepts_K += slope_K * prior.intercept
+        weights_KD += slope_K[:, None] * prior.weights_KD
+        intercepts_K += slope_K * prior.intercepts_K
     return Classifier(weights_KD, intercepts_K, classes, C, deviations_D=scaler.scale_)
 
 
@@ -117,7 +112,7 @@ def best_fit(
     train: Examples,
     valid: Examples | None,
     classes: list[str],
-    prior: Prior | None = None,
+    prior: Classifier | None = None,
     Cs: Sequence[float] = CS[::2],
     on_fit: Callable[[int], None] = lambda count: None,
 ) -> Choice:
@@ -129,7 +124,7 @@ def best_fit(
     With a prior the candidates are ordered by how much they change it: the prior as it is (C = 0,
     two classes only), then fits with it, then fits without it, each in order of increasing C. The
     first whose loss is within one standard error of the smallest is chosen (Breiman et al. 1984,
-    section 3.4.3), or within three (`Prior.errors`). The error is that of the mean difference over
+    section 3.4.3), or within three (`_errors`). The error is that of the mean difference over
     the same examples.
 
     `on_fit` is called with the number of values of C tried so far.
@@ -138,7 +133,7 @@ def best_fit(
     with a prior is chosen, or the weakest penalty.
     """
     is_few = _is_few(train)
-    candidates: list[tuple[Prior | None, float]] = [(None, C) for C in Cs]
+    candidates: list[tuple[Classifier | None, float]] = [(None, C) for C in Cs]
     prior = prior if is_few else None
     if prior:
         candidates = [(prior, C) for C in Cs] + candidates
@@ -146,7 +141,7 @@ def best_fit(
         candidates.insert(0, (prior, 0.0))
     if valid is None and np.bincount(train.labels).min() < 2:
         used, C = candidates[0 if prior else -1]
-        return Choice(fit(train, classes, C, used), used, np.nan, None)
+        return Choice(fit(train, classes, C, used), used is not None, np.nan, None)
     labels = (valid or train).labels
     held_out = []
     costs = []
@@ -160,15 +155,16 @@ def best_fit(
     best = int(np.argmin(np.mean(costs, axis=1)))
     if prior:
         above = np.array(costs) - costs[best]
-        limit = prior.errors(train, classes) / np.sqrt(len(labels))
+        limit = _errors(prior, train, classes) / np.sqrt(len(labels))
         best = int(np.argmax(above.mean(axis=1) <= limit * above.std(axis=1)))
     used, C = candidates[best]
     accuracy = float((held_out[best].argmax(axis=1) == labels).mean())
-    return Choice(fit(train, classes, C, used), used, accuracy, held_out[best])
+    chosen = fit(train, classes, C, used)
+    return Choice(chosen, used is not None, accuracy, held_out[best])
 
 
 def _held_out(
-    train: Examples, valid: Examples | None, classes: list[str], C: float, prior: Prior | None
+    train: Examples, valid: Examples | None, classes: list[str], C: float, prior: Classifier | None
 ) -> Floats:
     """Return the probabilities of the classes of the held-out examples."""
     if valid:

@@ -30,7 +30,6 @@ from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.ops import Precision
 from mlstm_jax.run import Run
 from mlstm_jax.transfer.classifier import Classifier
-from mlstm_jax.transfer.classifier_file import Description
 
 OPSET = 17  # with IR 8: onnxruntime since 1.12
 _IR = 8
@@ -42,7 +41,6 @@ _TEXT = "ACDEFGHIKLMNPQRSTVWY" * 2
 
 _KEY = "mlstm_jax"
 _OUTPUTS = {"h": "h_after", "c": "c_after", "mean_h": "mean_h"}  # of the states after a text
-Chosen = tuple[Classifier, Description]
 
 
 class _Nodes:
@@ -141,7 +139,7 @@ def _value(name: str, *shape: int | str, kind: int = 1) -> Any:
     return helper.make_tensor_value_info(name, kind, shape)
 
 
-def _model(run: Run, dtype: str, classifier: Chosen | None) -> Any:
+def _model(run: Run, dtype: str, classifier: Classifier | None) -> Any:
     """Return the ONNX model, see `save`."""
     from onnx import TensorProto, helper, numpy_helper
 
@@ -172,21 +170,20 @@ def _model(run: Run, dtype: str, classifier: Chosen | None) -> Any:
     outputs += [_value(name, "B", *model.shape) for name in ("h_after", "c_after", "mean_h")]
     outputs += [_value(name, "B", "T", *model.shape) for name in ("h_each", "c_each")]
     if classifier:
-        chosen, reads = classifier
         parts = []
-        for state, layer in reads.layers(model):
+        for state, layer in classifier.about.layers(model):
             number = outer.constant(layer, np.int64)
             parts.append(outer("Gather", made[_OUTPUTS[state]], number, axis=1))
         features = outer("Concat", *parts, axis=1)
-        linear = outer("MatMul", features, outer.constant(chosen.weights_KD.T))
-        scores = outer("Add", linear, outer.constant(chosen.intercepts_K))
-        yes = outer("Softmax" if chosen.softmax else "Sigmoid", scores)
-        if len(chosen.classes) == 2:
+        linear = outer("MatMul", features, outer.constant(classifier.weights_KD.T))
+        scores = outer("Add", linear, outer.constant(classifier.intercepts_K))
+        yes = outer("Softmax" if classifier.softmax else "Sigmoid", scores)
+        if len(classifier.classes) == 2:
             yes = outer("Concat", outer("Sub", outer.constant(1), yes), yes, axis=1)
         else:
             yes = outer("Div", yes, outer("ReduceSum", yes, axis_1))
         made["probabilities"] = yes
-        outputs.append(_value("probabilities", "B", len(chosen.classes)))
+        outputs.append(_value("probabilities", "B", len(classifier.classes)))
     for name, value in made.items():
         outer.nodes.append(helper.make_node("Identity", [value], [name]))
     inputs = [_value("bytes", "B", "T", kind=TensorProto.UINT8)]
@@ -200,7 +197,7 @@ def _model(run: Run, dtype: str, classifier: Chosen | None) -> Any:
     )  # fmt: skip
 
 
-def _difference(run: Run, classifier: Chosen | None, file: bytes) -> float:
+def _difference(run: Run, classifier: Classifier | None, file: bytes) -> float:
     """Return the largest difference of an output from JAX's, by the output's largest value."""
     import onnxruntime
 
@@ -226,9 +223,9 @@ def _difference(run: Run, classifier: Chosen | None, file: bytes) -> float:
         "mean_h": of_text(read.states.h).sum(axis=1) / lengths_B[:, None, None],
     }
     if classifier:
-        chosen, about = classifier
-        parts = [expected[_OUTPUTS[state]][:, layer] for state, layer in about.layers(model)]
-        expected["probabilities"] = chosen.probabilities(np.concatenate(parts, axis=1))
+        layers = classifier.about.layers(model)
+        parts = [expected[_OUTPUTS[state]][:, layer] for state, layer in layers]
+        expected["probabilities"] = classifier.probabilities(np.concatenate(parts, axis=1))
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     zero = np.zeros((2, *model.shape), np.float32)
     inputs = {"bytes": bytes_BT, "lengths": lengths_B, "h": zero, "c": zero}
@@ -249,7 +246,7 @@ def save(
     run: Run,
     source: str,
     dtype: str = "float32",
-    classifier: Chosen | None = None,
+    classifier: Classifier | None = None,
 ) -> None:
     """Write an ONNX file atomically, after onnxruntime has given the same as JAX with it.
 
@@ -267,7 +264,7 @@ def save(
     if model.title != "mLSTM":
         raise UserError(f"format onnx is for an mLSTM, and this is {model.cli_name}.")
     if classifier:
-        classifier[0].require_no_words("format onnx")
+        classifier.require_no_words("format onnx")
     with extra("onnx", "format onnx needs onnx and onnxruntime"):
         import onnx
         import onnxruntime
@@ -285,8 +282,7 @@ def save(
     about: dict[str, Any] = {"cleaning": run.cleaning, "source": source, "dtype": dtype}
     about |= {"versions": versions, "difference": largest}
     if classifier:
-        chosen, reads = classifier
-        about |= {"state": reads.state, "classes": chosen.classes}
+        about |= {"state": classifier.about.state, "classes": classifier.classes}
     onnx.helper.set_model_props(onnx_model, {_KEY: json.dumps(about, sort_keys=True)})
     with output.atomic_file(path) as partial:
         partial.write_bytes(onnx_model.SerializeToString())

@@ -22,7 +22,6 @@ from mlstm_jax.run import Run, require_known
 from mlstm_jax.terminal import one_line
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer.classifier import Classifier
-from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.heatmap_drawing import Heatmap, word_ends
 from mlstm_jax.transfer.reader import TextReader
 from mlstm_jax.transfer.states import State, require_index, states_of
@@ -260,7 +259,6 @@ def score_heat(
     reader: Reader,
     text: str,
     classifier: Classifier,
-    about: Description,
     label: str | None = None,
     scale: float | None = None,
 ) -> Heatmap:
@@ -270,7 +268,7 @@ def score_heat(
     that of any whole text, has a larger score.
     """
     label = shown_label(classifier, label)
-    cleaned, values_T = running_score(reader, classifier, about, text, label)
+    cleaned, values_T = running_score(reader, classifier, text, label)
     shown = one_line(label)
     heading = f"Score of {shown}"
     by_byte = _heatmap(reader, cleaned, values_T, scale, heading, f"log-odds of {shown}")
@@ -279,7 +277,7 @@ def score_heat(
 
 
 def running_score(
-    reader: Reader, classifier: Classifier, about: Description, text: str, label: str
+    reader: Reader, classifier: Classifier, text: str, label: str
 ) -> tuple[bytes, NDArray[np.float64]]:
     """Return the cleaned text, and the score of one class after each of its bytes, float64.
 
@@ -289,7 +287,7 @@ def running_score(
     reader.run.config.model.require_next_byte("a score after each character")
     cleaned = clean(text, reader.run.cleaning)
     require(bool(cleaned), "text", text, _NOT_BLANK)
-    layers = about.layers(reader.run.config.model)
+    layers = classifier.about.layers(reader.run.config.model)
     read = [reader(cleaned, state, layer).values_TH for state, layer in layers]
     scores_TK = classifier.scores(np.concatenate(read, axis=1))
     return cleaned, scores_TK[:, classifier.classes.index(label)]

@@ -18,9 +18,8 @@ from mlstm_jax.fields import Checked
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.run import Run
 from mlstm_jax.terminal import ProgressLine, tell
-from mlstm_jax.transfer import classifier_file, classify, experiment
-from mlstm_jax.transfer.classifier import Classifier, Examples
-from mlstm_jax.transfer.classifier_file import Description
+from mlstm_jax.transfer import classify, experiment
+from mlstm_jax.transfer.classifier import Classifier, Description, Examples, load_classifier
 from mlstm_jax.transfer.experiment import PARTS, Result
 from mlstm_jax.transfer.features import (
     Column,
@@ -31,7 +30,7 @@ from mlstm_jax.transfer.features import (
     write_features,
 )
 from mlstm_jax.transfer.labels import Labelled, codes, require_classes, with_held_out
-from mlstm_jax.transfer.logistic import Prior, folds
+from mlstm_jax.transfer.logistic import folds
 from mlstm_jax.transfer.report import REPORT, write_report
 from mlstm_jax.transfer.states import FeatureState, features_of
 from mlstm_jax.transfer.words import Fit
@@ -69,7 +68,6 @@ class Transferred(NamedTuple):
     """A classifier of a frozen model's features, and its results."""
 
     classifier: Classifier
-    about: Description
     result: Result
     folder: Path | None  # where its report and files are
 
@@ -97,7 +95,7 @@ def transfer(
     place = shipped.classifier(run.folder)
     if place:
         # Its log-odds are one more feature with every state that has its features.
-        own = classifier_file.load_classifier(place)
+        own = load_classifier(place)
     is_begun = out is not None and require_out(out, states)
     texts = with_held_out(texts, run.cleaning, "test")
     texts = {name: texts[name] for name in PARTS if name in texts}
@@ -130,7 +128,7 @@ def transfer(
             values = features[name]
             if len(states) > 1:
                 values = values[:, columns]
-            examples[name] = Examples(values, labels[name])
+            examples[name] = Examples(values, labels[name], texts[name].texts)
         with (
             ProgressLine(f"classifier of {state}", experiment.PROGRESS, quiet=quiet) as progress,
             # With two threads of OpenBLAS the fits of 2,000 texts take six times as long.
@@ -138,7 +136,6 @@ def transfer(
         ):
             classifier, result = experiment.run(
                 examples,
-                texts,
                 classes,
                 state,
                 units,
@@ -148,36 +145,35 @@ def transfer(
                 with_words=options.words,
             )
         own_notes = []
-        if own and own[0].texts is not None and result.has_prior:
+        if own and own.texts is not None and result.has_prior:
             measured = classify.digests(texts["test"].texts, run.cleaning)
             own_notes = classify.note_among(
-                texts["test"].name, measured, own[0].texts, classify.FITTED_BEFORE
+                texts["test"].name, measured, own.texts, classify.FITTED_BEFORE
             )
         result = dataclasses.replace(result, notes=notes + own_notes)
-        classifier = classifier._replace(texts=fitted)
         about = Description(state, options.all_layers, model, text_column, step=run.step)
+        classifier = classifier._replace(texts=fitted, about=about)
         folder = None
         if out:
             folder = _folder(out, states, state)
             folder.mkdir(exist_ok=True)
             (folder / REPORT).unlink(missing_ok=True)
-            classifier_file.save(folder, classifier, about)
+            classifier.save(folder)
             write_report(folder, result, run.name)
-        transferred[state] = Transferred(classifier, about, result, folder)
+        transferred[state] = Transferred(classifier, result, folder)
     return transferred
 
 
-def _prior(own: tuple[Classifier, Description] | None, units: Sequence[Column]) -> Prior | None:
-    """A classifier's log-odds as a function of these features; None if some are missing."""
+def _prior(own: Classifier | None, units: Sequence[Column]) -> Classifier | None:
+    """A classifier of two classes as one of these features; None if some are missing."""
     if not own:
         return None
-    classifier, about = own
-    places = [place for place, unit in enumerate(units) if unit.state == about.state]
-    if len(classifier.classes) != 2 or len(places) != classifier.weights_KD.shape[1]:
+    places = [place for place, unit in enumerate(units) if unit.state == own.about.state]
+    if len(own.classes) != 2 or len(places) != own.weights_KD.shape[1]:
         return None
-    weights_D = np.zeros(len(units))
-    weights_D[places] = classifier.weights_KD[0]
-    return Prior(weights_D, float(classifier.intercepts_K[0]), classifier.classes)
+    weights_KD = np.zeros((1, len(units)))
+    weights_KD[:, places] = own.weights_KD
+    return Classifier(weights_KD, own.intercepts_K, own.classes, own.C)
 
 
 def _folder(out: Path, states: Sequence[FeatureState], state: FeatureState) -> Path:

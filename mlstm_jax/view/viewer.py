@@ -11,7 +11,6 @@ from mlstm_jax.errors import UserError, require
 from mlstm_jax.fields import Between, require_kind
 from mlstm_jax.run import Run
 from mlstm_jax.transfer.classifier import Classifier
-from mlstm_jax.transfer.classifier_file import Description
 from mlstm_jax.transfer.generate import as_text, generate
 from mlstm_jax.transfer.states import State, require_index, states_of
 from mlstm_jax.transfer.trace import Reader, characters, running_score
@@ -40,24 +39,23 @@ class Viewer:
         self,
         run: Run,
         classifier: Classifier | None,
-        about: Description | None = None,
         label: str | None = None,
         text: str = "",
     ) -> None:
-        """Take a model, and optionally a classifier and the description of its features.
+        """Take a model, and optionally a classifier.
 
         The page starts with the classifier's score of `label`, and with `text`, continued by the
         model.
         """
         model = run.config.model
         self.run, self._classifier, self._reader = run, classifier, Reader(run)
-        self._about, self._label, self._text = about, label, text
+        self._label, self._text = label, text
         states: tuple[State, ...] = states_of(model)
         self._state = states[0]
         self._layer, self._unit = model.layers - 1, None
-        if classifier and about:
+        if classifier:
             part, self._unit = divmod(int(classifier.ranking[0]), model.hidden)
-            self._state, self._layer = about.layers(model)[part]
+            self._state, self._layer = classifier.about.layers(model)[part]
         self._lock = threading.Lock()
         self.read({"text": ""})  # compiles
 
@@ -151,12 +149,14 @@ class Viewer:
     def _classes(self, text: str) -> tuple[list[dict[str, Any]], bool]:
         """Return the classes, and whether the text is unlike what the classifier knows."""
         cleaned = clean(text, self.run.cleaning)
-        if not self._classifier or not self._about or not cleaned:
+        if not self._classifier or not cleaned:
             return [], False
-        model, familiar = self.run.config.model, self._about.familiar
+        model = self.run.config.model
+        about = self._classifier.about
         read = self._reader(cleaned, self._state, model.layers - 1)
-        unlike = bool(familiar and familiar.is_out_of_domain(read.nats, len(cleaned) - 1))
-        parts = [read.end_LH[state][layer] for state, layer in self._about.layers(model)]
+        limit = about.familiar
+        unlike = bool(limit and limit.is_out_of_domain(read.nats, len(cleaned) - 1))
+        parts = [read.end_LH[state][layer] for state, layer in about.layers(model)]
         features = np.concatenate(parts)[None]
         (shares,) = self._classifier.probabilities(features, [text])
         classes = [
@@ -168,9 +168,9 @@ class Viewer:
     def _scored(self, text: str, label: str | None) -> list[dict[str, Any]]:
         """Return the characters of the cleaned text, and the score of a label after each."""
         cleaned = clean(text, self.run.cleaning)
-        if label is None or not (self._classifier and self._about and cleaned):
+        if label is None or not (self._classifier and cleaned):
             return []
-        return _characters(*running_score(self._reader, self._classifier, self._about, text, label))
+        return _characters(*running_score(self._reader, self._classifier, text, label))
 
 
 def _characters(text: bytes, values_T: Any) -> list[dict[str, Any]]:

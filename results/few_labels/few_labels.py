@@ -29,10 +29,9 @@ from sklearn.preprocessing import StandardScaler
 import mlstm_jax as mlstm
 from mlstm_jax import shipped
 from mlstm_jax.transfer import classifier
-from mlstm_jax.transfer.classifier import Classifier, Examples
-from mlstm_jax.transfer.classifier_file import load_classifier
+from mlstm_jax.transfer.classifier import Classifier, Examples, load_classifier
 from mlstm_jax.transfer.labels import codes
-from mlstm_jax.transfer.logistic import Prior, best_fit
+from mlstm_jax.transfer.logistic import best_fit
 
 WORDS_CS = [1.0, 4.0, 16.0, 64.0]
 STATES_CS = [1e-4, 3e-4, 1e-3, 3e-3]
@@ -88,7 +87,7 @@ def of_few(
     """Yield the number of labels, the classifier, and the test accuracy of each draw."""
     width = own.weights_KD.shape[1]
     weights_D = np.concatenate([np.zeros(width), own.weights_KD[0]])
-    prior = Prior(weights_D, float(own.intercepts_K[0]), NAMES) if len(names) == 2 else None
+    prior = own._replace(weights_KD=weights_D[None], classes=NAMES) if len(names) == 2 else None
     kind = "states and the pretrained classifier" if prior else "states"
     mean_h = Examples(test.features[:, width:], test.labels)
     if names == NAMES:
@@ -101,7 +100,7 @@ def of_few(
             fitted = {kind: (best_fit(draw, None, names, prior).classifier, test)}
             if names != NAMES:
                 means = draw._replace(features=draw.features[:, width:])
-                own_prior = prior and prior._replace(weights_D=own.weights_KD[0])
+                own_prior = prior and prior._replace(weights_KD=own.weights_KD)
                 fitted["the mean of h"] = (
                     best_fit(means, None, names, own_prior).classifier,
                     mean_h,
@@ -170,7 +169,7 @@ def main(out: Path, *files: Path) -> None:
     """Write the table as it grows."""
     warnings.filterwarnings("ignore")
     model = mlstm.load("reviews-1024")
-    own, _ = load_classifier(shipped.model(Path("reviews-1024/sentiment")))
+    own = load_classifier(shipped.model(Path("reviews-1024/sentiment")))
 
     def examples(part: tuple[list[str], list[str]], names: list[str]) -> Part:
         labels = codes(part[1], names)

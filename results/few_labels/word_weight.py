@@ -19,10 +19,16 @@ from threadpoolctl import threadpool_limits
 import mlstm_jax as mlstm
 from mlstm_jax import shipped
 from mlstm_jax.transfer import words
-from mlstm_jax.transfer.classifier import Examples, Floats, Labels, nats, subset
-from mlstm_jax.transfer.classifier_file import load_classifier
+from mlstm_jax.transfer.classifier import (
+    Examples,
+    Floats,
+    Labels,
+    load_classifier,
+    nats,
+    subset,
+)
 from mlstm_jax.transfer.labels import codes, read_labelled
-from mlstm_jax.transfer.logistic import Prior, best_fit
+from mlstm_jax.transfer.logistic import best_fit
 
 GRID = tuple(np.linspace(0, 1, 11))
 Rule = Callable[[Floats, Floats, Labels], float]  # of states, words and labels: the weight of words
@@ -89,9 +95,9 @@ def main(name: str, train: str, test: str, counts: str = "50,200,1000", draws: s
     told = Examples(model.encode(tests.texts, state="c+mean_h"), codes(tests.labels, texts.classes))
     prior = None
     if place := shipped.classifier(Path(name)):
-        own, _ = load_classifier(place)
+        own = load_classifier(place)
         weights_D = np.concatenate([np.zeros(model.hidden), own.weights_KD[0]])
-        prior = Prior(weights_D, float(own.intercepts_K[0]), own.classes)
+        prior = own._replace(weights_KD=weights_D[None])
     places = Examples(np.arange(len(texts.texts), dtype=np.float32)[:, None], read.labels)
     for count in map(int, counts.split(",")):
         scores = defaultdict[str, list[float]](list)

@@ -16,7 +16,7 @@ import numpy as np
 
 from mlstm_jax import shipped
 from mlstm_jax.data.corpus import open_corpus
-from mlstm_jax.transfer import classifier_file
+from mlstm_jax.transfer.classifier import load_classifier
 from mlstm_jax.transfer.classify import digest_of, digests
 
 LEAST = 40  # bytes
@@ -40,9 +40,9 @@ def main(corpus: Path, fitted: Path) -> None:
 
     lines = fitted.read_text(encoding="utf-8").splitlines()
     texts = [json.loads(line)["text"] for line in lines]
-    classifier, about = classifier_file.load_classifier(folder)
+    classifier = load_classifier(folder)
     classifier = classifier._replace(texts=np.unique(digests(texts, "radford")))
-    classifier_file.save(folder, classifier, about)
+    classifier.save(folder)
     print(f"{len(found):,} texts read with their ratings, {len(classifier.texts):,} of the fit")
 
 

@@ -20,7 +20,6 @@ from mlstm_jax.data.corpus import SPLITS
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.interop import published, weights
 from mlstm_jax.training import run_folder
-from mlstm_jax.transfer import classifier_file
 from mlstm_jax.transfer.classifier import Classifier
 from mlstm_jax.transfer.features import Featurizer
 from tests.tolerance import assert_close
@@ -310,7 +309,7 @@ def test_a_file_may_be_read_by_those_whom_the_umask_lets(tmp_path, found) -> Non
     try:
         run.write_imported(tmp_path / "run", found)
         weights.save(tmp_path / "m.safetensors", found)
-        classifier_file.save(tmp_path, made, classifier_file.Description("c", False, "abc", None))
+        made.save(tmp_path)
     finally:
         os.umask(before)
     written = [tmp_path / "run" / run.WEIGHTS, tmp_path / "run/config.json"]

@@ -14,20 +14,18 @@ from safetensors.numpy import load_file, save_file
 from mlstm_jax import digest
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.interop.weights import fingerprint
-from mlstm_jax.transfer.classifier import Classifier
-from mlstm_jax.transfer.classifier_file import (
-    Description,
-    arrays,
-    load_classifier,
-    require_model,
-    save,
-)
+from mlstm_jax.transfer.classifier import Classifier, Description, arrays, load_classifier
 from mlstm_jax.transfer.words import Words
 
 ABOUT = Description("c", False, "abc", None)
 ODD = ["a\nb", '"quoted" \\', "\ud800", "\u00e9l\u00e9", ""]
 PLAIN = Classifier(
-    np.ones((3, 4)), np.arange(3.0), ["bad", "good", "so so"], 0.25, deviations_D=np.ones(4)
+    np.ones((3, 4)),
+    np.arange(3.0),
+    ["bad", "good", "so so"],
+    0.25,
+    deviations_D=np.ones(4),
+    about=ABOUT,
 )
 WORDS = PLAIN._replace(
     words=Words(ODD, np.arange(5.0), np.ones((3, 5)), np.zeros(3), weight=0.25),
@@ -43,9 +41,10 @@ def fields_of(classifier: Classifier) -> dict[str, Any]:
 @pytest.mark.parametrize("made", [PLAIN, WORDS], ids=["states", "words"])
 def test_what_is_written_is_read(tmp_path: Path, made: Classifier) -> None:
     about = dataclasses.replace(ABOUT, text_column="review", step=7)
-    save(tmp_path, made, about)
-    again, also = load_classifier(tmp_path)
-    assert also == about
+    made._replace(about=about).save(tmp_path)
+    again = load_classifier(tmp_path)
+    assert again.about == about
+    again = again._replace(about=ABOUT)
     jax.tree.map(np.testing.assert_array_equal, fields_of(again), fields_of(made))
     if made.words:  # no text has a word of its
         shares_NK = again.words.probabilities(["my guitar", "zzzz"])
@@ -78,7 +77,7 @@ def test_what_is_written_is_read(tmp_path: Path, made: Classifier) -> None:
 )
 def test_what_is_wrong_is_named(tmp_path, made, change, message) -> None:
     """A field or an array is replaced; None: without the array."""
-    save(tmp_path, made, ABOUT)
+    made.save(tmp_path)
     fields = json.loads((tmp_path / "classifier.json").read_text())
     kept = load_file(tmp_path / "classifier.safetensors")
     for name, value in change.items():
@@ -97,14 +96,14 @@ def test_files_that_are_damaged_or_elsewhere_are_named(tmp_path, monkeypatch) ->
         with pytest.raises(UserError, match=message):
             load_classifier(tmp_path / folder)
 
-    save(tmp_path, PLAIN, ABOUT)
+    PLAIN.save(tmp_path)
     (tmp_path / "classifier.safetensors").write_bytes(b"no")
     load("cannot be read")
     (about := tmp_path / "classifier.json").write_text(about.read_text().replace("bad", "Bad"))
     load(r"classifier\.json: .* does not match its crc32")
     load("there is no folder", "none")
     (tmp_path / "tuned/classifier").mkdir(parents=True)
-    save(tmp_path / "tuned/classifier", PLAIN, ABOUT)
+    PLAIN.save(tmp_path / "tuned/classifier")
     load(r"give .*tuned/classifier\.$", "tuned")
 
     def is_full(*_: object) -> None:
@@ -113,17 +112,19 @@ def test_files_that_are_damaged_or_elsewhere_are_named(tmp_path, monkeypatch) ->
     # One that is written half is not loaded.
     monkeypatch.setattr(arrays, "write_safetensors", is_full)
     with pytest.raises(KnownError, match="cannot be written: No space left on device"):
-        save(tmp_path, PLAIN, ABOUT)
+        PLAIN.save(tmp_path)
     load(r"has no classifier\.json")
 
 
 def test_a_classifier_of_another_model_is_refused(run) -> None:
     about = dataclasses.replace(ABOUT, model=fingerprint(run.params), step=run.step)
-    require_model("it", about, run, "a run")
+    made = PLAIN._replace(about=about)
+    made.require_model("it", run, "a run")
     later = dataclasses.replace(run, step=run.step + 100)  # trained further
     for run_now, change, message in (
         (run, {"model": "another"}, "it was created with other parameters than those of a run"),
         (later, {"model": "another"}, f"at step .* give `--checkpoint {run.step}` "),
     ):
+        other = PLAIN._replace(about=dataclasses.replace(about, **change))
         with pytest.raises(UserError, match=message):
-            require_model("it", dataclasses.replace(about, **change), run_now, "a run")
+            other.require_model("it", run_now, "a run")

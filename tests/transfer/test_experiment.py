@@ -13,7 +13,7 @@ import pytest
 from mlstm_jax import cli
 from mlstm_jax.run import Run, with_compute
 from mlstm_jax.transfer import transfer
-from mlstm_jax.transfer.classifier_file import load_classifier
+from mlstm_jax.transfer.classifier import load_classifier
 from mlstm_jax.transfer.features import Featurizer, features_key
 from tests.transfer.pieces import COLUMNS, answers_of, write_reviews
 
@@ -42,7 +42,7 @@ def test_transfer_and_classify_from_the_outside(run, tmp_path, random, capsys, r
     assert f"**{100 * result['test']:.1f}**" in said
     # The report says what word counts would give, which only `words` keeps.
     assert "features and words together" in said
-    assert load_classifier(out)[0].words is None
+    assert load_classifier(out).words is None
     for picture in ("best_unit.png", "learning_curve.png"):
         assert (out / picture).read_bytes().startswith(b"\x89PNG")
         assert picture in (out / "report.md").read_text()

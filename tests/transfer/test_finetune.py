@@ -228,6 +228,6 @@ def test_a_transformer_is_tuned_on_windows_of_single_documents(kind, corpus, tmp
     labels_BT = stream.batch(0).labels_BT
     assert labels_BT is not None
     np.testing.assert_array_equal((~np.isnan(labels_BT)).sum(axis=1), 1)
-    assert tuned.about.state == ("mean_h" if kind == "bert" else "h")
+    assert tuned.classifier.about.state == ("mean_h" if kind == "bert" else "h")
     # By chance 0.5, with a standard deviation of 0.065.
     assert tuned.accuracy["valid"] > 0.8

@@ -13,8 +13,7 @@ from mlstm_jax.interop import weights
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.run import Run, as_weights, load_run
-from mlstm_jax.transfer.classifier import Classifier
-from mlstm_jax.transfer.classifier_file import Description
+from mlstm_jax.transfer.classifier import Classifier, Description
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.generate import generate
 from mlstm_jax.transfer.trace import Reader, heat, score_heat
@@ -64,10 +63,11 @@ def test_features_and_heat_maps_are_the_states(untrained: Run) -> None:
 
 def test_a_model_that_reads_both_ways_has_no_score_after_each_character() -> None:
     run, about = draw("bert"), Description("mean_h", False, "any", None)
-    classifier = Classifier(np.linspace(0, 1, 12)[None], np.zeros(1), ["no", "yes"], 1.0)
+    weights_KD = np.linspace(0, 1, 12)[None]
+    classifier = Classifier(weights_KD, np.zeros(1), ["no", "yes"], 1.0, about=about)
     with pytest.raises(UserError, match="a score after each character needs a model that"):
-        score_heat(Reader(run), TEXTS[0], classifier, about)
-    assert Viewer(run, classifier, about).model({})["scores"] == []
+        score_heat(Reader(run), TEXTS[0], classifier)
+    assert Viewer(run, classifier).model({})["scores"] == []
 
 
 def test_a_state_that_the_model_lacks_is_refused(untrained: Run) -> None:

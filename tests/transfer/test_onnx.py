@@ -15,7 +15,7 @@ import mlstm_jax as mlstm
 from mlstm_jax import cli
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.transfer import onnx_file
-from mlstm_jax.transfer.classifier_file import load_classifier
+from mlstm_jax.transfer.classifier import load_classifier
 from tests.tolerance import assert_close, bound
 from tests.transfer.test_kinds import draw
 
@@ -94,7 +94,7 @@ def test_probabilities_are_the_classifiers(model, tmp_path, labels, state, all_l
     texts = [model.cleaned(text) for text in TEXTS]
     path = tmp_path / "m.onnx"
     for classifier in classifiers:
-        onnx_file.save(path, model._run, "a test", classifier=(classifier, made.about))
+        onnx_file.save(path, model._run, "a test", classifier=classifier)
         found = session_of(path).run(["probabilities"], given(model, texts))[0]
         # A score is a sum of features, each as exact as its own sums.
         assert_close(found, classifier.probabilities(features), TERMS * len(features[0]))
@@ -121,8 +121,8 @@ def test_a_program_without_jax_labels_a_csv(tmp_path, monkeypatch, capsys) -> No
         rows = list(csv.DictReader(file))
     assert [row["text"] for row in rows] == texts
     assert [row["label"] for row in rows] == ["positive", "negative", "negative"]
-    model, (classifier, about) = mlstm.load("reviews-1024"), load_classifier(OURS)
-    features = model.encode(texts, about.state)
+    model, classifier = mlstm.load("reviews-1024"), load_classifier(OURS)
+    features = model.encode(texts, classifier.about.state)
     # Of the log-odds: the rounding of three products over 1024 units in each feature.
     limit = bound(3 * 1024) * np.abs(classifier.weights_KD).sum() * np.abs(features).max()
     found = [np.log(float(row["positive"]) / float(row["negative"])) for row in rows]

@@ -15,7 +15,7 @@ from mlstm_jax import cli, shipped
 from mlstm_jax.errors import Note
 from mlstm_jax.run import load_run, with_compute
 from mlstm_jax.transfer import features, transfer
-from mlstm_jax.transfer.classifier_file import load_classifier
+from mlstm_jax.transfer.classifier import load_classifier
 from mlstm_jax.transfer.features import Column
 from mlstm_jax.transfer.generate import generate
 from mlstm_jax.transfer.trace import Reader
@@ -73,8 +73,8 @@ def test_four_labels_do_not_make_worse_what_it_knows_without_any(model) -> None:
     prior = transfer._prior(own, units)
     assert prior is not None
     assert prior.classes == ["negative", "positive"]
-    np.testing.assert_array_equal(prior.weights_D[1024:], own[0].weights_KD[0])
-    assert not prior.weights_D[:1024].any()
+    np.testing.assert_array_equal(prior.weights_KD[0, 1024:], own.weights_KD[0])
+    assert not prior.weights_KD[0, :1024].any()
 
 
 def test_a_sample_in_bf16_is_the_same_alone_and_among_others(model: mlstm.TrainedModel) -> None:
@@ -108,7 +108,7 @@ def test_it_notes_texts_unlike_its_training_texts(model, tmp_path, monkeypatch, 
     assert [row["record"] for row in rows] == [*"12345"]
     assert [row["label"] for row in rows[:2]] == ["positive"] * 2
     assert "note: 3 of 5 texts, the first number 3, are unlike" in written.err
-    viewer = Viewer(load_run(Path(NAME)), *load_classifier(Path(f"{NAME}/sentiment")))
+    viewer = Viewer(load_run(Path(NAME)), load_classifier(Path(f"{NAME}/sentiment")))
     for text in (GOOD[0], "good", *UNLIKE[1:]):
         assert viewer.read({"text": text})["unlike"] == (text in UNLIKE)
 

@@ -24,8 +24,7 @@ from mlstm_jax.commands import models
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.run import Run
-from mlstm_jax.transfer import classifier_file
-from mlstm_jax.transfer.classifier import Classifier
+from mlstm_jax.transfer.classifier import Classifier, Description, load_classifier
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.generate import generate
 from mlstm_jax.transfer.trace import Reader, heat, score_heat
@@ -38,8 +37,8 @@ from tests.tolerance import bound
 def classifier(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, random = tmp_path_factory.mktemp("classifier"), np.random.default_rng(0)
     made = Classifier(random.normal(size=(3, 64)), np.zeros(3), ["fair", "fine", "poor"], 1)
-    about = classifier_file.Description("c", False, fingerprint(run.params), None)
-    classifier_file.save(folder, made, about)
+    about = Description("c", False, fingerprint(run.params), None)
+    made._replace(about=about).save(folder)
     return folder
 
 
@@ -79,7 +78,7 @@ def ask(url: str, body: Any, **headers: str) -> tuple[int, Any]:
 
 def test_it_answers_as_the_library_does(page: str, run: Run, classifier: Path) -> None:
     text = "my café is good"
-    chosen, about = classifier_file.load_classifier(classifier)
+    chosen = load_classifier(classifier)
     rows = np.abs(chosen.weights_KD).sum(axis=1)[1]
     status, found = ask(f"{page}read", {"text": text, "unit": 7})
     assert status == 200
@@ -89,7 +88,7 @@ def test_it_answers_as_the_library_does(page: str, run: Run, classifier: Path) -
     _, scored = ask(f"{page}read", {"text": text, "label": "fine"})
     for shown, made, scale in (
         (found, heat(Reader(run), text, 7), None),
-        (scored, score_heat(Reader(run), text, chosen, about, "fine"), rows),
+        (scored, score_heat(Reader(run), text, chosen, "fine"), rows),
     ):
         assert [one["text"] for one in shown["characters"]] == made.texts
         values = np.array([one["value"] for one in shown["characters"]])
@@ -112,7 +111,7 @@ def test_a_classifier_on_the_mean_of_h_is_shown_as_it_reads(run, state, all_laye
     # Unit 5 of the first layer read, of the mean of h.
     weights[0, 5 + (width // 2 if state == "c+mean_h" else 0)] = 9.0
     chosen = Classifier(weights, np.zeros(1), ["bad", "good"], 1.0)
-    viewer = Viewer(run, chosen, classifier_file.Description(state, all_layers, "abc", None))
+    viewer = Viewer(run, chosen._replace(about=Description(state, all_layers, "abc", None)))
     layer = 0 if all_layers else 1
     told = viewer.model({})
     assert (told["state"], told["layer"], told["unit"]) == ("mean_h", layer, 5)

@@ -8,7 +8,7 @@ import pytest
 from mlstm_jax.api.model import TrainedModel
 from mlstm_jax.errors import UserError
 from mlstm_jax.transfer import report, words
-from mlstm_jax.transfer.classifier_file import load_classifier
+from mlstm_jax.transfer.classifier import load_classifier
 from mlstm_jax.transfer.labels import Labelled, codes
 from mlstm_jax.transfer.transfer import TransferOptions, Transferred
 from mlstm_jax.view.viewer import Viewer
@@ -89,7 +89,7 @@ def test_the_report_says_which_one_is_better(made) -> None:
 
 
 def test_the_saved_classifier_is_a_mean_of_both(model, made) -> None:
-    again, about = load_classifier(made.folder)
+    again = load_classifier(made.folder)
     found = made.classifier.words
     assert repr(again).startswith("Classifier of 64 features and 36 words and pairs: 3 classes")
 
@@ -101,7 +101,7 @@ def test_the_saved_classifier_is_a_mean_of_both(model, made) -> None:
     answers = model.classify(NEW, made)
     assert answers == expected == model.classify(NEW, made.folder)
     # The page reads one text byte by byte, in two layers of three products over 64 units.
-    viewer = Viewer(model._run, again, about)
+    viewer = Viewer(model._run, again)
     assert viewer.model({})["scores"] == []
     shown = {one["name"]: one["probability"] for one in viewer.read({"text": NEW[0]})["classes"]}
     assert list(shown) == list(ENDS)
