@@ -207,8 +207,9 @@ def _difference(run: Run, classifier: Classifier | None, file: bytes) -> float:
     lengths_B = np.array([len(text), 13])
     is_read_BT = np.arange(len(text))[None] < lengths_B[:, None]
     reader = LanguageModel(model, Precision())
-    read = jax.jit(lambda params, *inputs: reader.apply({"params": params}, *inputs, None, True))(
-        run.params, bytes_BT, reader.init_carry(2), ~is_read_BT
+    apply = jax.jit(reader.apply, static_argnames="return_states")
+    read = apply(
+        {"params": run.params}, bytes_BT, reader.init_carry(2), ~is_read_BT, return_states="each"
     )
 
     def of_text(x: Any) -> Any:
