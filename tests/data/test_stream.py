@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mlstm_jax.data.corpus import Split
-from mlstm_jax.data.evaluation_stream import EvaluationStream
+from mlstm_jax.data.evaluation_stream import EvaluationBatch, EvaluationStream
 from mlstm_jax.data.shards import TRAINING_SLACK, cut
 from mlstm_jax.data.stream import Batch, Origin, TrainStream, prefetch
 from mlstm_jax.errors import UserError
@@ -31,9 +31,9 @@ def split(random: np.random.Generator) -> Split:
     return make_split(random.integers(20, 200, 400))
 
 
-def follow(rows: list[list[bytes]], batch: Batch) -> None:
+def follow(rows: list[list[bytes]], batch: Batch | EvaluationBatch, targets_B: np.ndarray) -> None:
     """Add what each row reads to its texts: from reset to reset, without a gap between windows."""
-    for row, (texts, count) in enumerate(zip(rows, batch.targets_B, strict=True)):
+    for row, (texts, count) in enumerate(zip(rows, targets_B, strict=True)):
         if not count:  # The row waits.
             continue
         inputs_T, targets_T = batch.inputs_BT[row], batch.targets_BT[row]
@@ -48,7 +48,8 @@ def texts_of(stream: TrainStream, steps: range, rows: slice) -> list[list[bytes]
     """What each of these rows reads in these steps."""
     found: list[list[bytes]] = [[] for _ in range(rows.start, rows.stop)]
     for step in steps:
-        follow(found, stream.batch(step, rows))
+        batch = stream.batch(step, rows)
+        follow(found, batch, batch.targets_B)
     return found
 
 
@@ -128,6 +129,8 @@ def test_an_epoch_gives_every_byte_once(split: Split, shuffle: bool) -> None:
     assert (orders[0] != orders[1] != orders[2] != orders[0]) == shuffle
     targets = len(split.bytes) - shards
     assert stream.bytes_seen(3 * size) == 3 * targets
+    own = TrainStream(split, batch=batch, window=window, shards=shards, targets_are_inputs=True)
+    assert own.bytes_seen(own.steps_per_epoch) == len(split.bytes)  # a shard's first byte, too
     assert stream.bytes_seen(size + 1) - targets == batch * window
 
 
@@ -221,19 +224,6 @@ def test_documents_apart_have_windows_of_their_own_each_with_its_label(split: Sp
     np.testing.assert_array_equal(read, rated)
 
 
-def test_own_targets_count_the_first_byte_of_a_shard(split: Split) -> None:
-    stream = TrainStream(split, batch=4, window=16, shards=8, targets_are_inputs=True)
-    usual = TrainStream(split, batch=4, window=16, shards=8)
-    assert stream.bytes_seen(stream.steps_per_epoch) == len(split.bytes)
-    assert usual.bytes_seen(usual.steps_per_epoch) == len(split.bytes) - 8
-
-
-def test_a_small_corpus_gets_fewer_shards(split: Split) -> None:
-    stream = TrainStream(split, batch=4, window=16, shards=1000)
-    assert stream.shards < 1000
-    assert stream.shards % 4 == 0
-
-
 def rated(ratings: list[float] | None) -> Split:
     column = None if ratings is None else np.array(ratings, np.float32)
     return dataclasses.replace(make_split([2000, 3000]), ratings=column)
@@ -257,7 +247,11 @@ ONE = partial(TrainStream, batch=1, window=16)
         (lambda: EvaluationStream(make_split([]), window=8, stop=3), "too few to score"),
     ],
 )
-def test_what_is_too_little_is_refused(make, message) -> None:
+def test_what_is_too_little_is_refused(make, message, split) -> None:
+    # A small corpus gets fewer shards.
+    shards = TrainStream(split, batch=4, window=16, shards=1000).shards
+    assert shards < 1000
+    assert shards % 4 == 0
     ONE(make_split([17]), targets_are_inputs=True).batch(0)
     # Documents one by one need no whole window.
     few = TrainStream(make_split([3, 4]), batch=2, window=32, stop=3).batch(0)
@@ -280,15 +274,9 @@ def test_evaluation_scores_every_byte_once_save_each_pieces_first(lengths, piece
     scored = 0
     for step in range(stream.steps):
         batch = stream.batch(step, rows=20)
-        scored += batch.mask_BT.sum()
-        for row in np.flatnonzero(batch.mask_BT[:, 0]):
-            mask = batch.mask_BT[row]
-            inputs, targets = batch.inputs_BT[row][mask], batch.targets_BT[row][mask]
-            if batch.reset_B[row]:
-                rows[row].append(inputs[:1].tobytes())
-            assert rows[row][-1][-1] == inputs[0]
-            rows[row][-1] += targets.tobytes()
-            np.testing.assert_array_equal(inputs[1:], targets[:-1])
+        targets_B = batch.mask_BT.sum(axis=1)
+        scored += targets_B.sum()
+        follow(rows, batch, targets_B)
     data, ends = split.bytes[:].tobytes(), np.cumsum(lengths)
     if stop is None:
         read = b""
