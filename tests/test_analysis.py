@@ -56,15 +56,18 @@ def test_updates_to_a_score_are_interpolated_between_evaluations(tmp_path: Path)
 
 
 def test_a_run_becomes_tables(tmp_path: Path) -> None:
-    write_run(tmp_path / "all" / "a")
+    run = write_run(tmp_path / "all" / "a")
     write_run(tmp_path / "all" / "deep" / "b", ends="diverged")
+    # Metrics that were set aside are no run.
+    (run / "set-aside").mkdir()
+    shutil.copy(run / "metrics.jsonl", run / "set-aside")
     first, second = analysis.load_histories(tmp_path / "all")
     assert (first.name, second.name) == ("a", "deep/b")
     assert first.config.data.batch == 8
     np.testing.assert_array_equal(first.train["minutes"], [1, 2, 3, 4])
     np.testing.assert_array_equal(first.train["megabytes"], [0.01, 0.02, 0.03, 0.04])
     assert np.isnan(first.train["bpc"][1])  # a line without an update
-    assert analysis.load_histories(tmp_path / "all/a")[0].name == "a"
+    assert analysis.load_histories(run)[0].name == "a"
     table = analysis.summary([first, second])
     assert list(table["end"]) == ["finished", "diverged"]
     assert table.loc["a", "last BPC"] == 2.0
@@ -72,10 +75,8 @@ def test_a_run_becomes_tables(tmp_path: Path) -> None:
     assert table.loc["a", "noise scale"] == 3.0  # of the second half alone
     assert list(analysis.summary(iter([first, second, first])).index) == ["a", "deep/b", "a"]
     # Its steps were raised after it had finished.
-    write_lines(tmp_path / "all/a", {"kind": "event", "step": 40, "event": "resumed"})
-    assert list(analysis.summary(analysis.load_histories(tmp_path / "all/a"))["end"]) == [
-        "unfinished"
-    ]
+    write_lines(run, {"kind": "event", "step": 40, "event": "resumed"})
+    assert list(analysis.summary(analysis.load_histories(run))["end"]) == ["unfinished"]
 
 
 def test_the_configs_of_all_studies_are_of_this_version() -> None:
@@ -133,24 +134,6 @@ def test_what_is_no_run_is_said(tmp_path: Path) -> None:
         analysis.load_histories(tmp_path)
 
 
-def test_metrics_that_were_set_aside_are_no_run(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run")
-    (run / "set-aside").mkdir()
-    shutil.copy(run / "metrics.jsonl", run / "set-aside")
-    assert [history.name for history in analysis.load_histories(run)] == ["run"]
-
-
-def test_a_run_that_has_just_begun_can_be_shown(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run")
-    (run / "metrics.jsonl").write_text("")
-    histories = analysis.load_histories(run)
-    assert list(analysis.summary(histories)["end"]) == ["unfinished"]
-    figure, axes = plt.subplots()
-    analysis.plot(axes, histories, "step", "bpc")
-    plt.close(figure)
-    assert not axes.lines
-
-
 def test_the_dots_of_a_run_have_the_color_of_its_line(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name) for name in "ab"]
     panel, *_ = analysis.plot_runs(runs, "step").axes
@@ -178,8 +161,15 @@ def test_limits_leave_out_the_first_fall_and_no_curve(tmp_path: Path) -> None:
     low, high = analysis.limits(analysis.load_histories(one, other), "bpc")
     assert 0.7 < low < 1
     assert 6.75 < high < 7.1
+    # A run that has just begun can be shown, too.
     (one / "metrics.jsonl").write_text("")
-    assert analysis.limits(analysis.load_histories(one), "bpc") is None
+    histories = analysis.load_histories(one)
+    assert analysis.limits(histories, "bpc") is None
+    assert list(analysis.summary(histories)["end"]) == ["unfinished"]
+    figure, axes = plt.subplots()
+    analysis.plot(axes, histories, "step", "bpc")
+    plt.close(figure)
+    assert not axes.lines
 
 
 def test_the_table_of_a_sweep(tmp_path: Path) -> None:

@@ -55,15 +55,11 @@ QUICK = {"data", "verbatim"}
 ON_A_GPU = {*("features", "gpu", "gpu_check", "gpu_report", "products", "recurrence", "train_step")}
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(FOLDER.glob("*.py")):
-        yield path.stem, ast.parse(path.read_text())
-
-
 def test_every_script_has_a_small_form_and_imports_no_test() -> None:
-    scripts = {name for name, tree in modules() if isinstance(tree.body[-1], ast.If)}
+    trees = {path.stem: ast.parse(path.read_text()) for path in FOLDER.glob("*.py")}
+    scripts = {name for name, tree in trees.items() if isinstance(tree.body[-1], ast.If)}
     assert scripts == SMALL.keys() | ON_A_GPU
-    for name, tree in modules():
+    for name, tree in trees.items():
         froms = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         assert not [module for module in froms if str(module).startswith("tests")], name
 
@@ -83,15 +79,6 @@ def run_folder(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def started(script: str, words: list[str], environment: dict[str, str]) -> str:
-    """Start a script as a user would; return what it prints."""
-    command = [sys.executable, "-W", "always::ResourceWarning", FOLDER / f"{script}.py", *words]
-    done = subprocess.run(command, env=environment, timeout=600, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "ResourceWarning" not in done.stderr
-    return done.stdout
-
-
 @pytest.mark.parametrize(
     "script", [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in SMALL]
 )
@@ -109,7 +96,10 @@ def test_a_script_in_small(script, corpus, run_folder, tmp_path, monkeypatch, co
     path = tmp_path / "results.json"
     words = shlex.split(SMALL[script].format(corpus=corpus, run=run_folder) + f" --json {path}")
     if script in OWN_PROCESS:
-        started(script, words, command_environment)
+        command = [sys.executable, "-W", "always::ResourceWarning", FOLDER / f"{script}.py", *words]
+        done = subprocess.run(command, env=command_environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "ResourceWarning" not in done.stderr
     else:
         monkeypatch.setattr(sys, "argv", [script, *words])
         runpy.run_path(str(FOLDER / f"{script}.py"), run_name="__main__")
@@ -195,34 +185,9 @@ def test_configs_are_timed_as_train_would_run_them(tmp_path, monkeypatch) -> Non
     config = configs.read_config(str(tmp_path))
     assert config.data.batch == 4
     assert config.precision.compute == "bf16"
-    for name, steps in (("mine", []), ("other", ["--steps", "other=2"])):
-        monkeypatch.setattr(sys, "argv", ["configs", str(tmp_path), *steps])
-        with pytest.raises(SystemExit) as raised:
-            configs.main()
-        assert raised.value.code == (
-            2 if steps else f"{tmp_path}: train.steps is not set; use --steps {tmp_path}=N."
-        ), name
-
-
-@pytest.mark.parametrize("eval_lines", [[], [[500, 2.0]]])
-def test_the_page_of_a_gpu_names_a_training_without_evaluations(eval_lines) -> None:
-    import gpu_report
-
-    one = {"hidden": 2, "batch": 2, "window": 2, "dtype": "bf16", "seconds": 60.0}
-    one |= {"train": [[50, 1e6, 3.0]], "eval": eval_lines}
-    expected = "2.000 at step 500" if eval_lines else "not measured"
-    assert f"bits per character {expected}." in gpu_report.page({"training_bf16": one})
-
-
-def test_what_a_gpu_cannot_run_is_left_out(monkeypatch, capsys) -> None:
-    import train_step
-    from measure import Point
-
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(train_step, "our_case", lambda name, *_: name)
-    arguments = argparse.Namespace(implementations=["ours", "pallas", "fp8"], recompute_every=[])
-    assert list(train_step.cases(arguments, Point(512, 2, 2, "bf16"))) == ["ours"]
-    assert "fp8 is not measured: it needs an NVIDIA GPU" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["configs", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"train\.steps is not set"):
+        configs.main()
 
 
 CHEAT = """

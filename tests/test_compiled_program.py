@@ -1,9 +1,5 @@
 """Programs are read from their text; test_program.py reads those that XLA compiles for this CPU."""
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
 from benchmarks.compiled_program import kernels, parse, places, products
 
 
@@ -57,12 +53,3 @@ ENTRY %main (p: pred[], x: f32[4]) -> f32[4] {
         program = parse(text.replace("BRANCHES", branches))
         assert [place for place, *_ in places(program)] == ["main", "one", "two"]
         assert [one.name for one in kernels(program)] == ["sine", "cosine"]
-
-
-def test_xlas_own_conditional_is_read() -> None:
-    def step(is_sorted: jax.Array, x_N: jax.Array) -> jax.Array:
-        return jax.lax.cond(is_sorted, jnp.sort, jnp.cumsum, x_N)
-
-    made = jax.jit(step).lower(True, np.ones(64, np.float32)).compile()
-    program = parse(made.as_text())
-    assert len(list(places(program))) >= 3
