@@ -12,7 +12,6 @@ import itertools
 import os
 import statistics
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ import jax
 from mlstm_jax import config as configs
 from mlstm_jax import environment, output, shipped
 from mlstm_jax.config import Config, by_phase, run_python
-from mlstm_jax.config.text import differences, load_json
+from mlstm_jax.config.text import differences
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.distributed import process_info
 from mlstm_jax.errors import InUse, UserError, require
@@ -53,12 +52,18 @@ def load_sweep(path: Path) -> Runs:
     return runs
 
 
-def require_folders(runs: Runs) -> None:
-    """Raise UserError unless each run is a config, with two labels that can name a folder."""
+def in_folders(runs: Runs, out: Path) -> Runs:
+    """The runs with their folders, OUT/ROW/COLUMN.
+
+    Raises UserError unless each run is a config, with two labels that can name a folder.
+    """
+    placed = {}
     for key, config in runs.items():
         fits = isinstance(config, Config) and isinstance(key, tuple) and len(key) == 2
         fits = fits and all(map(_names_folder, key))
         require(fits, "a key of `runs`", key, "(ROW, COLUMN), of a Config; each names a folder")
+        placed[key] = configs.vary(config, out=str(out / key[0] / key[1]))
+    return placed
 
 
 def _names_folder(label: Any) -> bool:
@@ -104,33 +109,15 @@ class RunSummary(NamedTuple):
     seconds: float | None
 
 
-def folder(out: Path, key: tuple[str, str]) -> Path:
-    """The run folder of a run of the sweep."""
-    return out / key[0] / key[1]
-
-
-def pending(runs: Runs, out: Path) -> Iterator[tuple[tuple[str, str], Config]]:
-    """Yield the runs that are neither finished nor diverged, with their folders set."""
-    for key, config in runs.items():
-        run_folder = folder(out, key)
-        config = configs.vary(config, out=str(run_folder))
-        if (run_folder / "config.json").is_file():
-            _require_same_run(run_folder, config)
-        if not has_ended(key, run_folder, config):
-            yield key, config
-
-
-def has_ended(key: tuple[str, str], run_folder: Path, planned: Config) -> bool:
-    """Whether a run is finished or has diverged."""
-    return result(key, run_folder, planned).status in ("done", "diverged")
-
-
-def _require_same_run(run_folder: Path, config: Config) -> None:
-    """Raise UserError if a run has another config, corpus or initial parameters than now.
+def require_same_run(config: Config) -> None:
+    """Raise UserError if the folder has a run of another config, corpus or initial parameters.
 
     The config has only the paths of the last two, and the content at a path may have changed.
     """
-    old = load_json(run_folder / "config.json")
+    run_folder = Path(config.out)
+    old = read_config(run_folder)
+    if old is None:
+        return
     # A run saves its batch, not the rows of a device.
     devices = 1
     if config.data.batch_per_device is not None:
@@ -182,24 +169,25 @@ def sweep(
     out = Path(out)
     if isinstance(runs, (str, Path)):
         runs = load_sweep(Path(runs))
-    require_folders(runs)
+    runs = in_folders(runs, out)
     output.require_folder(out)
-    waiting = []
     if not table_only:
         prepare(runs)
-        waiting = list(pending(runs, out))
+        for config in runs.values():
+            require_same_run(config)
     elsewhere: list[str] = []
-    for number, (key, config) in enumerate(waiting, 1):
-        if has_ended(key, folder(out, key), config):
-            continue  # another process has trained it in the meantime
-        tell(f"\n{number} of {len(waiting)}: {key[0]} / {key[1]}")
+    for number, (key, config) in enumerate(runs.items(), 1):
+        if table_only or result(key, config).status in ("done", "diverged"):
+            continue
+        name = " / ".join(key)
+        tell(f"\n{number} of {len(runs)}: {name}")
         try:
             train(config, owns_process=owns_process)
         except Diverged as error:  # a divergence is a result, and the run is not repeated
             tell(f"diverged: {message(error.reason)}")
         except InUse:
             tell("another process trains this run")
-            elsewhere.append(" / ".join(key))
+            elsewhere.append(name)
         jax.clear_caches()
         write_tables(runs, out)
     if elsewhere:
@@ -209,8 +197,7 @@ def sweep(
 
 def write_tables(runs: Runs, out: Path) -> list[RunSummary]:
     """Write table.csv and table.md of the existing results; return the results."""
-    results = [result(key, folder(out, key), config) for key, config in runs.items()]
-    out.mkdir(parents=True, exist_ok=True)
+    results = [result(key, config) for key, config in runs.items()]
     suffix = f".{uuid.uuid4().hex}.partial"  # Another process may write them at the same time.
     for name, text in (("table.csv", as_csv(results)), ("table.md", as_markdown(results))):
         with output.atomic_file(out / name, suffix) as partial:
@@ -218,8 +205,9 @@ def write_tables(runs: Runs, out: Path) -> list[RunSummary]:
     return results
 
 
-def result(key: tuple[str, str], run_folder: Path, planned: Config) -> RunSummary:
+def result(key: tuple[str, str], planned: Config) -> RunSummary:
     """The result of a run, from its files; `planned` is its config, used before it begins."""
+    run_folder = Path(planned.out)
     lines = metrics.read_metrics(run_folder / metrics.FILE)
     kinds = metrics.by_kind(lines)
     train = kinds["train"]

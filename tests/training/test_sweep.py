@@ -72,18 +72,18 @@ def test_a_sweep_ends_with_a_table(swept: tuple[Path, Path, str]) -> None:
 def test_a_sweep_runs_nothing_twice_and_goes_on_with_what_was_stopped(swept, out, capsys) -> None:
     spec, table, log = swept[0], (out / "table.md").read_text(), out / "8/tame/metrics.jsonl"
     before = log.read_text()
-    assert "of 2" not in run_sweep(spec, out)
+    assert " of 2: " not in run_sweep(spec, out)
     assert log.read_text() == before
     log.write_text("".join(before.splitlines(keepends=True)[:-1]))
     run_sweep(spec, out, "--table-only")
     assert "| 8 | … | Div |" in capsys.readouterr().out
-    assert "1 of 1: 8 / tame" in run_sweep(spec, out)
+    assert "1 of 2: 8 / tame" in run_sweep(spec, out)
     assert (out / "table.md").read_text() == table
     # One that is being made longer is not finished.
-    key, config = next(iter(sweep.load_sweep(spec).items()))
-    assert sweep.result(key, out / "8/tame", config).status == "done"
+    key, config = next(iter(sweep.in_folders(sweep.load_sweep(spec), out).items()))
+    assert sweep.result(key, config).status == "done"
     write_lines(out / "8/tame", {"kind": "event", "step": 12, "event": "resumed"}, train_line(13))
-    assert sweep.result(key, out / "8/tame", config).status == "unfinished"
+    assert sweep.result(key, config).status == "unfinished"
 
 
 def test_a_sweep_leaves_other_configs_and_corpora_alone(corpus, text_file, out, tmp_path) -> None:
@@ -98,18 +98,14 @@ def test_a_sweep_leaves_other_configs_and_corpora_alone(corpus, text_file, out, 
     assert re.search(r"8/tame contains .*fingerprint of corpus: ", run_sweep(same, out))
 
 
-def test_two_processes_share_a_sweep(swept, out, capsys, monkeypatch) -> None:
+def test_two_processes_share_a_sweep(swept, out, capsys) -> None:
     spec = swept[0]
     shutil.rmtree(out / "8/tame")
-    ((_, held),) = sweep.pending(sweep.load_sweep(spec), out)
+    held = sweep.in_folders(sweep.load_sweep(spec), out)["8", "tame"]
     with run_folder.lock(held, resume=False):
         assert "left to other processes: 8 / tame" in run_sweep(spec, out)
     assert "| 8 | … | Div |" in capsys.readouterr().out
-    assert "1 of 1: 8 / tame" in run_sweep(spec, out)
-    # What this process saw before another had trained them is not trained again.
-    stale = list(sweep.load_sweep(spec).items())
-    monkeypatch.setattr(sweep, "pending", lambda runs, out: iter(stale))
-    assert "of 2" not in run_sweep(spec, out)
+    assert "1 of 2: 8 / tame" in run_sweep(spec, out)
 
 
 def test_two_processes_write_the_tables_at_once(tmp_path: Path, monkeypatch) -> None:
@@ -149,11 +145,10 @@ def test_a_sweep_of_rows_per_device_goes_on(corpus: Path, tmp_path: Path, device
     config = make_config(corpus, tmp_path, model=Transformer(hidden=8, heads=2))
     config = vary(config, data__batch_per_device=4)
     run_folder.write_folder(resolve_batch(config, devices))
-    key = (tmp_path.parent.name, tmp_path.name)
-    assert list(sweep.pending({key: config}, tmp_path.parents[1])) == [(key, config)]
+    sweep.require_same_run(config)
     other = vary(config, data__batch_per_device=3)
     with pytest.raises(UserError, match=r"another config \(data.batch: \d → \d\)"):
-        list(sweep.pending({key: other}, tmp_path.parents[1]))
+        sweep.require_same_run(other)
 
 
 def test_one_process_trains_all_runs(tmp_path, capsys, monkeypatch) -> None:
@@ -180,7 +175,7 @@ def test_a_file_without_runs_is_named(tmp_path: Path) -> None:
     labels = [(label, "c") for label in ("a/b", "..", ".", "", 3)]
     for key, run in ((("a", "b"), 3), ("ab", Config()), *((key, Config()) for key in labels)):
         with pytest.raises(UserError, match=r"a key of `runs` is"):
-            sweep.require_folders({key: run})
+            sweep.in_folders({key: run}, tmp_path)
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: f"{path.parent.name}/{path.stem}")
