@@ -160,10 +160,10 @@ class Checkpoints:
         for name, item in (parts | rows).items():
             items[name] = ocp.args.StandardSave(item)
         self._scores[step] = about.score
-        with self._failure(step):
+        self._begun = step
+        with self._failure():
             if not self._manager.save(step, args=ocp.args.Composite(**items)):
                 raise FileExistsError(f"a checkpoint of step {self.latest()} already exists")
-        self._begun = step
         if not self._is_proven:
             self.wait()
             self._prove(step, parts, rows.get("carry", {}).get("carry"))
@@ -182,17 +182,17 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Wait until checkpoints are written; raise CheckpointFailed if one could not be."""
-        with self._failure(self._begun):
+        with self._failure():
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
 
     def check(self) -> None:
         """Raise CheckpointFailed if a checkpoint started earlier could not be written."""
-        with self._failure(self._begun):
+        with self._failure():
             self._manager.check_for_errors()
 
     @contextmanager
-    def _failure(self, step: int | None) -> Iterator[None]:
+    def _failure(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # Orbax, TensorStore and the system raise different types.
@@ -201,8 +201,8 @@ class Checkpoints:
             with suppress(OSError):  # as when no more files can be opened
                 whole = ", ".join(map(str, steps_in(self.folder))) or "none"
             raise CheckpointFailed(
-                f"the checkpoint of step {step}, or the previous one, could not be written to "
-                f"{self.folder} ({_brief(error)}). Complete checkpoints: {whole}. "
+                f"the checkpoint of step {self._begun}, or the previous one, could not be written "
+                f"to {self.folder} ({_brief(error)}). Complete checkpoints: {whole}. "
                 f"{remedy(error) or 'Correct the cause'}; the same command resumes from the last, "
                 "or starts over if there is none."
             ) from error
@@ -211,12 +211,11 @@ class Checkpoints:
         """Return the step of the newest complete checkpoint."""
         return self._manager.latest_step()
 
-    def best(self) -> int | None:
+    def best(self) -> int:
         """Return the step with the lowest `Meta.score`, or the newest if none was measured."""
-        best = best_step({step: self._scores.get(step) for step in self.steps()})
-        if best is None:
-            return self.latest()
-        return best
+        steps = self.steps()
+        best = best_step({step: self._scores.get(step) for step in steps})
+        return steps[-1] if best is None else best
 
     def steps(self) -> list[int]:
         """Return the steps of all complete checkpoints, in order."""
@@ -288,7 +287,7 @@ class Checkpoints:
 
     def drop_after(self, step: int) -> None:
         """Delete the checkpoints after `step`, where the run has diverged."""
-        with self._failure(self._begun):
+        with self._failure():
             self._manager.wait_until_finished()
         for later in self.steps():
             if later > step:
@@ -308,7 +307,7 @@ class Checkpoints:
         with self._opened:
             if self._failed:
                 return  # The error has been raised; Orbax would raise it again.
-            with self._failure(self._begun):
+            with self._failure():
                 self._manager.wait_until_finished()
                 self._manager.close()
 

@@ -114,7 +114,7 @@ class Cluster:
     """The processes of a run; the outermost context manager of a run.
 
     An error that leaves the context is told to the other processes and ends all of them. `index` is
-    that of this process, from 0.
+    that of this process, from 0; `names` are those of all in messages.
     """
 
     def __init__(self, options: Distributed, folder: Path) -> None:
@@ -122,7 +122,7 @@ class Cluster:
         self.host = socket.gethostname()
         self._options = options
         self._folder = folder
-        self._names = [f"process {index}" for index in range(self.processes)]
+        self.names = [f"process 0 ({self.host})"]
         self._store: Any = None
         self._gathered = 0
         self._leaving = threading.Event()
@@ -181,8 +181,8 @@ class Cluster:
         # Only two send their values: with many processes and a long config all would be too much.
         speaker = differing[0]
         everyone = self.gather(values if self.index in (0, speaker) else None)
-        who = self._names[speaker]
-        others = [self._names[index] for index in differing[1:]]
+        who = self.names[speaker]
+        others = [self.names[index] for index in differing[1:]]
         if others:
             shown = ", ".join(others[:_MOST])
             advice = f"Processes that differ in all: {len(differing)}, also {shown}. {advice}"
@@ -269,7 +269,7 @@ class Cluster:
         self._store = global_state.client
         hosts = self.gather(self.host)
         visible = self.gather(os.environ.get("CUDA_VISIBLE_DEVICES"))
-        self._names = [f"process {index} ({host})" for index, host in enumerate(hosts)]
+        self.names = [f"process {index} ({host})" for index, host in enumerate(hosts)]
         if "JAX_LOCAL_DEVICE_IDS" not in os.environ:
             gpu = choose_gpu(self.index, hosts, visible)
             jax.config.update("jax_cuda_visible_devices", "all" if gpu is None else str(gpu))
@@ -300,7 +300,7 @@ class Cluster:
             stopped = self._store.key_value_dir_get(_STOP)
             if stopped:
                 who, reason, code = json.loads(stopped[0][1])
-                text = f"{self._names[who]} stopped: {reason}"
+                text = f"{self.names[who]} stopped: {reason}"
             else:
                 alive = self._store.get_live_nodes(every)
                 lost = [index for index in every if index not in alive]
@@ -308,7 +308,7 @@ class Cluster:
                     continue
                 code = 1
                 text = (
-                    f"{self._names[lost[0]]} is gone: it sent no heartbeat for "
+                    f"{self.names[lost[0]]} is gone: it sent no heartbeat for "
                     f"{self._options.heartbeat_timeout_seconds:g} s. Only the steps since the last "
                     "checkpoint are lost: start all processes again with the same command."
                 )

@@ -251,17 +251,15 @@ def _choose(checkpoints: Checkpoints, folder: Path, wanted: str) -> int:
     steps = checkpoints.steps()
     if not steps:
         raise UserError(f"{folder} has no complete checkpoint yet; train the run for longer.")
+    if wanted == "latest":
+        return steps[-1]
     if wanted == "best":
         for step in steps:
             checkpoints.meta(step)  # a damaged one may be the best
-    if wanted in ("best", "latest"):
-        chosen = checkpoints.best() if wanted == "best" else checkpoints.latest()
-        assert chosen is not None
-        return chosen
-    by_name = {str(step): step for step in steps}
-    if wanted not in by_name:
+        return checkpoints.best()
+    if wanted not in map(str, steps):
         raise UserError(
             f"checkpoint {wanted}: {folder} has checkpoints at {', '.join(map(str, steps))}; "
             "give one of these steps, best or latest."
         )
-    return by_name[wanted]
+    return int(wanted)

@@ -217,17 +217,13 @@ def make_comparison(cluster: Cluster, devices: Parallel) -> Callable[[int, Any],
             return
         sums = np.asarray(devices.unreplicate(gather(state))).tolist()
         common, _ = Counter(sums).most_common(1)[0]
-        every = zip(devices.devices, sums, strict=True)
-        differing = [device for device, checksum in every if checksum != common]
-        if not differing:
-            return
-        hosts = cluster.gather(cluster.host)
         names = []
-        for device in differing:
-            process = device.process_index
-            names.append(
-                f"device {device.local_hardware_id} of process {process} ({hosts[process]})"
-            )
+        for device, checksum in zip(devices.devices, sums, strict=True):
+            if checksum != common:
+                process = cluster.names[device.process_index]
+                names.append(f"device {device.local_hardware_id} of {process}")
+        if not names:
+            return
         raise ReplicasDiffer(
             f"at step {step} the state of {', '.join(names)} differs from that of the other "
             "devices, although all applied the same updates: the hardware computes wrong results. "

@@ -40,13 +40,9 @@ class Means(NamedTuple):
     labels: Array  # number of documents with one, per byte
 
 
-class Gradient(NamedTuple):
-    """The gradient of the scaled loss over some rows of one device, and the state after them."""
-
-    gradient: Parameters
-    means: Means
-    after: Carry
-    maxima_3: Array | None  # of fp8 operands
+# The gradient of the scaled loss over some rows, their means, the carry after them, and the maxima
+# of fp8 operands, [3].
+Gradient = tuple[Parameters, Means, Carry, Array | None]
 
 
 class StepMetrics(NamedTuple):
@@ -171,7 +167,7 @@ def _gradient_of_rows(
         (gradient, maxima_3), (losses, after) = grad(params, scales_3)
     loss, label_loss, labels = losses
     square = optax.tree.norm(gradient, squared=True)
-    return Gradient(gradient, Means(loss, square, label_loss, labels), after, maxima_3)
+    return gradient, Means(loss, square, label_loss, labels), after, maxima_3
 
 
 def _accumulate(
@@ -199,7 +195,7 @@ def _accumulate(
     (gradient, means), kept = jax.lax.scan(add, zeros, jax.tree.map(split, rows))
     after, maxima_M3 = kept
     maxima_3 = None if maxima_M3 is None else jnp.max(maxima_M3, axis=0)
-    return Gradient(gradient, means, jax.tree.map(join, after), maxima_3)
+    return gradient, means, jax.tree.map(join, after), maxima_3
 
 
 def make_train_step(
@@ -229,8 +225,9 @@ def make_train_step(
             _gradient_of_rows, config, model, state.params, scale, state.maxima_U3, state.step
         )
         local = _accumulate(gradient_of, micro_batches, state.params, (carry, batch, row_B))
+        shares, means, after, maxima_3 = local
         devices = jax.lax.axis_size(axis_name)
-        shares, means = jax.tree.map(lambda x: x / devices, (local.gradient, local.means))
+        shares, means = jax.tree.map(lambda x: x / devices, (shares, means))
         shares = optax.tree.cast(shares, reduce_type)
         # After a loop over micro-batches all sums are ready at once: pieces would overlap nothing.
         early = model.backward_order() if micro_batches == 1 else []
@@ -256,12 +253,12 @@ def make_train_step(
         params = optax.apply_updates(state.params, updates)
         history_U3 = state.maxima_U3
         if history_U3 is not None:
-            maxima_3 = jax.lax.pmax(local.maxima_3, axis_name)
+            maxima_3 = jax.lax.pmax(maxima_3, axis_name)
             positions = batch.inputs_BT.size // micro_batches
             history_U3 = fp8.with_newest(history_U3, maxima_3, positions)
         params, opt_state, after, history_U3 = _select(
             finite,
-            (params, opt_state, local.after, history_U3),
+            (params, opt_state, after, history_U3),
             (state.params, state.opt_state, carry, state.maxima_U3),
         )
 

@@ -29,7 +29,7 @@ class Simulated(Cluster):
         super().__init__(Distributed(), Path())
         self.index = index
         self.processes = len(values)
-        self._names = [f"process {other} (node{other})" for other in range(len(values))]
+        self.names = [f"process {other} (node{other})" for other in range(len(values))]
         self.longest = 0
         self._meeting, self._gathered = meeting, values
 
