@@ -4,6 +4,7 @@ import json
 import math
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -81,19 +82,16 @@ def together(count: int, act: Callable[[Simulated], None]) -> tuple[list[str], i
     """Return what each process says, "" for nothing, and the length of the longest message."""
     meeting, gathered = threading.Barrier(count, timeout=300), [None] * count
     processes = [Simulated(index, meeting, gathered) for index in range(count)]
-    said = [""] * count
 
-    def run(process: Simulated) -> None:
+    def run(process: Simulated) -> str:
         try:
             act(process)
         except UserError as error:
-            said[process.index] = str(error)
+            return str(error)
+        return ""
 
-    threads = [threading.Thread(target=run, args=(process,)) for process in processes]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(count) as threads:
+        said = list(threads.map(run, processes))
     return said, processes[0].longest
 
 
