@@ -20,9 +20,9 @@ from mlstm_jax.record import Meta, of_rows, of_tree, read_record
 from mlstm_jax.training import optimizer
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.state import TrainState, fresh_state
-from tests.training.conftest import collected
+from tests.training.conftest import collected, short_pauses
 
-__all__ = ["collected"]  # a fixture
+__all__ = ["collected", "short_pauses"]  # fixtures
 
 # TensorStore's other reads of a checkpoint that failed report to an event loop that is gone, some
 # of them in the test that follows.
@@ -32,12 +32,6 @@ pytestmark = [
 ]
 
 RUN = "0123456789abcdef"
-
-
-@pytest.fixture(autouse=True)
-def _one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is damaged here stays so."""
-    monkeypatch.setattr(checkpoint, "PAUSES", ())
 
 
 ABOUT = Meta("c0ffee", "radford", {"batch": 8, "window": 16}, Origin(), 0.25, 1000)
@@ -66,19 +60,6 @@ def test_what_is_kept(steps, scores, newest, reach, expected) -> None:
     assert kept_steps(steps, scores, newest, reach) == expected
 
 
-@pytest.mark.parametrize("every", [1, 7, 99, 100, 101, 250])
-def test_there_is_always_one_from_before_a_divergence_that_is_found(every: int) -> None:
-    """At each step of a run: one at least `reach` older than the newest, once there could be."""
-    reach, there = 100, set[int]()
-    for step in range(every, 1500, every):
-        there = kept_steps(there | {step}, {}, 2, reach)
-        assert len(there) <= 4
-        old = [one for one in there if one <= step - reach]
-        assert old or step - every < reach + every
-        if old:
-            assert max(old) > step - 2 * reach - 2 * every
-
-
 def draw_like(tree: Any) -> Any:
     random = np.random.default_rng(0)
     return jax.tree.map(lambda x: random.normal(size=x.shape).astype(x.dtype), tree)
@@ -87,9 +68,9 @@ def draw_like(tree: Any) -> Any:
 class Saved:
     """A small state and carry, and a folder to save them in."""
 
-    def __init__(self, folder: Path, devices: int = 4) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.devices = Parallel(jax.local_devices()[:devices])
+        self.devices = Parallel(jax.local_devices()[:4])
         precision = Precision(compute="bf16", recurrent="fp8_emulated")
         config = Config(model=Model(hidden=16, embedding=8, layers=2), precision=precision)
         model = LanguageModel(config.model, config.precision)
@@ -166,6 +147,17 @@ def test_an_item_that_cannot_be_read_is_named(item, saved, tmp_path) -> None:
     shutil.rmtree(harmed.folder / "checkpoints/40" / item)
     with pytest.raises(Damaged, match=rf"step 40 cannot be read \(item {item}: "):
         harmed.restore(40)
+
+
+def test_a_record_cannot_be_edited_or_renamed(saved: Saved, tmp_path: Path) -> None:
+    harmed = saved.copy(tmp_path / "run")
+    record = harmed.folder / "checkpoints/40/meta/metadata"
+    record.write_bytes(record.read_bytes().replace(b"0.25", b"0.75"))
+    with pytest.raises(Damaged, match="damaged or edited"):
+        harmed.restore(40)
+    shutil.copytree(harmed.folder / "checkpoints/20", harmed.folder / "checkpoints/30")
+    with pytest.raises(ValueError, match="the checkpoint of step 20, renamed"):
+        read_record(harmed.folder, 30)
 
 
 def test_a_file_that_is_out_of_reach_for_a_moment_is_read_later(saved, tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 
-from mlstm_jax import checkpoint, run
+from mlstm_jax import run
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.data.corpus import SPLITS, open_corpus
 from mlstm_jax.data.evaluation_stream import EvaluationStream
@@ -30,10 +30,10 @@ from mlstm_jax.transfer.classifier import Classifier, Description, load_classifi
 from mlstm_jax.transfer.features import Featurizer, read_features, write_features
 from mlstm_jax.transfer.words import Words
 from tests.interop.test_weights import write_openai, write_unirep
-from tests.training.conftest import collected
+from tests.training.conftest import collected, short_pauses
 from tests.training.runs import config_of, final_state
 
-__all__ = ["collected"]
+__all__ = ["collected", "short_pauses"]
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.usefixtures("collected"),
@@ -153,8 +153,7 @@ def damaged(content: bytes, draw: random.Random) -> bytes:
 
 @pytest.mark.filterwarnings("ignore::mlstm_jax.errors.Note")
 @pytest.mark.parametrize("count", [100, pytest.param(600, marks=pytest.mark.slow)])
-def test_damage_is_refused_or_changes_nothing(count, written, monkeypatch):
-    monkeypatch.setattr(checkpoint, "PAUSES", ())
+def test_damage_is_refused_or_changes_nothing(count, written) -> None:
     draw, outcomes = random.Random(count), Counter()
     groups: dict[str, list[Path]] = {}  # run/config.json, run/checkpoints/10/params, ...
     for kind in readers(written):
