@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from flax import linen
 
 from mlstm_jax.model.architecture import Carry
-from mlstm_jax.model.mlstm import LayerWeights
 from mlstm_jax.model.ops import dot
+from mlstm_jax.model.stack import Weights
 
 Array = jax.Array
 
@@ -17,7 +17,7 @@ def autodiff(
     _: Any,
     carry: Carry,
     bytes_TB: Array,
-    weights: LayerWeights,
+    weights: Weights,
     compute: jnp.dtype,
     **__: Any,
 ) -> tuple[Carry, Array]:
@@ -27,9 +27,10 @@ def autodiff(
     computes the gradient. The lookups are outside the scan, since JAX's gradient of a lookup inside
     it would be even slower.
     """
-    mx_TBH = weights.wmx_IH[bytes_TB]
-    zx_TBG = weights.wx_IG[bytes_TB] + weights.b_G[None, None]
-    wmh_HH, wh_HG = weights.wmh_HH.astype(compute), weights.wh_HG.astype(compute)
+    mx_TBH = weights["wmx"][bytes_TB]
+    zx_TBG = weights["wx"][bytes_TB] + weights["b"][None, None]
+    wmh_HH = weights["wmh"].astype(compute)
+    wh_HG = weights["wh"].astype(compute)
 
     def step(carry: Carry, now: tuple[Array, Array]) -> tuple[Carry, Array]:
         mx, zx = now

@@ -57,8 +57,8 @@ from mlstm_jax.model import fp8  # noqa: E402
 from mlstm_jax.model.architecture import Carry  # noqa: E402
 from mlstm_jax.model.kernels import INTERPRETED, PALLAS  # noqa: E402
 from mlstm_jax.model.language_model import LanguageModel  # noqa: E402
-from mlstm_jax.model.mlstm import MLSTM, STACKED, LayerWeights  # noqa: E402
-from mlstm_jax.model.stack import Loops, run_layer  # noqa: E402
+from mlstm_jax.model.mlstm import MLSTM, STACKED  # noqa: E402
+from mlstm_jax.model.stack import Loops, Weights, run_layer  # noqa: E402
 from mlstm_jax.training import metrics  # noqa: E402
 from mlstm_jax.training.parallel import Parallel  # noqa: E402
 from mlstm_jax.training.train import train as run_train  # noqa: E402
@@ -143,16 +143,19 @@ def our_own_kernels(compute: str) -> Result:
         return random.normal(size=shape).astype(np.float32)
 
     root = np.float32(np.sqrt(hidden))
-    weights = LayerWeights(
-        *(normal(256, hidden), normal(256, 4 * hidden), normal(hidden, hidden) / root),
-        *(normal(hidden, 4 * hidden) / root, normal(4 * hidden)),
-    )
+    weights = {
+        "wmx": normal(256, hidden),
+        "wx": normal(256, 4 * hidden),
+        "wmh": normal(hidden, hidden) / root,
+        "wh": normal(hidden, 4 * hidden) / root,
+        "b": normal(4 * hidden),
+    }
     carry = Carry(np.tanh(normal(rows, hidden)), normal(rows, hidden))
     bytes_TB = random.integers(0, 256, (window, rows), dtype=np.int32)
     cotangent = normal(window, rows, hidden)
 
     def gradient(loops: Loops) -> Any:
-        def scalar(carry: Carry, weights: LayerWeights) -> jax.Array:
+        def scalar(carry: Carry, weights: Weights) -> jax.Array:
             dtype = jnp.dtype(NAMES[compute])
             made = run_layer(MLSTM(), carry, bytes_TB, weights, dtype, loops=loops)
             return jnp.vdot(made[1].astype(jnp.float32), cotangent) + jnp.sum(made[0].c)

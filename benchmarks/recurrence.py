@@ -20,8 +20,7 @@ import measure
 from measure import DTYPES, Case, Point
 
 from mlstm_jax.model.architecture import Carry
-from mlstm_jax.model.mlstm import MLSTM, LayerWeights
-from mlstm_jax.model.ops import matmul
+from mlstm_jax.model.mlstm import MLSTM
 from mlstm_jax.model.stack import run_layer
 
 EMBEDDING = 64
@@ -52,14 +51,10 @@ def mlstm(run: Callable[..., Any], point: Point, params: Tree, bytes_TB: jax.Arr
     """Return h [T, B, H] of the layer, run by `run`, from a zero carry."""
     compute = DTYPES[point.dtype]
     zero = jnp.zeros((point.batch, point.hidden), jnp.float32)
-    weights = LayerWeights(
-        wmx_IH=matmul(params["embedding"], params["wmx"], compute),
-        wx_IG=matmul(params["embedding"], params["wx"], compute),
-        wmh_HH=params["wmh"],
-        wh_HG=params["wh"],
-        b_G=params["b"],
-    )
-    return run(MLSTM(hidden=point.hidden), Carry(zero, zero), bytes_TB, weights, compute)[1]
+    model = MLSTM(hidden=point.hidden)
+    weights = {name: value for name, value in params.items() if name != "embedding"}
+    weights = model.with_tables(weights, params["embedding"], compute)
+    return run(model, Carry(zero, zero), bytes_TB, weights, compute)[1]
 
 
 def jax_cases(

@@ -36,7 +36,6 @@ from mlstm_jax.model.architecture import Carry, Tree
 from mlstm_jax.model.ops import (
     as_bits,
     bias_gradient,
-    is_bytes,
     of_bits,
     project,
     project_gradient,
@@ -44,13 +43,12 @@ from mlstm_jax.model.ops import (
     times,
 )
 from mlstm_jax.model.stack import (
+    Initialiser,
     Loops,
-    Matrix,
     Recurrent,
     Step,
-    empty_buffer,
-    empty_buffers,
-    matrix,
+    Weights,
+    forward_loop,
     put_step,
     step_of,
 )
@@ -60,100 +58,58 @@ Array = jax.Array
 Advance = Callable[[Array, Tree], Tree]
 
 
-class GatedWeights(NamedTuple):
-    """The matrices and the bias, float32; for bytes I is 256, and row v belongs to byte v.
-
-    For reading, the one that multiplies h may be `Transposed`, in the compute type.
-    """
-
-    wx_IG: Array
-    wh_HK: Array
-    b_Z: Array
-
-    def rounded(self, x: Array, compute: jnp.dtype) -> "GatedWeights":
-        """Return the matrices of products in the compute type; tables and the bias stay."""
-        wx_IG = self.wx_IG if is_bytes(x) else self.wx_IG.astype(compute)
-        return GatedWeights(wx_IG, self.wh_HK.astype(compute), self.b_Z)
-
-
-class Saved(NamedTuple):
-    """What the loop back needs besides the arguments, in time buffers (see `empty_buffer`)."""
-
-    h_TBH: Array  # after each step
-    z_TBZ: Array
-    before: Tree  # the carry before each step, [T, B, H]
-
-
 def _float32(carry: Tree) -> Tree:
     return jax.tree.map(lambda x: x.astype(jnp.float32), carry)
 
 
-def gated_step(advance: Advance, weights: GatedWeights, rows: int) -> Step:
-    """Return the function of one step of `rows` rows, with rounded matrices; it keeps z."""
-    times_wh = times(weights.wh_HK, rows)
-    size = weights.b_Z.shape[0]
+def gated_step(advance: Advance, weights: Weights, rows: int) -> Step:
+    """Return the function of one step of `rows` rows, with rounded weights.
+
+    It keeps the carry before the step, and z in the compute type.
+    """
+    times_wh = times(weights["wh"], rows)
+    size = weights["b"].shape[0]
 
     def step(
-        rounded_h: Array, carry: Tree, x: Array, mask_B: Array | None = None
-    ) -> tuple[Tree, Array]:
+        rounded_h: Array, carry: Tree, x: Array, mask_B: Array | None
+    ) -> tuple[Tree, tuple[Tree, Array]]:
         zh_BK = times_wh(rounded_h)
-        zx_BG = project(x, weights.wx_IG)
+        zx_BG = project(x, weights["wx"])
         zh_BZ = jnp.pad(zh_BK, ((0, 0), (0, size - zh_BK.shape[1])))
         zx_BZ = jnp.pad(zx_BG, ((0, 0), (size - zx_BG.shape[1], 0)))
-        z_BZ = zh_BZ + zx_BZ + weights.b_Z[None]
+        z_BZ = zh_BZ + zx_BZ + weights["b"][None]
         before = _float32(carry)
         after = advance(z_BZ, before)
         if mask_B is not None:
             after = jax.tree.map(partial(jnp.where, mask_B[:, None]), before, after)
-        return jax.tree.map(lambda new, old: new.astype(old.dtype), after, carry), z_BZ
+        after = jax.tree.map(lambda new, old: new.astype(old.dtype), after, carry)
+        return after, (carry, z_BZ.astype(rounded_h.dtype))
 
     return step
-
-
-def _forward_loop(
-    advance: Advance, carry: Tree, x: Array, weights: GatedWeights, compute: jnp.dtype
-) -> tuple[Tree, Saved]:
-    """Run the window; see `Loops`."""
-    window = x.shape[0]
-    rows = x.shape[1]
-    run = gated_step(advance, weights, rows)
-
-    def step(t: Array, before: tuple[Array, Tree, Saved]) -> tuple[Array, Tree, Saved]:
-        rounded_h, carry, saved = before
-        after, z_BZ = run(rounded_h, carry, step_of(x, t), None)
-        rounded_h = after.h.astype(compute)
-        return rounded_h, after, put_step(saved, Saved(rounded_h, z_BZ.astype(compute), carry), t)
-
-    saved = Saved(
-        empty_buffer((window, *carry.h.shape), compute),
-        empty_buffer((window, rows, weights.b_Z.shape[0]), compute),
-        empty_buffers(window, carry),
-    )
-    first = (carry.h.astype(compute), carry, saved)
-    _, last, saved = jax.lax.fori_loop(0, window, step, first)
-    return last, saved
 
 
 def _backward(
     advance: Advance,
     first: Tree,
     x: Array,
-    weights: GatedWeights,
-    saved: Saved,
+    weights: Weights,
+    h_TBH: Array,
+    kept: tuple[Tree, Array],
     compute: jnp.dtype,
     dlast: Tree,
     dh_TBH: Array,
-) -> tuple[Tree, Array | None, GatedWeights]:
+) -> tuple[Tree, Array | None, Weights]:
     """Run back through the window; see `Loops`."""
-    window = x.shape[0]
-    of_h = weights.wh_HK.shape[1]
-    times_wh = times(weights.wh_HK, first.h.shape[0], transposed=True)
+    carries, z_TBZ = kept
+    window, _, size = z_TBZ.shape
+    of_h = weights["wh"].shape[1]
+    times_wh = times(weights["wh"], first.h.shape[0], transposed=True)
     dh_bits = as_bits(dh_TBH)
 
     def step(k: Array, later: tuple[Tree, Array, Array]) -> tuple[Tree, Array, Array]:
         dcarry, z_BZ, dz_TBZ = later
         t = window - 1 - k
-        bits = step_of(saved.before, t)
+        bits = step_of(carries, t)
         before = jax.tree.map(lambda x, like: of_bits(x, like.dtype), bits, first)
         dh = of_bits(step_of(dh_bits, t), compute).astype(jnp.float32)
         dcarry = dcarry._replace(h=dcarry.h + dh)
@@ -167,24 +123,20 @@ def _backward(
         # otherwise XLA would copy the buffer each time.
         return dcarry, step_of(dz_TBZ, jnp.maximum(t - 1, 0)), dz_TBZ
 
-    last_z_BZ = step_of(saved.z_TBZ, jnp.int32(window - 1))
-    start = (_float32(dlast), last_z_BZ, saved.z_TBZ)
+    start = (_float32(dlast), step_of(z_TBZ, jnp.int32(window - 1)), z_TBZ)
     dfirst, _, dz_TBZ = jax.lax.fori_loop(0, window, step, start)
     dz_TBZ = of_bits(dz_TBZ, compute)
-    h_TBH = of_bits(saved.h_TBH, compute)
     before_h_TBH = jnp.concatenate([first.h.astype(compute)[None], h_TBH[:-1]])
-    only_h = dz_TBZ.shape[-1] - weights.wx_IG.shape[1]
+    only_h = size - weights["wx"].shape[1]
     dz_TBG = dz_TBZ[..., only_h:]
-    dx, dwx_IG = project_gradient(x, weights.wx_IG, dz_TBG)
-    if dx is not None:
-        dx = dx.astype(x.dtype)
+    dx, dwx_IG = project_gradient(x, weights["wx"], dz_TBG)
     db_K = jnp.sum(dz_TBZ[..., :only_h], (0, 1), dtype=jnp.float32)
-    dweights = GatedWeights(
-        wx_IG=dwx_IG,
-        wh_HK=sum_rows(before_h_TBH, dz_TBZ[..., :of_h]),
-        b_Z=jnp.concatenate([db_K, bias_gradient(x, dwx_IG, dz_TBG)]),
-    )
-    return jax.tree.map(lambda x, like: x.astype(like.dtype), dfirst, first), dx, dweights
+    dweights = {
+        "wx": dwx_IG,
+        "wh": sum_rows(before_h_TBH, dz_TBZ[..., :of_h]),
+        "b": jnp.concatenate([db_K, bias_gradient(x, dwx_IG, dz_TBG)]),
+    }
+    return dfirst, dx, dweights
 
 
 def _gate_by_gate(initialise: Any, gates: int) -> Any:
@@ -212,25 +164,17 @@ class GatedCell(Recurrent):
     def advance(z_BZ: Array, carry: Any) -> Any:
         """Return a layer's carry after a step; all arrays are float32."""
 
-    def initial(self, inputs: int) -> dict[str, Matrix]:
-        """One matrix for the input and one for h."""
-        of_x = self.gates["wx"]
-        of_h = self.gates["wh"]
-        lecun = _gate_by_gate(linen.initializers.lecun_normal(), of_x)
-        orthogonal = _gate_by_gate(linen.initializers.orthogonal(), of_h)
-        return {
-            "wx": Matrix((inputs, of_x * self.hidden), lecun),
-            "wh": Matrix((self.hidden, of_h * self.hidden), orthogonal),
-        }
+    def initial(self, name: str) -> tuple[Initialiser, float]:
+        initialise = linen.initializers.lecun_normal()
+        if name == "wh":
+            initialise = linen.initializers.orthogonal()
+        return _gate_by_gate(initialise, self.gates[name]), 1.0
 
-    def weights(self, params: Tree) -> GatedWeights:
-        return GatedWeights(matrix(params, "wx"), matrix(params, "wh"), params["b"])
-
-    def step(self, weights: GatedWeights, rows: int) -> Step:
+    def step(self, weights: Weights, rows: int) -> Step:
         return gated_step(self.advance, weights, rows)
 
     def loops(self) -> Loops:
-        return Loops(partial(_forward_loop, self.advance), partial(_backward, self.advance))
+        return Loops(partial(forward_loop, self.step), partial(_backward, self.advance))
 
     def step_bytes(self, width: int, cell: int) -> int:
         """Count h, z, which becomes dz, and the carry before the step."""
@@ -246,7 +190,7 @@ class LSTM(GatedCell, title="LSTM"):
     """
 
     kind: Literal["lstm"] = field(default="lstm", init=False)
-    gates: ClassVar[dict[str, int]] = {"wh": 4, "wx": 4}
+    gates: ClassVar[dict[str, int]] = {"wx": 4, "wh": 4}
     biases: ClassVar[int] = 4
 
     @staticmethod
@@ -272,7 +216,7 @@ class GRU(GatedCell, title="GRU"):
     """
 
     kind: Literal["gru"] = field(default="gru", init=False)
-    gates: ClassVar[dict[str, int]] = {"wh": 3, "wx": 3}
+    gates: ClassVar[dict[str, int]] = {"wx": 3, "wh": 3}
     biases: ClassVar[int] = 4
     states: ClassVar[tuple[str, ...]] = ("h",)
 

@@ -20,18 +20,10 @@ import jax.numpy as jnp
 
 from mlstm_jax.model.architecture import Carry
 from mlstm_jax.model.fp8 import Quantised, operand
-from mlstm_jax.model.mlstm import (
-    Gates,
-    LayerWeights,
-    Saved,
-    StepGradients,
-    advance,
-    gradient,
-    step_gradient,
-)
+from mlstm_jax.model.mlstm import Gates, advance, step_gradient, weight_gradients
 from mlstm_jax.model.ops import is_bytes, project, sum_rows
 from mlstm_jax.model.pallas import StepNumber, launch, pl, run_steps
-from mlstm_jax.model.stack import Loops, step_of
+from mlstm_jax.model.stack import Loops, Weights, step_of
 
 Array = jax.Array
 float32 = jnp.float32
@@ -111,17 +103,21 @@ def _look_up(references: list[Any], t: Array, row: Array, units: Any) -> Array:
 
 
 def _forward_loop(
-    interpret: bool, carry: Carry, x_TB: Array, weights: LayerWeights, compute: Any
-) -> tuple[Carry, Saved]:
-    """Run the window; see `Loops`. `before_c` also has c after the last step, [T + 1, B, H]."""
+    interpret: bool, carry: Carry, x_TB: Array, weights: Weights, compute: Any
+) -> tuple[Carry, Array, tuple[Array, ...]]:
+    """Run the window; see `Loops`.
+
+    It keeps c before each step and after the last, [T + 1, B, H], mh [T, B, H], and the gates
+    [T, 4, B, H].
+    """
     window = x_TB.shape[0]
     rows, hidden = carry.h.shape
     run: Any = partial(launch, rows=rows, hidden=hidden, interpret=interpret)
-    kind = _operand_type(weights.wmh_HH)
+    kind = _operand_type(weights["wmh"])
     made = (Shape((rows, hidden), kind),)
-    scales_4 = _scales(weights.wmh_HH, weights.wh_HG, transposed=False)
-    times_wmh = _product(weights.wmh_HH, _parts(hidden))
-    times_wh = _product(weights.wh_HG, 1)
+    scales_4 = _scales(weights["wmh"], weights["wh"], transposed=False)
+    times_wmh = _product(weights["wmh"], _parts(hidden))
+    times_wh = _product(weights["wh"], 1)
 
     def multiply(t: Array, row: Array, start: Array, size: int, *references: Any) -> None:
         scales_4, *read_mx, mh_PBH, mh_buffer, m_BH = references
@@ -155,11 +151,11 @@ def _forward_loop(
 
     def step(t: StepNumber, before: tuple[Array, ...]) -> tuple[Array, ...]:
         h_operand, mh_buffer, *in_place = before
-        mx = _input_arrays(x_TB, t, weights.wmx_IH)
-        zx = _input_arrays(x_TB, t, weights.wx_IG)
+        mx = _input_arrays(x_TB, t, weights["wmx"])
+        zx = _input_arrays(x_TB, t, weights["wx"])
         inputs = (scales_4, *mx, times_wmh(h_operand))
         (mh_buffer,), (m_BH,) = run("multiply", multiply, t, inputs, (mh_buffer,), made)
-        inputs = (scales_4, times_wh(m_BH), weights.b_G, *zx)
+        inputs = (scales_4, times_wh(m_BH), weights["b"], *zx)
         in_place, (h_operand,) = run("advance", advance_units, t, inputs, tuple(in_place), made)
         return h_operand, mh_buffer, *in_place
 
@@ -171,19 +167,20 @@ def _forward_loop(
     before = (first_h, mh_buffer, carry.h, c_buffer, h_buffer, gates_buffer)
     after = run_steps(window, step, before)
     _, mh_buffer, h_BH, c_buffer, h_buffer, gates_buffer = after
-    return Carry(h_BH, c_buffer[window]), Saved(h_buffer, c_buffer, (mh_buffer, gates_buffer))
+    return Carry(h_BH, c_buffer[window]), h_buffer, (c_buffer, mh_buffer, gates_buffer)
 
 
-def _backward_loop(
+def _backward(
     interpret: bool,
     first: Carry,
     x_TB: Array,
-    weights: LayerWeights,
-    saved: Saved,
+    weights: Weights,
+    h_TBH: Array,
+    kept: tuple[Array, ...],
     compute: Any,
     dlast: Carry,
     dh_TBH: Array,
-) -> StepGradients:
+) -> tuple[Carry, Array | None, Weights]:
     """Run back through the window; see `Loops`.
 
     dmh of a step is stored at the place of the step before, and so beside the h that it belongs to.
@@ -191,22 +188,22 @@ def _backward_loop(
     window = x_TB.shape[0]
     rows, hidden = first.h.shape
     run: Any = partial(launch, rows=rows, hidden=hidden, interpret=interpret)
-    mh_TBH, gates_T4BH = saved.mh_gates
-    kind = _operand_type(weights.wh_HG)
-    scales_4 = _scales(weights.wh_HG, weights.wmh_HH, transposed=True)
-    times_wh = _product(weights.wh_HG, _parts(4 * hidden), transposed=True)
-    times_wmh = _product(weights.wmh_HH, _parts(hidden), transposed=True)
-    mx: tuple[Array, ...] = (x_TB, weights.wmx_IH)
+    before_c, mh_TBH, gates_T4BH = kept
+    kind = _operand_type(weights["wh"])
+    scales_4 = _scales(weights["wh"], weights["wmh"], transposed=True)
+    times_wh = _product(weights["wh"], _parts(4 * hidden), transposed=True)
+    times_wmh = _product(weights["wmh"], _parts(hidden), transposed=True)
+    mx: tuple[Array, ...] = (x_TB, weights["wmx"])
     if not is_bytes(x_TB):
         mx = (project(*mx),)
 
     def gate_gradients(k: Array, row: Array, start: Array, size: int, *references: Any) -> None:
-        scales_4, dh_PBH, dh_TBH, before_c, gates_T4BH, dc_2BH, dz_buffer, dz_BG = references
+        scales_4, dh_PBH, dh_TBH, c_buffer, gates_T4BH, dc_2BH, dz_buffer, dz_BG = references
         t = window - 1 - k
         units = pl.ds(start, size)
         dh = _add(dh_PBH, row, units) * scales_4[3] + dh_TBH[t, row, units].astype(float32)
         gates = Gates(*(gates_T4BH[t, n, row, units].astype(float32) for n in range(4)))
-        c = before_c[t, row, units].astype(float32)
+        c = c_buffer[t, row, units].astype(float32)
         dz_gates, dc = step_gradient(gates, c, dh, dc_2BH[k % 2, row, units])
         dc_2BH[(k + 1) % 2, row, units] = dc
         for n, dz in enumerate(dz_gates):
@@ -235,7 +232,7 @@ def _backward_loop(
 
     def step(k: StepNumber, later: tuple[Array, ...]) -> tuple[Array, ...]:
         dh_PBH, dc_2BH, dz_buffer, *in_place = later
-        inputs: tuple[Array, ...] = (scales_4, dh_PBH, dh_TBH, saved.before_c, gates_T4BH)
+        inputs: tuple[Array, ...] = (scales_4, dh_PBH, dh_TBH, before_c, gates_T4BH)
         made = (Shape((rows, 4 * hidden), kind),)
         (dc_2BH, dz_buffer), (dz_BG,) = run(
             "gate_gradients", gate_gradients, k, inputs, (dc_2BH, dz_buffer), made
@@ -260,12 +257,20 @@ def _backward_loop(
     dh_PBH, dc_2BH, dz_TBG, dmh_TBH, dmx_TBH, first_dmh = later
     # XLA would merge this product with that of the decoder's gradient, which also reads h, and for
     # that copy both.
-    h_TBH = jax.lax.optimization_barrier(saved.h)
+    h_TBH = jax.lax.optimization_barrier(h_TBH)
     dwmh_HH = sum_rows(h_TBH, dmh_TBH) + sum_rows(first.h.astype(compute), first_dmh)
-    carry = Carry(jnp.sum(dh_PBH, axis=0) * scales_4[3], dc_2BH[window % 2])
-    return StepGradients(carry, dz_TBG, dmh_TBH, dmx_TBH, dwmh_HH)
+    dx, dweights = weight_gradients(
+        x_TB,
+        weights,
+        mh_TBH=mh_TBH,
+        dz_TBG=dz_TBG,
+        dmh_TBH=dmh_TBH,
+        dmx_TBH=dmx_TBH,
+        dwmh_HH=dwmh_HH,
+    )
+    return Carry(jnp.sum(dh_PBH, axis=0) * scales_4[3], dc_2BH[window % 2]), dx, dweights
 
 
 # Our kernels, on a GPU; and in Pallas's interpreter, for tests.
-PALLAS = Loops(partial(_forward_loop, False), partial(gradient, partial(_backward_loop, False)))
-INTERPRETED = Loops(partial(_forward_loop, True), partial(gradient, partial(_backward_loop, True)))
+PALLAS = Loops(partial(_forward_loop, False), partial(_backward, False))
+INTERPRETED = Loops(partial(_forward_loop, True), partial(_backward, True))

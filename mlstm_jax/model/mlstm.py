@@ -1,9 +1,10 @@
 """The multiplicative LSTM: its equations, parameters, step, loops over time, and gradient.
 
 The loop over time is a `lax.scan`: JAX lowers a `fori_loop` with static bounds to one. It is
-written as a `fori_loop` so that each step reads and writes its part of the time buffers in place:
-the loop back overwrites the gates with dz, and half types are stored as bits (stack.py). As inputs
-and outputs of `scan` these arrays would be copied, on a CPU with a conversion of the whole array.
+written as a `fori_loop` (`forward_loop` in stack.py) so that each step reads and writes its part of
+the time buffers in place: the loop back overwrites the gates with dz, and half types are stored as
+bits. As inputs and outputs of `scan` these arrays would be copied, on a CPU with a conversion of
+the whole array.
 
 One layer (Krause et al. 2016, eqs. 10-12 and the LSTM around them; Puri et al. 2018, section VI)::
 
@@ -21,26 +22,34 @@ Parameters of a layer, all float32; each W is its V with columns normalised to t
     wmx_v, wmx_g   [I, H], [H]
     wmh_v, wmh_g   [H, H], [H]
     wx_v,  wx_g    [I, G], [G]      I = E for the first layer, H above
-    wh_v,  wh_g    [H, G], [G]
+    wh_v,  wh_g    [H, G], [G]      G = 4H
     b              [G]      zero
 
-A layer has an explicit gradient instead of JAX's own, for three reasons:
+The gradient, from the cotangents of h_t and c_t after a step to those before it::
+
+    dc_t     = dc_t + dh_t ∘ σ(o) ∘ (1 - tanh²(c_t))     dc_{t-1} = dc_t ∘ σ(f)
+    dz_t     = [di df do du], see `step_gradient`
+    dm_t     = dz_t Whᵀ                                  dWh  = Σ m_tᵀ dz_t
+    dmh_t    = dm_t ∘ mx_t                               dWmh = Σ h_{t-1}ᵀ dmh_t
+    dmx_t    = dm_t ∘ mh_t                               dWmx = Σ x_tᵀ dmx_t
+    dh_{t-1} = dmh_t Wmhᵀ                                dWx  = Σ x_tᵀ dz_t
+
+It is explicit, instead of JAX's own, for three reasons:
 
 * Reverse mode through `lax.scan` adds to the weight gradients at every step, one small product at
-  a time, in the compute type. Here the backward scan computes only dz_t, dmh_t and dmx_t, and each
+  a time, in the compute type. Here the loop back computes only dz_t, dmh_t and dmx_t, and each
   weight gradient is one product over all T·B rows afterwards, summed in float32.
-* The products of the backward scan have operands of the compute type; JAX would multiply a float32
+* The products of the loop back have operands of the compute type; JAX would multiply a float32
   cotangent by a half-precision matrix.
-* It saves mh, the four gates, c and h; m, tanh(c_t) and the derivatives of σ are cheap to
+* It keeps mh, the four gates, c and h; m, tanh(c_t) and the derivatives of σ are cheap to
   recompute.
 
 h and c are float32 between steps (c optionally in the compute type), and h is rounded to the
-compute type where it enters a product. Every product of the forward scan is over B rows for any T,
+compute type where it enters a product. Every product of the loop forward is over B rows for any T,
 so two carried windows give bit for bit the result of one long window. docs/performance.md has the
 gain from each choice.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -51,7 +60,7 @@ from flax import linen
 
 from mlstm_jax.fields import Positive
 from mlstm_jax.model import fp8
-from mlstm_jax.model.architecture import Carry, Tree
+from mlstm_jax.model.architecture import Carry
 from mlstm_jax.model.ops import (
     as_bits,
     bias_gradient,
@@ -64,12 +73,13 @@ from mlstm_jax.model.ops import (
     uniform,
 )
 from mlstm_jax.model.stack import (
+    Initialiser,
     Loops,
-    Matrix,
     Recurrent,
     Step,
+    Weights,
     empty_buffer,
-    matrix,
+    forward_loop,
     put_step,
     step_of,
 )
@@ -120,165 +130,71 @@ def step_gradient(gates: Gates, before_c: Array, dh: Array, dc: Array) -> tuple[
     return dz, dc * f
 
 
-class LayerWeights(NamedTuple):
-    """The matrices and the bias, float32; for bytes I is 256, and row v belongs to byte v.
+def layer_step(weights: Weights, rows: int, *, stacked: bool = False) -> Step:
+    """Return the function of one step of `rows` rows, with rounded weights.
 
-    For reading, those that multiply h and m may be `Transposed`, in the compute type. In training
-    with fp8 there are scales of m, dz and dmh; their "gradient" is the maxima of the window.
+    It keeps, for the loop back, c before the step, and in the compute type mh and the gates: mh
+    [B, H] and the gates side by side [B, 4H], where the loop back writes dz; or `stacked`, all in
+    one array [5, B, H], which XLA writes in one kernel on a GPU.
     """
-
-    wmx_IH: Array
-    wx_IG: Array
-    wmh_HH: Array
-    wh_HG: Array
-    b_G: Array
-    scales_3: Array | None = None
-
-    def rounded(self, x: Array, compute: jnp.dtype) -> "LayerWeights":
-        """Return the matrices of products in the compute type; tables and the bias stay."""
-        wmx_IH, wx_IG, wmh_HH, wh_HG, b_G, scales_3 = self
-        if not is_bytes(x):
-            wmx_IH = wmx_IH.astype(compute)
-            wx_IG = wx_IG.astype(compute)
-        if scales_3 is None:
-            wmh: Any = wmh_HH.astype(compute)
-            wh: Any = wh_HG.astype(compute)
-        else:
-            of_m, of_dz, of_dmh = scales_3
-            wmh = fp8.quantised(wmh_HH, jnp.float32(fp8.LARGEST), of_dmh)
-            wh = fp8.quantised(wh_HG, of_m, of_dz)
-        return LayerWeights(wmx_IH, wx_IG, wmh, wh, b_G, scales_3)
-
-
-def layer_step(weights: LayerWeights, rows: int) -> Step:
-    """Return the function of one step of `rows` rows, with rounded matrices.
-
-    It keeps mh, and the four gates after their nonlinearities, [B, H].
-    """
-    times_wmh = times(weights.wmh_HH, rows)
-    times_wh = times(weights.wh_HG, rows)
+    times_wmh = times(weights["wmh"], rows)
+    times_wh = times(weights["wh"], rows)
 
     def step(
-        rounded_h: Array, carry: Carry, x: Array, mask_B: Array | None = None
-    ) -> tuple[Carry, tuple[Array, Gates]]:
+        rounded_h: Array, carry: Carry, x: Array, mask_B: Array | None
+    ) -> tuple[Carry, tuple[Array, ...]]:
         mh = times_wmh(rounded_h)
-        m = project(x, weights.wmx_IH) * mh
-        z_BG = project(x, weights.wx_IG) + times_wh(m) + weights.b_G[None]
+        m = project(x, weights["wmx"]) * mh
+        z_BG = project(x, weights["wx"]) + times_wh(m) + weights["b"][None]
         padding = None if mask_B is None else (mask_B[:, None], carry.h)
         z = tuple(jnp.split(z_BG, 4, axis=-1))
         gates, h, c = advance(z, carry.c.astype(jnp.float32), padding)
-        return Carry(h=h, c=c.astype(carry.c.dtype)), (mh, gates)
+        after = Carry(h=h, c=c.astype(carry.c.dtype))
+        kept_mh, *kept_gates = (part.astype(rounded_h.dtype) for part in (mh, *gates))
+        if stacked:
+            return after, (carry.c, jnp.stack([kept_mh, *kept_gates]))
+        return after, (carry.c, kept_mh, jnp.concatenate(kept_gates, axis=-1))
 
     return step
 
 
-class Saved(NamedTuple):
-    """What the backward loop needs besides the arguments, in time buffers (see `empty_buffer`).
-
-    h after each step [T, B, H], c before each step [T, B, H], and mh, i, f, o and u of each step:
-    stacked as one [T, 5, B, H], which XLA writes in one kernel on a GPU, or separate: mh
-    [T, B, H], and the gates, stacked [T, 4, B, H] (kernels.py), or side by side [T, B, 4H], which
-    the backward loop overwrites with dz.
-    """
-
-    h: Array
-    before_c: Array
-    mh_gates: tuple[Array, ...]
-
-
-class StepGradients(NamedTuple):
-    """The cotangents that the backward loop returns."""
-
-    carry: Carry  # before the window, float32
-    dz_TBG: Array  # in the compute type
-    # In the compute type; each step at the place of the step before. The last place may be zero.
-    dmh_TBH: Array
-    dmx_TBH: Array  # in the compute type
-    dwmh_HH: Array  # float32
-
-
-def _put_gates(buffer: Array, gates: list[Array], t: Array) -> Array:
-    """Write the gates side by side as step t of a buffer [T, B, 4H]; XLA does it in place."""
-    for n, x in enumerate(gates):
-        place = (t, 0, n * x.shape[-1])
-        buffer = jax.lax.dynamic_update_slice(buffer, as_bits(x)[None], place)
-    return buffer
-
-
-def _forward_loop(
-    stacked: bool, carry: Carry, x: Array, weights: LayerWeights, compute: jnp.dtype
-) -> tuple[Carry, Saved]:
-    window = x.shape[0]
-    rows, hidden = carry.h.shape
-    run = layer_step(weights, rows)
-
-    def step(t: Array, before: tuple[Array, Carry, Saved]) -> tuple[Array, Carry, Saved]:
-        rounded_h, carry, saved = before
-        after, (mh, gates) = run(rounded_h, carry, step_of(x, t), None)
-        rounded_h = after.h.astype(compute)
-        parts = [part.astype(compute) for part in (mh, *gates)]
-        mh_gates: tuple[Array, ...]
-        if stacked:
-            mh_gates = (put_step(saved.mh_gates[0], jnp.stack(parts), t),)
-        else:
-            mh_TBH, gates_TBG = saved.mh_gates
-            mh_gates = (put_step(mh_TBH, parts[0], t), _put_gates(gates_TBG, parts[1:], t))
-        saved = Saved(
-            h=put_step(saved.h, rounded_h, t),
-            before_c=put_step(saved.before_c, carry.c, t),
-            mh_gates=mh_gates,
-        )
-        return rounded_h, after, saved
-
-    shape = (window, rows, hidden)
-    mh_gates: tuple[Array, ...]
-    if stacked:
-        mh_gates = (empty_buffer((window, 5, rows, hidden), compute),)
-    else:
-        mh_gates = (empty_buffer(shape, compute), empty_buffer((window, rows, 4 * hidden), compute))
-    saved = Saved(empty_buffer(shape, compute), empty_buffer(shape, carry.c.dtype), mh_gates)
-    # h is carried in both types: rounding it again at each step would need another kernel.
-    first = (carry.h.astype(compute), carry, saved)
-    _, last, saved = jax.lax.fori_loop(0, window, step, first)
-    return last, saved
-
-
-def _backward_loop(
+def _backward(
     stacked: bool,
     first: Carry,
     x: Array,
-    weights: LayerWeights,
-    saved: Saved,
+    weights: Weights,
+    h_TBH: Array,
+    kept: tuple[Array, ...],
     compute: jnp.dtype,
     dlast: Carry,
     dh_TBH: Array,
-) -> StepGradients:
-    window = x.shape[0]
-    rows, hidden = first.h.shape
+) -> tuple[Carry, Array | None, Weights]:
+    """Run back through the window; see `Loops`."""
+    window, rows, hidden = h_TBH.shape
     # For bytes a lookup in the loop saves a GPU from writing all of mx first.
-    mx_TBH = None if is_bytes(x) else project(x, weights.wmx_IH)
-    times_wmh = times(weights.wmh_HH, rows, transposed=True)
-    times_wh = times(weights.wh_HG, rows, transposed=True)
+    mx_TBH = None if is_bytes(x) else project(x, weights["wmx"])
+    times_wmh = times(weights["wmh"], rows, transposed=True)
+    times_wh = times(weights["wh"], rows, transposed=True)
     dh_bits = as_bits(dh_TBH)
     # Of each step, stacked: mh and the gates; otherwise mh alone.
-    first_parts, *other_parts = saved.mh_gates
+    before_c_TBH, first_parts, *gates = kept
     if stacked:
         dz_buffer = empty_buffer((window, rows, 4 * hidden), compute)
         gates_BG = None
     else:
         # dz overwrites the gates, so a CPU need not allocate new pages of memory. A step is read
         # after the later one has been written; otherwise XLA would copy the buffer each time.
-        (dz_buffer,) = other_parts
+        (dz_buffer,) = gates
         gates_BG = step_of(dz_buffer, jnp.int32(window - 1))
 
     def step(k: Array, later: tuple[Any, ...]) -> tuple[Any, ...]:
         dh, dc, gates_BG, dz_TBG, dm_T2BH = later
         t = window - 1 - k
-        mx = project(step_of(x, t), weights.wmx_IH) if mx_TBH is None else step_of(mx_TBH, t)
+        mx = project(step_of(x, t), weights["wmx"]) if mx_TBH is None else step_of(mx_TBH, t)
         here = step_of(first_parts, t)
         parts = here if stacked else (here, *jnp.split(gates_BG, 4, axis=-1))
         mh, *gates = (of_bits(part, compute).astype(jnp.float32) for part in parts)
-        before_c = of_bits(step_of(saved.before_c, t), first.c.dtype).astype(jnp.float32)
+        before_c = of_bits(step_of(before_c_TBH, t), first.c.dtype).astype(jnp.float32)
         dh = dh + of_bits(step_of(dh_bits, t), compute).astype(jnp.float32)
         dgates, dc = step_gradient(Gates(*gates), before_c, dh, dc)
         dz_BG = jnp.concatenate(dgates, axis=-1).astype(compute)
@@ -293,62 +209,60 @@ def _backward_loop(
 
     dm_buffer = empty_buffer((window, 2, rows, hidden), compute)
     start = (dlast.h, dlast.c.astype(jnp.float32), gates_BG, dz_buffer, dm_buffer)
-    dh0_BH, dc0_BH, _, dz_buffer, dm_buffer = jax.lax.fori_loop(0, window, step, start)
+    dh, dc, _, dz_buffer, dm_buffer = jax.lax.fori_loop(0, window, step, start)
     dm_T2BH = of_bits(dm_buffer, compute)
-    h_TBH = of_bits(saved.h, compute)
-    before_h_TBH = jnp.concatenate([first.h.astype(compute)[None], h_TBH[:-1]])
     dmh_TBH = dm_T2BH[:, 0]
-    return StepGradients(
-        Carry(dh0_BH, dc0_BH),
-        of_bits(dz_buffer, compute),
-        jnp.roll(dmh_TBH, -1, axis=0),
-        dm_T2BH[:, 1],
-        sum_rows(before_h_TBH, dmh_TBH),
+    before_h_TBH = jnp.concatenate([first.h.astype(compute)[None], h_TBH[:-1]])
+    dx, dweights = weight_gradients(
+        x,
+        weights,
+        mh_TBH=of_bits(first_parts[:, 0] if stacked else first_parts, compute),
+        dz_TBG=of_bits(dz_buffer, compute),
+        dmh_TBH=jnp.roll(dmh_TBH, -1, axis=0),
+        dmx_TBH=dm_T2BH[:, 1],
+        dwmh_HH=sum_rows(before_h_TBH, dmh_TBH),
     )
+    return Carry(dh, dc), dx, dweights
 
 
-def gradient(
-    backward_loop: Callable[..., StepGradients],
-    first: Carry,
+def weight_gradients(
     x: Array,
-    weights: LayerWeights,
-    saved: Saved,
-    compute: jnp.dtype,
-    dlast: Carry,
-    dh_TBH: Array,
-) -> tuple[Carry, Array | None, LayerWeights]:
-    """Return the cotangents of the carry, of x and of the weights; see `Loops`."""
-    dcarry, dz_TBG, dmh_TBH, dmx_TBH, dwmh_HH = backward_loop(
-        first, x, weights, saved, compute, dlast, dh_TBH
-    )
-    mh = saved.mh_gates[0]
-    mh_TBH = of_bits(mh[:, 0] if mh.ndim == 4 else mh, compute)
-    mx_TBH = project(x, weights.wmx_IH)
-    m_TBH = (mx_TBH * mh_TBH.astype(jnp.float32)).astype(compute)
-    dx_of_mx, dwmx_IH = project_gradient(x, weights.wmx_IH, dmx_TBH)
-    dx_of_z, dwx_IG = project_gradient(x, weights.wx_IG, dz_TBG)
+    weights: Weights,
+    *,
+    mh_TBH: Array,
+    dz_TBG: Array,
+    dmh_TBH: Array,
+    dmx_TBH: Array,
+    dwmh_HH: Array,
+) -> tuple[Array | None, Weights]:
+    """Return the cotangents of x and of the weights, float32, from those of a loop back.
+
+    They are in the compute type, except `dwmh_HH`, float32. In `dmh_TBH` each step is at the place
+    of the step before; the last place may be zero.
+    """
+    mx_TBH = project(x, weights["wmx"])
+    m_TBH = (mx_TBH * mh_TBH.astype(jnp.float32)).astype(mh_TBH.dtype)
+    dx_of_mx, dwmx_IH = project_gradient(x, weights["wmx"], dmx_TBH)
+    dx_of_z, dwx_IG = project_gradient(x, weights["wx"], dz_TBG)
     dx = None
     if dx_of_mx is not None and dx_of_z is not None:
-        dx = (dx_of_mx + dx_of_z).astype(x.dtype)
-    maxima_3 = None
-    if weights.scales_3 is not None:
-        maxima_3 = fp8.maxima(m_TBH, dz_TBG, dmh_TBH)
-    dweights = LayerWeights(
-        wmx_IH=dwmx_IH,
-        wx_IG=dwx_IG,
-        wmh_HH=dwmh_HH,
-        wh_HG=sum_rows(m_TBH, dz_TBG),
-        b_G=bias_gradient(x, dwx_IG, dz_TBG),
-        scales_3=maxima_3,
-    )
-    return dcarry._replace(c=dcarry.c.astype(first.c.dtype)), dx, dweights
+        dx = dx_of_mx + dx_of_z
+    dweights = {
+        "wmx": dwmx_IH,
+        "wmh": dwmh_HH,
+        "wx": dwx_IG,
+        "wh": sum_rows(m_TBH, dz_TBG),
+        "b": bias_gradient(x, dwx_IG, dz_TBG),
+    }
+    if "scales_3" in weights:
+        dweights["scales_3"] = fp8.maxima(m_TBH, dz_TBG, dmh_TBH)
+    return dx, dweights
 
 
-# XLA's loops, with equal numbers; kernels.py has the loops of our own kernels. The parts of a step
-# in separate arrays, where dz overwrites the gates: best on a CPU.
-SEPARATE = Loops(partial(_forward_loop, False), partial(gradient, partial(_backward_loop, False)))
-# Stacked in one array: best on a GPU.
-STACKED = Loops(partial(_forward_loop, True), partial(gradient, partial(_backward_loop, True)))
+# Best on a CPU.
+SEPARATE = Loops(partial(forward_loop, layer_step), partial(_backward, False))
+# Best on a GPU.
+STACKED = Loops(partial(forward_loop, partial(layer_step, stacked=True)), partial(_backward, True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,33 +275,26 @@ class MLSTM(Recurrent, title="mLSTM"):
     # the columns of a uniform Wmh as long as those of an orthogonal one. Paper: 1.
     recurrent_gain: Positive = 1.0
 
-    gates: ClassVar[dict[str, int]] = {"wmh": 1, "wh": 4, "wmx": 1, "wx": 4}
+    gates: ClassVar[dict[str, int]] = {"wmx": 1, "wmh": 1, "wx": 4, "wh": 4}
     input_matrices: ClassVar[tuple[str, ...]] = ("wmx", "wx")
     biases: ClassVar[int] = 4
 
-    def initial(self, inputs: int) -> dict[str, Matrix]:
+    def initial(self, name: str) -> tuple[Initialiser, float]:
         """Uniform matrices; the recurrent ones may be orthogonal."""
-        hidden = self.hidden
-        gain = self.recurrent_gain
-        initialise = uniform(hidden)
-        recurrent = initialise
+        if name in self.input_matrices:
+            return uniform(self.hidden), 1.0
         if self.recurrent_init == "orthogonal":
-            recurrent = linen.initializers.orthogonal()
-        return {
-            "wmx": Matrix((inputs, hidden), initialise),
-            "wmh": Matrix((hidden, hidden), recurrent, gain),
-            "wx": Matrix((inputs, 4 * hidden), initialise),
-            "wh": Matrix((hidden, 4 * hidden), recurrent, gain),
-        }
+            return linen.initializers.orthogonal(), self.recurrent_gain
+        return uniform(self.hidden), self.recurrent_gain
 
-    def weights(self, params: Tree) -> LayerWeights:
-        return LayerWeights(
-            wmx_IH=matrix(params, "wmx"),
-            wx_IG=matrix(params, "wx"),
-            wmh_HH=matrix(params, "wmh"),
-            wh_HG=matrix(params, "wh"),
-            b_G=params["b"],
-        )
+    def rounded(self, weights: Weights, x: Array, compute: Any) -> Weights:
+        """With scales, the recurrent matrices are E4M3."""
+        rounded = super().rounded(weights, x, compute)
+        if "scales_3" in weights:
+            of_m, of_dz, of_dmh = weights["scales_3"]
+            rounded["wmh"] = fp8.quantised(weights["wmh"], jnp.float32(fp8.LARGEST), of_dmh)
+            rounded["wh"] = fp8.quantised(weights["wh"], of_m, of_dz)
+        return rounded
 
     step = staticmethod(layer_step)
 

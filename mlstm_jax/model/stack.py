@@ -24,10 +24,24 @@ from flax import linen
 
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture, Products, StateOutput, Tree, Window
-from mlstm_jax.model.ops import as_bits, column_norms, matmul, of_bits, weight_norm, with_transpose
+from mlstm_jax.model.ops import (
+    as_bits,
+    column_norms,
+    is_bytes,
+    matmul,
+    of_bits,
+    weight_norm,
+    with_transpose,
+)
 
 Array = jax.Array
 Buffers = TypeVar("Buffers")
+Initialiser = Callable[[Array, tuple[int, ...]], Array]
+# What a step needs of a layer: its matrices by name and its bias "b", float32. For bytes I is 256,
+# and row v of an input matrix belongs to byte v. For reading, those that multiply what comes from
+# h may be `Transposed`. In training with fp8 there are "scales_3", of m, dz and dmh (fp8.py);
+# their "gradient" is the maxima of the window.
+Weights = dict[str, Any]
 # (h in the type of the products, the carry, x of the step, its mask of padding [B] or None) → the
 # next carry, and what the kind keeps of the step for its gradient.
 Step = Callable[[Array, Tree, Array, Array | None], tuple[Tree, Any]]
@@ -70,17 +84,65 @@ def steps_read(window: int, padding_mask_TB: Array | None) -> Array | int:
 
 
 class Loops(NamedTuple):
-    """The loops of a layer over time under a gradient, with rounded matrices and without padding.
+    """The loops of a layer over time under a gradient, with rounded weights and without padding.
 
     Attributes:
-        forward: (carry, x, weights, compute) → the carry after the window, and what `backward`
-            needs, a NamedTuple whose first field is the time buffer of h after each step.
-        backward: (first carry, x, weights, saved, compute, cotangents of the last carry, and of h
-            after each step) → the cotangents of the carry, of x and of the weights.
+        forward: (carry, x, weights, compute) → the carry after the window, h after each step
+            [T, B, H] in the compute type, and what `backward` needs of each step.
+        backward: (carry, x, weights, h, what was kept, compute, cotangents of the last carry, and
+            of h after each step) → the cotangents of the carry, of x and of the weights. That of x
+            is None for bytes.
     """
 
-    forward: Callable[..., tuple[Any, Any]]
-    backward: Callable[..., tuple[Any, Any, Any]]
+    forward: Callable[..., tuple[Tree, Array, Tree]]
+    backward: Callable[..., tuple[Tree, Array | None, Weights]]
+
+
+def _loop(
+    step: Step,
+    carry: Tree,
+    x: Array,
+    padding_mask_TB: Array | None,
+    compute: jnp.dtype,
+    *,
+    steps: Array | int | None = None,
+    add: bool = False,
+) -> tuple[Tree, Array, Tree]:
+    """Run a step over a window, or over its first `steps`.
+
+    Returns:
+        The carry after it; h after each step [T, B, H] in the compute type; and what the step
+        keeps, in time buffers, or with `add` its sum over the steps.
+    """
+    window = x.shape[0]
+    inputs = (x, padding_mask_TB)
+    rounded_h = carry.h.astype(compute)
+    _, like = jax.eval_shape(step, rounded_h, carry, *step_of(inputs, jnp.int32(0)))
+
+    def body(t: Array, before: tuple[Array, Tree, Array, Tree]) -> tuple[Array, Tree, Array, Tree]:
+        rounded_h, carry, h_TBH, kept = before
+        carry, new = step(rounded_h, carry, *step_of(inputs, t))
+        rounded_h = carry.h.astype(compute)
+        kept = kept + new if add else put_step(kept, new, t)
+        return rounded_h, carry, put_step(h_TBH, rounded_h, t), kept
+
+    h_TBH = empty_buffer((window, *carry.h.shape), compute)
+    kept = jnp.zeros(like.shape, like.dtype) if add else empty_buffers(window, like)
+    # h is carried in both types: rounding it again at each step would need another kernel.
+    first = (rounded_h, carry, h_TBH, kept)
+    _, last, h_TBH, kept = jax.lax.fori_loop(0, window if steps is None else steps, body, first)
+    return last, of_bits(h_TBH, compute), kept
+
+
+def forward_loop(
+    make_step: Callable[[Weights, int], Step],
+    carry: Tree,
+    x: Array,
+    weights: Weights,
+    compute: jnp.dtype,
+) -> tuple[Tree, Array, Tree]:
+    """XLA's loop forward, see `Loops`; what the step keeps is in time buffers."""
+    return _loop(make_step(weights, carry.h.shape[0]), carry, x, None, compute)
 
 
 def read_layer(
@@ -99,58 +161,46 @@ def read_layer(
         With all states, steps that are padding in all rows are not computed.
     """
 
-    def body(t: Array, before: tuple[Array, Tree, Array, Tree]) -> tuple[Array, Tree, Array, Tree]:
-        rounded_h, carry, h_TBH, kept = before
-        x_B, mask_B = step_of((x, padding_mask_TB), t)
-        carry, _ = step(rounded_h, carry, x_B, mask_B)
-        rounded_h = carry.h.astype(compute)
-        if states == "sum":
-            h_BH = carry.h
-            if mask_B is not None:
-                h_BH = jnp.where(mask_B[:, None], 0, h_BH)
-            kept = kept + h_BH
-        elif states == "each":
-            kept = put_step(kept, carry, t)
-        return rounded_h, carry, put_step(h_TBH, rounded_h, t), kept
+    def reading(h: Array, carry: Tree, x_B: Array, mask_B: Array | None) -> tuple[Tree, Tree]:
+        carry, _ = step(h, carry, x_B, mask_B)
+        if states == "each":
+            return carry, carry
+        if states == "none":
+            return carry, None
+        return carry, carry.h if mask_B is None else jnp.where(mask_B[:, None], 0, carry.h)
 
-    window = x.shape[0]
-    steps: Array | int = window
-    kept = None
-    if states == "sum":
-        kept = jnp.zeros(carry.h.shape, jnp.float32)
-    elif states == "each":
-        steps = steps_read(window, padding_mask_TB)
-        kept = empty_buffers(window, carry)
-    h_TBH = empty_buffer((window, *carry.h.shape), compute)
-    # h is carried in both types: rounding it again at each step would need another kernel.
-    first = (carry.h.astype(compute), carry, h_TBH, kept)
-    _, last, h_TBH, kept = jax.lax.fori_loop(0, steps, body, first)
-    if states == "each":
-        kept = jax.tree.map(lambda buffer, x: of_bits(buffer, x.dtype), kept, carry)
-    return last, of_bits(h_TBH, compute), kept
+    if states != "each":
+        return _loop(reading, carry, x, padding_mask_TB, compute, add=states == "sum")
+    steps = steps_read(x.shape[0], padding_mask_TB)
+    last, h_TBH, kept = _loop(reading, carry, x, padding_mask_TB, compute, steps=steps)
+    return last, h_TBH, jax.tree.map(lambda buffer, x: of_bits(buffer, x.dtype), kept, carry)
 
 
 def with_gradient(model: "Recurrent", compute: jnp.dtype, loops: Loops) -> Callable[..., Any]:
     """Return the function (carry, x, mask of padding, weights) → carry, h, with its gradient."""
 
     @jax.custom_vjp
-    def run(carry: Tree, x: Array, mask_TB: Array | None, weights: Any) -> tuple[Tree, Array]:
-        step = model.step(weights.rounded(x, compute), carry.h.shape[0])
+    def run(carry: Tree, x: Array, mask_TB: Array | None, weights: Weights) -> tuple[Tree, Array]:
+        step = model.step(model.rounded(weights, x, compute), carry.h.shape[0])
         last, h_TBH, _ = read_layer(step, carry, x, mask_TB, compute, "none")
         return last, h_TBH
 
-    def forward(carry: Tree, x: Array, mask_TB: Array | None, weights: Any) -> tuple[Any, Any]:
+    def forward(carry: Tree, x: Array, mask_TB: Array | None, weights: Weights) -> tuple[Any, Any]:
         if mask_TB is not None:
             raise UserError(
                 "padding_mask_BT: a recurrent model has no gradient with it. Leave it out, and "
                 "give the padding no weight in the loss: no byte's output depends on later bytes."
             )
-        weights = weights.rounded(x, compute)
-        last, saved = loops.forward(carry, x, weights, compute)
-        return (last, of_bits(saved[0], compute)), (carry, x, weights, saved)
+        weights = model.rounded(weights, x, compute)
+        last, h_TBH, kept = loops.forward(carry, x, weights, compute)
+        return (last, h_TBH), (carry, x, weights, h_TBH, kept)
 
     def backward(residuals: Any, cotangents: tuple[Tree, Array]) -> tuple[Any, ...]:
+        carry, x, *_ = residuals
         dcarry, dx, dweights = loops.backward(*residuals, compute, *cotangents)
+        dcarry = jax.tree.map(lambda d, like: d.astype(like.dtype), dcarry, carry)
+        if dx is not None:
+            dx = dx.astype(x.dtype)
         return dcarry, dx, None, dweights
 
     run.defvjp(forward, backward)
@@ -161,7 +211,7 @@ def run_layer(
     model: "Recurrent",
     carry: Tree,
     x: Array,
-    weights: Any,
+    weights: Weights,
     compute: jnp.dtype,
     *,
     padding_mask_TB: Array | None = None,
@@ -199,48 +249,36 @@ def run_layer(
     return carry, jnp.concatenate(h)
 
 
-class Matrix(NamedTuple):
-    """A matrix of a layer before training; normalised, W = gain · V."""
-
-    shape: tuple[int, int]
-    initialise: Callable[[Array, tuple[int, ...]], Array]
-    gain: float = 1.0
-
-
-class Weights(linen.Module):
+class Layer(linen.Module):
     """The parameters of one layer."""
 
     model: "Recurrent"
 
     @linen.compact
-    def __call__(self, inputs: int) -> Tree:
-        """Return the layer's matrices and bias; `inputs` is the width I of its input."""
+    def __call__(self, inputs: int) -> Weights:
+        """Return the layer's weights; `inputs` is the width I of its input."""
+        model = self.model
         params = {}
-        for name, (shape, initialise, gain) in self.model.initial(inputs).items():
-            if not self.model.normalised:
+        for name, gates in model.gates.items():
+            rows = inputs if name in model.input_matrices else model.hidden
+            shape = (rows, gates * model.hidden)
+            initialise, gain = model.initial(name)
+            if not model.normalised:
                 params[name] = self.param(name, initialise, shape)
                 continue
             v_IO = self.param(f"{name}_v", initialise, shape)
             norms_O = gain * column_norms(v_IO)
             params[f"{name}_v"] = v_IO
             params[f"{name}_g"] = self.param(f"{name}_g", lambda _, norms_O=norms_O: norms_O)
-        biases = self.model.biases * self.model.hidden
-        params["b"] = self.param("b", linen.initializers.zeros, (biases,))
-        return self.model.weights(params)
-
-
-def matrix(params: Tree, name: str) -> Array:
-    """Return a matrix of a layer, normalised if it has a gain."""
-    if name in params:
-        return params[name]
-    return weight_norm(params[f"{name}_v"], params[f"{name}_g"])
+        params["b"] = self.param("b", linen.initializers.zeros, (model.biases * model.hidden,))
+        return model.weights(params)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recurrent(Architecture):
     """A recurrent kind: its matrices, its step, and its loops with a gradient."""
 
-    # How many gates are side by side in each matrix, in the order of their gradients.
+    # How many gates are side by side in each matrix.
     gates: ClassVar[dict[str, int]]
     # The matrices that multiply a layer's input.
     input_matrices: ClassVar[tuple[str, ...]] = ("wx",)
@@ -253,15 +291,11 @@ class Recurrent(Architecture):
         return True
 
     @abstractmethod
-    def initial(self, inputs: int) -> dict[str, Matrix]:
-        """A layer's matrices before training, by name; `inputs` is its input's width I."""
+    def initial(self, name: str) -> tuple[Initialiser, float]:
+        """A matrix before training: what draws V; and the gain, if normalised: W = gain · V."""
 
     @abstractmethod
-    def weights(self, params: Tree) -> Any:
-        """Return what a step needs of a layer's parameters, a NamedTuple such as `LayerWeights`."""
-
-    @abstractmethod
-    def step(self, weights: Any, rows: int) -> Step:
+    def step(self, weights: Weights, rows: int) -> Step:
         """Return the function of one step of `rows` rows, with rounded weights."""
 
     @abstractmethod
@@ -272,15 +306,36 @@ class Recurrent(Architecture):
     def step_bytes(self, width: int, cell: int) -> int:
         """Return the bytes of a unit and step for the gradient; see `activation_bytes`."""
 
-    def with_tables(self, weights: Any, embedding_VE: Array, compute: Any) -> Any:
-        """Return the weights of the first layer: its input matrices times the embedding."""
-        tables = {}
-        for field, w_IO in weights._asdict().items():
-            if field.rpartition("_")[0] in self.input_matrices:
-                tables[field] = matmul(embedding_VE, w_IO, compute)
-        return weights._replace(**tables)
+    @property
+    def recurrent_matrices(self) -> list[str]:
+        """The matrices that multiply what comes from h."""
+        return [name for name in self.gates if name not in self.input_matrices]
 
-    def reading_weights(self, params: Any, compute: Any, *, several_rows: bool) -> list[Any]:
+    def weights(self, params: Tree) -> Weights:
+        """The weights of a layer with these parameters."""
+        weights = {"b": params["b"]}
+        for name in self.gates:
+            if self.normalised:
+                weights[name] = weight_norm(params[f"{name}_v"], params[f"{name}_g"])
+            else:
+                weights[name] = params[name]
+        return weights
+
+    def with_tables(self, weights: Weights, embedding_VE: Array, compute: Any) -> Weights:
+        """The weights of the first layer: its input matrices times the embedding."""
+        tables = {}
+        for name in self.input_matrices:
+            tables[name] = matmul(embedding_VE, weights[name], compute)
+        return weights | tables
+
+    def rounded(self, weights: Weights, x: Array, compute: Any) -> Weights:
+        """The matrices of products in the compute type; tables for bytes x and the bias stay."""
+        rounded = {}
+        for name in self.recurrent_matrices if is_bytes(x) else self.gates:
+            rounded[name] = weights[name].astype(compute)
+        return weights | rounded
+
+    def reading_weights(self, params: Any, compute: Any, *, several_rows: bool) -> list[Weights]:
         """Return the rounded weights of all layers; for several rows, with the transposes for h."""
         layers = []
         for layer in range(self.layers):
@@ -289,13 +344,11 @@ class Recurrent(Architecture):
             if layer == 0:
                 weights = self.with_tables(weights, params["embedding"], compute)
                 x = jnp.int32(0)
-            weights = weights.rounded(x, compute)
-            transposes = {}
-            for field, w_IO in weights._asdict().items():
-                name = field.rpartition("_")[0]
-                if several_rows and name in self.gates and name not in self.input_matrices:
-                    transposes[field] = with_transpose(w_IO)
-            layers.append(weights._replace(**transposes))
+            weights = self.rounded(weights, x, compute)
+            if several_rows:
+                for name in self.recurrent_matrices:
+                    weights[name] = with_transpose(weights[name])
+            layers.append(weights)
         return layers
 
     def read(self, window: Window) -> tuple[Tree, Any, Tree]:
@@ -308,15 +361,15 @@ class Recurrent(Architecture):
                 weights = window.reading_weights[layer]
             else:
                 inputs = self.hidden if layer else self.embedding
-                weights = Weights(self, name=f"layer_{layer}")(inputs)
+                weights = Layer(self, name=f"layer_{layer}")(inputs)
                 if layer == 0:
                     weights = self.with_tables(weights, window.embedding_VE, compute)
             if window.scales_3 is not None:
-                weights = weights._replace(scales_3=window.scales_3)
+                weights = weights | {"scales_3": window.scales_3}
             carry = jax.tree.map(lambda part: part[:, layer], window.carry)  # noqa: B023
             mask_TB = window.padding_mask_TB
             if window.states != "none":
-                step = self.step(weights.rounded(x, compute), carry.h.shape[0])
+                step = self.step(self.rounded(weights, x, compute), carry.h.shape[0])
                 carry, x, kept = read_layer(step, carry, x, mask_TB, compute, window.states)
                 states.append(kept)
             else:
@@ -341,7 +394,9 @@ class Recurrent(Architecture):
 
     def large_parameters(self, layer: int) -> list[str]:
         """Leave out the first layer's input matrices: they read a table of bytes, and are small."""
-        names = [name for name in self.gates if layer or name not in self.input_matrices]
+        names = self.recurrent_matrices
+        if layer:
+            names += self.input_matrices
         return [f"{name}_v" if self.normalised else name for name in names]
 
     def products(self, layer: int) -> Products:

@@ -15,14 +15,15 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.model import pallas, stack
 from mlstm_jax.model.architecture import Carry
 from mlstm_jax.model.kernels import INTERPRETED
-from mlstm_jax.model.mlstm import MLSTM, SEPARATE, STACKED, LayerWeights, layer_step
+from mlstm_jax.model.mlstm import MLSTM, SEPARATE, STACKED, layer_step
 from mlstm_jax.model.pallas import require_gpu
+from mlstm_jax.model.stack import Weights
 from tests.tolerance import assert_close, error
 
 pytestmark = pytest.mark.numeric
 
 run_layer = partial(stack.run_layer, MLSTM(), loops=SEPARATE)
-Arguments = tuple[Carry, np.ndarray, LayerWeights]
+Arguments = tuple[Carry, np.ndarray, Weights]
 
 
 def arguments(
@@ -36,13 +37,13 @@ def arguments(
     rows = inputs or 256
     x = normal(t, b, inputs) if inputs else random.integers(0, 256, (t, b), dtype=np.int32)
     scale = np.float32(np.sqrt(inputs or 1))
-    weights = LayerWeights(
-        wmx_IH=normal(rows, h) / scale,
-        wx_IG=normal(rows, 4 * h) / scale,
-        wmh_HH=normal(h, h) / np.float32(np.sqrt(h)),
-        wh_HG=normal(h, 4 * h) / np.float32(np.sqrt(h)),
-        b_G=normal(4 * h),
-    )
+    weights = {
+        "wmx": normal(rows, h) / scale,
+        "wx": normal(rows, 4 * h) / scale,
+        "wmh": normal(h, h) / np.float32(np.sqrt(h)),
+        "wh": normal(h, 4 * h) / np.float32(np.sqrt(h)),
+        "b": normal(4 * h),
+    }
     return Carry(np.tanh(normal(b, h)), normal(b, h)), x, weights
 
 
@@ -57,12 +58,12 @@ def directions(random: np.random.Generator, given: Arguments) -> tuple:
 def recurrence_reference(
     carry: Carry,
     x: Any,
-    weights: LayerWeights,
+    weights: Weights,
     compute: jnp.dtype,
     padding_mask_TB: np.ndarray | None = None,
 ) -> tuple[Carry, jax.Array]:
     """The equations with JAX's own gradient."""
-    advance = layer_step(weights.rounded(x, compute), carry.h.shape[0])
+    advance = layer_step(MLSTM().rounded(weights, x, compute), carry.h.shape[0])
 
     def step(carry: Carry, now: tuple) -> tuple[Carry, jax.Array]:
         carry, _ = advance(carry.h, carry, *now)
@@ -75,8 +76,8 @@ def gradient_program(function: Any, compute: Any, direction: tuple, **options: A
     """A program: the outputs; and gradients by the carry, the weights, and vectors x."""
 
     @jax.jit
-    def both(carry: Carry, x: Any, weights: LayerWeights) -> tuple[Any, tuple]:
-        def run(carry: Carry, weights: LayerWeights, x: Any = x) -> Any:
+    def both(carry: Carry, x: Any, weights: Weights) -> tuple[Any, tuple]:
+        def run(carry: Carry, weights: Weights, x: Any = x) -> Any:
             return function(carry, x, weights, jnp.dtype(compute), **options)
 
         vectors = [x] if x.dtype == np.float32 else []
@@ -100,13 +101,13 @@ def assert_equal(found: Any, expected: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
-def float64_gradients(given: Arguments, direction: tuple) -> LayerWeights:
+def float64_gradients(given: Arguments, direction: tuple) -> Weights:
     """The equations once more, all in float64, under JAX's own gradient; bytes only."""
 
-    def step(w: LayerWeights, carry: tuple, byte_B: jax.Array) -> tuple:
+    def step(w: Weights, carry: tuple, byte_B: jax.Array) -> tuple:
         h, c = carry
-        m = w.wmx_IH[byte_B] * (h @ w.wmh_HH)
-        i, f, o, u = jnp.split(w.wx_IG[byte_B] + m @ w.wh_HG + w.b_G[None], 4, axis=-1)
+        m = w["wmx"][byte_B] * (h @ w["wmh"])
+        i, f, o, u = jnp.split(w["wx"][byte_B] + m @ w["wh"] + w["b"][None], 4, axis=-1)
         c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(u)
         h = jax.nn.sigmoid(o) * jnp.tanh(c)
         return (h, c), h
@@ -116,7 +117,7 @@ def float64_gradients(given: Arguments, direction: tuple) -> LayerWeights:
             lambda x: x.astype(np.float64) if x.dtype == np.float32 else x, (given, direction)
         )
 
-        def scalar(weights: LayerWeights) -> jax.Array:
+        def scalar(weights: Weights) -> jax.Array:
             scan = jax.lax.scan(lambda c, x: step(weights, c, x), tuple(carry), bytes_TB)
             (h, c), h_TBH = scan
             return jnp.vdot(h, dlast.h) + jnp.vdot(c, dlast.c) + jnp.vdot(h_TBH, dh_TBH)
@@ -190,8 +191,8 @@ def test_a_long_window(compute: str, random: np.random.Generator) -> None:
     _, (_, ours) = gradient_program(run_layer, compute, direction)(*given)
     _, (_, plain) = gradient_program(recurrence_reference, compute, direction)(*given)
     ours, plain = (jax.tree.map(error, made, exact) for made in (ours, plain))
-    assert ours.wh_HG < plain.wh_HG / 2
-    assert ours.wmh_HH < plain.wmh_HH / 2
+    assert ours["wh"] < plain["wh"] / 2
+    assert ours["wmh"] < plain["wmh"] / 2
 
 
 def test_a_cell_in_the_compute_type_keeps_it() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from benchmarks.compiled_program import Program, parse, places, products
 from mlstm_jax.model.architecture import Carry
-from mlstm_jax.model.mlstm import MLSTM, SEPARATE, LayerWeights
+from mlstm_jax.model.mlstm import MLSTM, SEPARATE
 from mlstm_jax.model.ops import dot, times, with_transpose
-from mlstm_jax.model.stack import run_layer
+from mlstm_jax.model.stack import Weights, run_layer
 from tests.tolerance import assert_close
 
 T, B, H = 24, 8, 128
@@ -21,16 +21,16 @@ T, B, H = 24, 8, 128
 def gradient(compute: str) -> Program:
     """Compile the gradient by all weights of one layer that reads bytes."""
 
-    def total(carry: Carry, bytes_TB: jax.Array, weights: LayerWeights) -> jax.Array:
+    def total(carry: Carry, bytes_TB: jax.Array, weights: Weights) -> jax.Array:
         (last, _), h_TBH = run_layer(
             MLSTM(), carry, bytes_TB, weights, jnp.dtype(compute), loops=SEPARATE
         )
         return jnp.sum(last) + jnp.sum(h_TBH.astype(jnp.float32))
 
     zero_BH = jnp.zeros((B, H))
-    shapes = (256, H), (256, 4 * H), (H, H), (H, 4 * H), (4 * H,)
+    shapes = {"wmx": (256, H), "wx": (256, 4 * H), "wmh": (H, H), "wh": (H, 4 * H), "b": (4 * H,)}
     given = Carry(zero_BH, zero_BH), jnp.zeros((T, B), jnp.int32)
-    weights = LayerWeights(*(jnp.zeros(shape) for shape in shapes))
+    weights = {name: jnp.zeros(shape) for name, shape in shapes.items()}
     compiled = jax.jit(jax.grad(total, argnums=2)).lower(*given, weights).compile()
     return parse(compiled.as_text())
 
