@@ -1,9 +1,4 @@
-"""One text, read byte by byte: its states, what the model predicts, and its heat map.
-
-A heat map (Radford et al. 2017, fig. 4) colours each character by a unit's value, or a classifier's
-score, after its last byte: blue below zero, orange above, on one stated scale. A curve below the
-text shows the same values. heatmap_drawing.py draws it.
-"""
+"""One text, read byte by byte: its states, and what the model predicts."""
 
 import copy
 import functools
@@ -14,23 +9,16 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax.corpora.documents import clean, prompt_bytes
-from mlstm_jax.errors import UserError, require
+from mlstm_jax.errors import require
 from mlstm_jax.model.architecture import VOCABULARY
 from mlstm_jax.model.language_model import Carry, LanguageModel
 from mlstm_jax.run import Run, require_known
-from mlstm_jax.terminal import one_line
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.transfer.classifier import Classifier
-from mlstm_jax.transfer.heatmap_drawing import Heatmap, word_ends
 from mlstm_jax.transfer.reader import TextReader
-from mlstm_jax.transfer.states import State, require_index, states_of
+from mlstm_jax.transfer.states import State, states_of
 
-_STATES: dict[State, str] = {"c": "cell state c", "h": "h", "mean_h": "mean of h so far"}
 # Bytes at the end of a text, a character or two, that may be others in the next text.
 _LAST_EDITED = 8
-
-_NOT_BLANK = "a text with a character that is not a space"
 
 
 class Trace(NamedTuple):
@@ -215,107 +203,3 @@ def states_at(
             inside = (here >= 0) & (here < values_BTLH.shape[1])
             states[text][inside] = values_BTLH[row, here[inside], -1]
     return states
-
-
-def characters(text: bytes) -> tuple[list[str], list[int]]:
-    """Split UTF-8 text into characters; each byte that is part of none becomes a �.
-
-    Also returns the index of the last byte of each.
-    """
-    texts = []
-    ends = []
-    end = -1
-    for character in text.decode("utf-8", "surrogateescape"):
-        is_lost = "\udc80" <= character <= "\udcff"
-        end += 1 if is_lost else len(character.encode())
-        texts.append("�" if is_lost else character)
-        ends.append(end)
-    return texts, ends
-
-
-def heat(
-    reader: Reader,
-    text: str,
-    unit: int,
-    scale: float | None = None,
-    *,
-    state: State | None = None,
-    layer: int | None = None,
-) -> Heatmap:
-    """Read a text, cleaned as `generate` cleans its prompt; see `TrainedModel.heatmap`."""
-    layers, hidden = reader.run.config.model.shape
-    (state,) = states_of(reader.run.config.model, state and (state,))
-    layer = layers - 1 if layer is None else layer
-    require_index("layer", layer, layers)
-    require_index("unit", unit, hidden)
-    require(bool(text.strip()), "text", text, _NOT_BLANK)
-    trace = reader(prompt_bytes(text, reader.run.cleaning), state, layer)
-    heading = f"Unit {unit} of layer {layer}"
-    name = f"{_STATES[state]} of unit {unit} of layer {layer}"
-    return _heatmap(reader, trace.text, trace.values_TH[:, unit], scale, heading, name)
-
-
-def score_heat(
-    reader: Reader,
-    text: str,
-    classifier: Classifier,
-    label: str | None = None,
-    scale: float | None = None,
-) -> Heatmap:
-    """Read a text, cleaned as a document: a classifier's score after each character.
-
-    See `TrainedModel.heatmap`. The scale is that of whole words: the mean of a few bytes, far from
-    that of any whole text, has a larger score.
-    """
-    label = shown_label(classifier, label)
-    cleaned, values_T = running_score(reader, classifier, text, label)
-    shown = one_line(label)
-    heading = f"Score of {shown}"
-    by_byte = _heatmap(reader, cleaned, values_T, scale, heading, f"log-odds of {shown}")
-    largest = float(np.abs(by_byte.values[word_ends(by_byte.texts)]).max())
-    return by_byte._replace(by_word=True, scale=scale or largest or 1.0)
-
-
-def running_score(
-    reader: Reader, classifier: Classifier, text: str, label: str
-) -> tuple[bytes, NDArray[np.float64]]:
-    """Return the cleaned text, and the score of one class after each of its bytes, float64.
-
-    The text is cleaned as a document is, so that the last score is the classifier's own. Raises
-    UserError if it is then empty, the model is bidirectional, or the classifier has words.
-    """
-    reader.run.config.model.require_next_byte("a score after each character")
-    cleaned = clean(text, reader.run.cleaning)
-    require(bool(cleaned), "text", text, _NOT_BLANK)
-    layers = classifier.about.layers(reader.run.config.model)
-    read = [reader(cleaned, state, layer).values_TH for state, layer in layers]
-    scores_TK = classifier.scores(np.concatenate(read, axis=1))
-    return cleaned, scores_TK[:, classifier.classes.index(label)]
-
-
-def shown_label(classifier: Classifier, label: str | None) -> str:
-    """Return the class to show: the given one, or the last; UserError if it does not exist.
-
-    Of two classes the last is the one whose probability rises with the classifier's score.
-    """
-    known = classifier.classes
-    if label is None:
-        return known[-1]
-    require(label in known, "label", label, f"one of {', '.join(known)}")
-    return label
-
-
-def _heatmap(
-    reader: Reader, text: bytes, values_T: Any, scale: float | None, heading: str, name: str
-) -> Heatmap:
-    texts, ends = characters(text)
-    values = values_T[ends]
-    if not np.isfinite(values).all():
-        raise UserError(
-            f"the {name} is infinite or not a number; the model may have diverged, so load an "
-            "earlier checkpoint."
-        )
-    # In a long text a few outliers would make all other characters white.
-    largest = float(np.percentile(np.abs(values), 99, method="higher"))
-    title = one_line(reader.run.name)
-    return Heatmap(texts, values, scale or largest or 1.0, heading, name, title)

@@ -20,7 +20,7 @@ from mlstm_jax.run import Run
 from mlstm_jax.terminal import ProgressLine, tell
 from mlstm_jax.transfer import classify, experiment
 from mlstm_jax.transfer.classifier import Classifier, Description, Examples, load_classifier
-from mlstm_jax.transfer.experiment import PARTS, Result
+from mlstm_jax.transfer.experiment import PARTS, REPORT, Result, write_report
 from mlstm_jax.transfer.features import (
     Column,
     Features,
@@ -31,7 +31,6 @@ from mlstm_jax.transfer.features import (
 )
 from mlstm_jax.transfer.labels import Labelled, codes, require_classes, with_held_out
 from mlstm_jax.transfer.logistic import folds
-from mlstm_jax.transfer.report import REPORT, write_report
 from mlstm_jax.transfer.states import FeatureState, features_of
 from mlstm_jax.transfer.words import Fit
 from mlstm_jax.transfer.words import fit as fit_words
@@ -91,12 +90,11 @@ def transfer(
     classifier.
     """
     states = features_of(run.config.model, options.states)
-    own = None
     place = shipped.classifier(run.folder)
-    if place:
-        # Its log-odds are one more feature with every state that has its features.
-        own = load_classifier(place)
-    is_begun = out is not None and require_out(out, states)
+    # Its log-odds are one more feature with every state that has its features.
+    own = load_classifier(place) if place else None
+    if out:
+        require_out(out, states)
     texts = with_held_out(texts, run.cleaning, "test")
     texts = {name: texts[name] for name in PARTS if name in texts}
     classes = require_classes(texts["train"])
@@ -110,7 +108,7 @@ def transfer(
     model = fingerprint(run.params)
     featurizer = Featurizer(run, states=states, all_layers=options.all_layers)
     quiet = not show_progress
-    features = _features(out, featurizer, model, texts, is_begun=is_begun, quiet=quiet)
+    features = _features(out, featurizer, model, texts, quiet=quiet)
     with ProgressLine("TF-IDF", 1, status="", quiet=quiet):
         try:
             counted: Fit | str = fit_words(texts["train"], texts.get("valid"), classes)
@@ -124,11 +122,9 @@ def transfer(
         columns = featurizer.columns_of(state)
         units = [featurizer.columns[n] for n in columns]
         examples = {}
-        for name in texts:
-            values = features[name]
-            if len(states) > 1:
-                values = values[:, columns]
-            examples[name] = Examples(values, labels[name], texts[name].texts)
+        for name, part in texts.items():
+            values = features[name] if len(states) == 1 else features[name][:, columns]
+            examples[name] = Examples(values, labels[name], part.texts)
         with (
             ProgressLine(f"classifier of {state}", experiment.PROGRESS, quiet=quiet) as progress,
             # With two threads of OpenBLAS the fits of 2,000 texts take six times as long.
@@ -146,10 +142,9 @@ def transfer(
             )
         own_notes = []
         if own and own.texts is not None and result.has_prior:
-            measured = classify.digests(texts["test"].texts, run.cleaning)
-            own_notes = classify.note_among(
-                texts["test"].name, measured, own.texts, classify.FITTED_BEFORE
-            )
+            test = texts["test"]
+            measured = classify.digests(test.texts, run.cleaning)
+            own_notes = classify.note_among(test.name, measured, own.texts, classify.FITTED_BEFORE)
         result = dataclasses.replace(result, notes=notes + own_notes)
         about = Description(state, options.all_layers, model, text_column, step=run.step)
         classifier = classifier._replace(texts=fitted, about=about)
@@ -180,15 +175,18 @@ def _folder(out: Path, states: Sequence[FeatureState], state: FeatureState) -> P
     return out / state if len(states) > 1 else out
 
 
-def require_out(out: Path, states: Sequence[FeatureState]) -> bool:
-    """Return whether an earlier call started in `out`; UserError if it holds something else."""
-    kept = out / "features"
-    is_begun = out.is_dir() and any(path != kept for path in out.iterdir())
+def require_out(out: Path, states: Sequence[FeatureState]) -> None:
+    """Raise UserError if `out` holds something else than an earlier call that was stopped."""
     is_done = all((_folder(out, states, state) / REPORT).exists() for state in states)
-    if out.exists() and (not out.is_dir() or (is_begun and (is_done or not kept.is_dir()))):
+    is_other = _is_begun(out) and (is_done or not (out / "features").is_dir())
+    if is_other or (out.exists() and not out.is_dir()):
         raise UserError(f"{out} exists; choose another folder with `out`, or remove it.")
     output.require_folder(out)
-    return is_begun
+
+
+def _is_begun(out: Path) -> bool:
+    """Whether a folder has more than features, which are saved before all else."""
+    return out.is_dir() and any(path.name != "features" for path in out.iterdir())
 
 
 def _features(
@@ -197,7 +195,6 @@ def _features(
     model: str,
     texts: Mapping[str, Labelled],
     *,
-    is_begun: bool,
     quiet: bool,
 ) -> dict[str, Features]:
     """Return the features of all texts: read the saved ones; compute and save the others.
@@ -212,8 +209,7 @@ def _features(
             saved = read_features(out / "features" / f"{name}.npz", keys[name])
             if saved is not None:
                 features[name] = saved
-        # Features are saved before all else: other files without them are from another call.
-        if is_begun and len(features) < len(texts):
+        if _is_begun(out) and len(features) < len(texts):
             raise UserError(
                 f"{out} exists, but its features are damaged, or of other texts, states or "
                 "parameters; repeat the command that created it, choose another folder with "

@@ -26,8 +26,8 @@ from mlstm_jax.training.evaluation import Score, compressed_bpc, report_of
 from mlstm_jax.transfer.classifier import Classifier, Description
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.generate import Sampling, _sample, as_text, generate
-from mlstm_jax.transfer.heatmap_drawing import Heatmap, as_html, colour, ink
-from mlstm_jax.transfer.trace import Reader, characters, heat, score_heat
+from mlstm_jax.transfer.heatmap import Heatmap, as_html, characters, colour, heat, ink, score_heat
+from mlstm_jax.transfer.trace import Reader
 from tests.tolerance import assert_close, bound
 from tests.transfer.pieces import whole
 from tests.transfer.test_features import one_device

@@ -7,7 +7,7 @@ import pytest
 
 from mlstm_jax.api.model import TrainedModel
 from mlstm_jax.errors import UserError
-from mlstm_jax.transfer import report, words
+from mlstm_jax.transfer import experiment, words
 from mlstm_jax.transfer.classifier import load_classifier
 from mlstm_jax.transfer.labels import Labelled, codes
 from mlstm_jax.transfer.transfer import TransferOptions, Transferred
@@ -84,7 +84,7 @@ def test_both_together_are_taken_if_they_are_clearly_better(states, counts, weig
 def test_the_report_says_which_one_is_better(made) -> None:
     for weight, said in ((1, "Words alone are better here"), (0, "leave `words` out")):
         result = replace(made.result, word_weight=weight)
-        assert said in report.as_markdown(result, "mine", [])
+        assert said in experiment.as_markdown(result, "mine", [])
     assert made.result.word_weight == made.classifier.words.weight == WEIGHT
 
 

@@ -1,0 +1,278 @@
+"""Heat maps: a text in the colours of a unit or of a score, as a page of HTML without a script.
+
+Each character has the colour of a unit's value (Radford et al. 2017, fig. 4), or of a classifier's
+score, after its last byte: blue below zero, orange above, on one stated scale. A curve below the
+text shows the same values.
+"""
+
+import html
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlstm_jax import output
+from mlstm_jax.corpora.documents import clean, prompt_bytes
+from mlstm_jax.errors import UserError, require
+from mlstm_jax.terminal import one_line
+from mlstm_jax.transfer.classifier import Classifier
+from mlstm_jax.transfer.states import State, require_index, states_of
+from mlstm_jax.transfer.trace import Reader
+
+_STATES: dict[State, str] = {"c": "cell state c", "h": "h", "mean_h": "mean of h so far"}
+_NOT_BLANK = "a text with a character that is not a space"
+
+# Of the curve.
+_WIDTH = 1000
+_HEIGHT = 160
+
+_STYLE = """
+.heat { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; padding: 0 1rem; color: #111;
+  background: #fff }
+.heat .text { font: 16px/1.7 ui-monospace, monospace; white-space: pre-wrap;
+  overflow-wrap: anywhere }
+.heat .scale { height: .9rem; border: 1px solid #999 }
+.heat .ends { display: flex; justify-content: space-between }
+.heat .text:has(ruby) { line-height: 2.2 }
+.heat ruby { display: inline-block; position: relative; min-width: 22px; max-width: 100%;
+  text-align: center }
+.heat rt { display: block; position: absolute; top: -1px; left: 50%; transform: translateX(-50%);
+  white-space: nowrap; font: 10px/1 system-ui, sans-serif; color: #555 }
+.heat svg { width: 100%; height: auto; border: 1px solid #ccc; margin-top: 1rem }
+"""
+
+
+# Colour-blind people can tell blue from orange.
+_NEGATIVE = (33, 102, 172)
+_POSITIVE = (230, 97, 1)
+
+
+class Heatmap(NamedTuple):
+    """A text and a value after each character; it can be written, and a notebook shows it."""
+
+    texts: list[str]
+    values: NDArray[np.float32]
+    scale: float  # the value with the full colour
+    heading: str
+    name: str  # what is shown: the state, unit and layer, or the class, in words
+    title: str  # of the model
+    by_word: bool = False  # a page also shows the value after each word, in digits
+
+    def __repr__(self) -> str:
+        ends = f"{self.values.min():.3f} to {self.values.max():.3f}"
+        return f"Heatmap: {self.name} from {ends} over {len(self.texts):,} characters"
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Write an .html page; UserError if the file exists, or for another suffix."""
+        path = Path(path)
+        output.require_file(path, overwrite=overwrite, name="path")
+        require_suffix(path)
+        output.write_text(path, as_html(self))
+
+    def _repr_html_(self) -> str:
+        """A part of another page, whose own style it does not change."""
+        spans = []
+        for text, value in zip(self.texts, self.values.tolist(), strict=True):
+            back = colour(value, self.scale)
+            spans.append(
+                f'<span style="background:{_css(back)};color:{ink(back)}" title="{value:.3f}">'
+                f"{html.escape(shown(text))}</span>"
+            )
+        if self.by_word:
+            spans = _with_values(spans, self)
+        stops = ", ".join(_css(colour(share, 1.0)) for share in np.linspace(-1, 1, 9))
+        scale = f"{self.scale:.3g}"
+        return f"""<style>{_STYLE}</style>
+<div class="heat">
+<h1>{html.escape(self.heading)}</h1>
+<p>After each character: {html.escape(self.name)}, by {html.escape(self.title)}.</p>
+<div class="scale" style="background: linear-gradient(to right, {stops})"></div>
+<div class="ends"><span>−{scale}</span><span>0</span><span>{scale}</span></div>
+<p class="text">{"".join(spans)}</p>
+{_curve(self)}
+</div>"""
+
+
+def colour(value: float, scale: float) -> tuple[int, int, int]:
+    """Return red, green and blue of a value: white at zero, the full colour at the scale."""
+    share = min(abs(value) / scale, 1.0)
+    full = np.array(_POSITIVE if value > 0 else _NEGATIVE)
+    red, green, blue = np.rint(255 + (full - 255) * share).astype(int).tolist()
+    return red, green, blue
+
+
+def _css(colour: tuple[int, int, int]) -> str:
+    return f"rgb{colour}".replace(" ", "")
+
+
+def ink(background: tuple[int, int, int]) -> str:
+    """Return white or near black, whichever is more readable on a background colour."""
+    red, green, blue = background
+    return "#fff" if 0.299 * red + 0.587 * green + 0.114 * blue < 110 else "#111"
+
+
+def shown(text: str) -> str:
+    """Return a character as it is shown: itself, or a symbol or escape if it is invisible."""
+    if text == "\n":
+        return "↵"
+    # Unicode has a symbol for each control character, such as ␂ for STX.
+    return chr(0x2400 + ord(text)) if text < " " else one_line(text)
+
+
+def word_ends(texts: list[str]) -> list[int]:
+    """Return the index of the last character of each word of a text that is not blank."""
+    is_space = np.array(list(map(str.isspace, [*texts, " "])))
+    ends: list[int] = np.flatnonzero(is_space[1:] & ~is_space[:-1]).tolist()
+    return ends
+
+
+def as_html(heat: Heatmap) -> str:
+    """Return a self-contained page with text, scale and curve; no script and no other file."""
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<meta charset="utf-8">
+<title>{html.escape(f"{heat.name}, {heat.title}")}</title>
+<style>body {{ background: #fff }} .heat {{ margin: 2rem auto }}</style>
+{heat._repr_html_()}
+</html>
+"""
+
+
+def _with_values(spans: list[str], heat: Heatmap) -> list[str]:
+    """Return the spans in words, each with the value after its last character above it."""
+    pieces = []
+    is_space = list(map(str.isspace, [" ", *heat.texts, " "]))
+    for number, span in enumerate(spans, 1):
+        if is_space[number - 1] and not is_space[number]:
+            span = f"<ruby>{span}"
+        if is_space[number + 1] and not is_space[number]:
+            value = f"{heat.values[number - 1]:+.1f}".replace("-", "−")
+            span += f"<rt>{value}</rt></ruby>"
+        pieces.append(span)
+    return pieces
+
+
+def _curve(heat: Heatmap) -> str:
+    middle = _HEIGHT / 2
+    limit = 1.25 * heat.scale
+    if not heat.by_word:
+        limit = max(heat.scale, float(np.abs(heat.values).max()))
+    across = np.linspace(0, _WIDTH, len(heat.values))
+    down = middle - np.clip(heat.values / limit, -1, 1) * (middle - 6)
+    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, down, strict=True))
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="the value along the text">'
+        f'<line x1="0" x2="{_WIDTH}" y1="{middle}" y2="{middle}" stroke="#bbb"/>'
+        f'<polyline points="{points}" fill="none" stroke="#111" stroke-width="1.5"/>'
+        f'<text x="4" y="14" font-size="12">{limit:.3g}</text>'
+        f'<text x="4" y="{_HEIGHT - 5}" font-size="12">−{limit:.3g}</text></svg>'
+    )
+
+
+def require_suffix(path: Path, name: str = "path") -> None:
+    """Raise UserError unless a heat map can be written to the file of this argument."""
+    require(path.suffix.lower() == ".html", name, str(path), "an .html file")
+
+
+def characters(text: bytes) -> tuple[list[str], list[int]]:
+    """Split UTF-8 text into characters, with the index of the last byte of each.
+
+    Each byte that is part of none becomes a �.
+    """
+    texts = []
+    ends = []
+    end = -1
+    for character in text.decode("utf-8", "surrogateescape"):
+        end += len(character.encode("utf-8", "surrogateescape"))
+        texts.append("�" if "\udc80" <= character <= "\udcff" else character)
+        ends.append(end)
+    return texts, ends
+
+
+def heat(
+    reader: Reader,
+    text: str,
+    unit: int,
+    scale: float | None = None,
+    *,
+    state: State | None = None,
+    layer: int | None = None,
+) -> Heatmap:
+    """Read a text, cleaned as `generate` cleans its prompt; see `TrainedModel.heatmap`."""
+    layers, hidden = reader.run.config.model.shape
+    (state,) = states_of(reader.run.config.model, state and (state,))
+    layer = layers - 1 if layer is None else layer
+    require_index("layer", layer, layers)
+    require_index("unit", unit, hidden)
+    require(bool(text.strip()), "text", text, _NOT_BLANK)
+    trace = reader(prompt_bytes(text, reader.run.cleaning), state, layer)
+    heading = f"Unit {unit} of layer {layer}"
+    name = f"{_STATES[state]} of unit {unit} of layer {layer}"
+    return _heatmap(reader, trace.text, trace.values_TH[:, unit], scale, heading, name)
+
+
+def score_heat(
+    reader: Reader,
+    text: str,
+    classifier: Classifier,
+    label: str | None = None,
+    scale: float | None = None,
+) -> Heatmap:
+    """Read a text, cleaned as a document: a classifier's score after each character.
+
+    See `TrainedModel.heatmap`. The scale is that of whole words: the mean of a few bytes, far from
+    that of any whole text, has a larger score.
+    """
+    label = shown_label(classifier, label)
+    cleaned, values_T = running_score(reader, classifier, text, label)
+    shown = one_line(label)
+    heading = f"Score of {shown}"
+    by_byte = _heatmap(reader, cleaned, values_T, scale, heading, f"log-odds of {shown}")
+    largest = float(np.abs(by_byte.values[word_ends(by_byte.texts)]).max())
+    return by_byte._replace(by_word=True, scale=scale or largest or 1.0)
+
+
+def running_score(
+    reader: Reader, classifier: Classifier, text: str, label: str
+) -> tuple[bytes, NDArray[np.float64]]:
+    """Return the cleaned text, and the score of one class after each of its bytes, float64.
+
+    The text is cleaned as a document is, so that the last score is the classifier's own. Raises
+    UserError if it is then empty, the model is bidirectional, or the classifier has words.
+    """
+    reader.run.config.model.require_next_byte("a score after each character")
+    cleaned = clean(text, reader.run.cleaning)
+    require(bool(cleaned), "text", text, _NOT_BLANK)
+    layers = classifier.about.layers(reader.run.config.model)
+    read = [reader(cleaned, state, layer).values_TH for state, layer in layers]
+    scores_TK = classifier.scores(np.concatenate(read, axis=1))
+    return cleaned, scores_TK[:, classifier.classes.index(label)]
+
+
+def shown_label(classifier: Classifier, label: str | None) -> str:
+    """Return the class to show: the given one, or the last; UserError if it does not exist.
+
+    Of two classes the last is the one whose probability rises with the classifier's score.
+    """
+    known = classifier.classes
+    if label is None:
+        return known[-1]
+    require(label in known, "label", label, f"one of {', '.join(known)}")
+    return label
+
+
+def _heatmap(
+    reader: Reader, text: bytes, values_T: Any, scale: float | None, heading: str, name: str
+) -> Heatmap:
+    texts, ends = characters(text)
+    values = values_T[ends]
+    if not np.isfinite(values).all():
+        raise UserError(
+            f"the {name} is infinite or not a number; the model may have diverged, so load an "
+            "earlier checkpoint."
+        )
+    # In a long text a few outliers would make all other characters white.
+    largest = float(np.percentile(np.abs(values), 99, method="higher"))
+    title = one_line(reader.run.name)
+    return Heatmap(texts, values, scale or largest or 1.0, heading, name, title)
