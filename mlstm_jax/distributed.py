@@ -96,8 +96,11 @@ def choose_gpu(index: int, hosts: Sequence[str], visible: Sequence[str | None]) 
     return here.index(index)
 
 
-def _initialize(*arguments: Any, **options: Any) -> None:
-    """Call `jax.distributed.initialize`, which waits where Python receives no signal."""
+def _initialize(seconds: float, *arguments: Any, **options: Any) -> None:
+    """Call `jax.distributed.initialize`, which waits where Python receives no signal.
+
+    Raises TimeoutError if it takes longer.
+    """
     done = Future[None]()
 
     def call() -> None:
@@ -107,7 +110,7 @@ def _initialize(*arguments: Any, **options: Any) -> None:
             done.set_exception(error)
 
     threading.Thread(target=call, daemon=True).start()
-    done.result()
+    done.result(seconds)
 
 
 class Cluster:
@@ -235,9 +238,6 @@ class Cluster:
         self._file.write_text(json.dumps([self.index, self.host, self.processes]))
         self._say(f"waiting for all {self.processes} processes")
         seconds = min(options.timeout_seconds, _LONGEST)
-        limit = threading.Timer(seconds, self._give_up)
-        limit.daemon = True
-        limit.start()
         jax.config.update("jax_enable_recoverability", True)  # A lost process must not abort this.
         jax.config.update("jax_enable_preemption_service", False)  # It would handle SIGTERM.
         if {"grpc_proxy", "https_proxy", "http_proxy"} & set(os.environ):
@@ -246,6 +246,7 @@ class Cluster:
         is_local = coordinator is not None and coordinator.startswith(("localhost:", "127."))
         try:
             _initialize(
+                seconds,
                 coordinator,
                 self.processes,
                 self.index,
@@ -258,13 +259,14 @@ class Cluster:
                 ),
                 coordinator_bind_address=coordinator if is_local else None,
             )
+        except TimeoutError:
+            self._give_up()
         except ValueError as error:
             raise UserError(
                 f"the launcher does not tell where process 0 is ({error}); set "
                 "`distributed.coordinator` HOST:PORT."
             ) from error
         finally:
-            limit.cancel()
             self._file.unlink(missing_ok=True)
         self._store = global_state.client
         hosts = self.gather(self.host)
