@@ -5,7 +5,7 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from mlstm_jax import environment, terminal
@@ -40,11 +40,12 @@ import pytest  # noqa: E402
 from filelock import FileLock  # noqa: E402
 
 import mlstm_jax as mlstm  # noqa: E402
-from mlstm_jax import cli  # noqa: E402
+from mlstm_jax import checkpoint, cli  # noqa: E402
 from mlstm_jax.config import Config, Data, Model, Optimizer, Train  # noqa: E402
 from mlstm_jax.corpora.prepare import prepare  # noqa: E402
 from mlstm_jax.run import Run, load_run  # noqa: E402
 from mlstm_jax.training.train import train as run_train  # noqa: E402
+from tests.training.runs import Launcher  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # All that is imported stays: the garbage collector need not search it at each of its rounds.
@@ -161,3 +162,30 @@ def run(text_file: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: st
 @pytest.fixture(scope="session")
 def model(run: Run) -> mlstm.TrainedModel:
     return mlstm.load(run.folder)
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is damaged here stays so, however long one waits."""
+    monkeypatch.setattr(checkpoint, "PAUSES", (0.01, 0.01))
+
+
+@pytest.fixture(scope="module")
+def collected() -> Iterator[None]:
+    """Collect what failed restores leave, before it is charged to a test of another file.
+
+    Orbax abandons the reads of a damaged checkpoint; when they are collected, each complains.
+    """
+    yield
+    gc.collect()
+
+
+@pytest.fixture
+def launcher(tmp_path: Path, command_environment: dict[str, str]) -> Iterator[Launcher]:
+    """None of what it has started outlives the test."""
+    launcher = Launcher(tmp_path, command_environment)
+    yield launcher
+    for process in launcher.started:
+        process.kill()
+        if not process.stdout.closed:
+            process.communicate()

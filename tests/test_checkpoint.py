@@ -20,20 +20,11 @@ from mlstm_jax.record import Meta, of_rows, of_tree, read_record
 from mlstm_jax.training import optimizer
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.state import TrainState, fresh_state
-from tests.training.conftest import collected, short_pauses
+from tests.marks import FAILED_READS
 
-__all__ = ["collected", "short_pauses"]  # fixtures
-
-# TensorStore's other reads of a checkpoint that failed report to an event loop that is gone, some
-# of them in the test that follows.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.usefixtures("collected"),
-]
+pytestmark = FAILED_READS
 
 RUN = "0123456789abcdef"
-
-
 ABOUT = Meta("c0ffee", "radford", {"batch": 8, "window": 16}, Origin(), 0.25, 1000)
 
 
@@ -47,6 +38,8 @@ ABOUT = Meta("c0ffee", "radford", {"batch": 8, "window": 16}, Origin(), 0.25, 10
         ([1000, 2000, 3000], {1000: 2.0, 2000: 2.5}, 2, 100, {1000, 2000, 3000}),
         # Close together: 100 is old enough, and 120 will be.
         (range(20, 221, 20), {}, 2, 100, {120, 140, 200, 220}),
+        # One step less than `reach` is too few.
+        ([99, 198, 297], {}, 1, 100, {99, 198, 297}),
         # None is old enough yet; the first will be.
         ([20, 40, 60, 80], {}, 2, 100, {20, 60, 80}),
         ([10, 20, 30], {10: math.nan, 20: 3.0, 30: math.inf}, 1, 0, {20, 30}),

@@ -30,14 +30,10 @@ from mlstm_jax.transfer.classifier import Classifier, Description, load_classifi
 from mlstm_jax.transfer.features import Featurizer, read_features, write_features
 from mlstm_jax.transfer.words import Words
 from tests.interop.test_weights import write_openai, write_unirep
-from tests.training.conftest import collected, short_pauses
+from tests.marks import FAILED_READS
 from tests.training.runs import config_of, final_state
 
-__all__ = ["collected", "short_pauses"]
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.usefixtures("collected"),
-]
+pytestmark = FAILED_READS
 
 Read = Callable[[], Any]
 

@@ -1,7 +1,6 @@
 """What several files of tests of training share."""
 
 import functools
-import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import jax
 import numpy as np
 import pytest
 
-from mlstm_jax import checkpoint
 from mlstm_jax.config import Config, Train, vary
 from mlstm_jax.training import evaluation, train
 from tests.training import runs
@@ -42,22 +40,6 @@ def traced_once() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is damaged here stays so, however long one waits."""
-    monkeypatch.setattr(checkpoint, "PAUSES", (0.01, 0.01))
-
-
-@pytest.fixture(scope="module")
-def collected() -> Iterator[None]:
-    """Collect what failed restores leave, before it is charged to a test of another file.
-
-    Orbax abandons the reads of a damaged checkpoint; when they are collected, each complains.
-    """
-    yield
-    gc.collect()
-
-
 @pytest.fixture(scope="package")
 def straight(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with checkpoints at 10, 20, 30 and 40, its end, that nothing happens to."""
@@ -69,14 +51,3 @@ def straight(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stopped(straight: Path, tmp_path: Path) -> Path:
     """The same run, killed after its checkpoint of step 30."""
     return runs.copy_until(straight, 30, tmp_path / "run")
-
-
-@pytest.fixture
-def launcher(tmp_path: Path, command_environment: dict[str, str]) -> Iterator[runs.Launcher]:
-    """None of what it has started outlives the test."""
-    launcher = runs.Launcher(tmp_path, command_environment)
-    yield launcher
-    for process in launcher.started:
-        process.kill()
-        if not process.stdout.closed:
-            process.communicate()

@@ -27,6 +27,7 @@ from mlstm_jax.training import metrics, run_folder
 from mlstm_jax.training.report import Diverged
 from mlstm_jax.training.resume import require_new
 from mlstm_jax.training.train import train as run_train
+from tests.marks import FAILED_READS
 from tests.training import runs
 from tests.training.runs import (
     assert_same_run,
@@ -36,22 +37,14 @@ from tests.training.runs import (
     write_lines,
 )
 
-# TensorStore's other reads of a checkpoint that failed report to an event loop that is gone, some
-# of them in the test that follows.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.usefixtures("collected"),
-]
-
-
-def halve(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+pytestmark = FAILED_READS
 
 
 def cut_short(folder: Path, step: int) -> None:
     """Cut the largest file of a checkpoint in half, as a crash of a file system may."""
     files = [path for path in (folder / f"checkpoints/{step}").rglob("*") if path.is_file()]
-    halve(max(files, key=lambda path: path.stat().st_size))
+    largest = max(files, key=lambda path: path.stat().st_size)
+    os.truncate(largest, largest.stat().st_size // 2)
 
 
 def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
