@@ -14,7 +14,7 @@ from mlstm_jax.model import fp8
 from mlstm_jax.model.architecture import Carry
 from mlstm_jax.model.kernels import INTERPRETED
 from mlstm_jax.model.language_model import LanguageModel
-from tests.model.test_language_model import applied, initial
+from tests.model.test_language_model import initial, read
 from tests.tolerance import error
 
 pytestmark = pytest.mark.numeric
@@ -131,10 +131,8 @@ def test_scales_are_of_the_largest_maximum_of_the_last_updates() -> None:
 
 def test_reading_stays_in_the_compute_type(random: np.random.Generator) -> None:
     given = training_input(random)
-    plain, other = (
-        applied(LanguageModel(SIZE, Precision(compute="bf16", recurrent=recurrent)))
+    made = [
+        read(LanguageModel(SIZE, Precision(compute="bf16", recurrent=recurrent)), *given)
         for recurrent in ("compute", "fp8_emulated")
-    )
-    params, *window = given
-    made = [read({"params": params}, *window) for read in (plain, other)]
+    ]
     jax.tree.map(np.testing.assert_array_equal, *made)

@@ -13,7 +13,7 @@ import pytest
 from benchmarks import reference
 from mlstm_jax import config
 from mlstm_jax.errors import UserError
-from mlstm_jax.model.architecture import Architecture, Carry, StateOutput
+from mlstm_jax.model.architecture import Architecture, Carry
 from mlstm_jax.model.language_model import LanguageModel, parameter_shapes
 from mlstm_jax.model.ops import column_norms, weight_norm
 from tests.marks import FP16
@@ -34,6 +34,11 @@ def initial(model: LanguageModel) -> dict:
 def applied(model: LanguageModel) -> Callable[..., Any]:
     """The model's function of {"params": ...}, bytes, carry, padding; one for all tests."""
     return jax.jit(model.apply, static_argnames="return_states")
+
+
+def read(model: LanguageModel, params: dict, *window: Any, states: str = "none") -> Any:
+    """Read a window: bytes, carry, padding, dropout."""
+    return applied(model)({"params": params}, *window, return_states=states)
 
 
 def make(
@@ -88,7 +93,7 @@ def test_forward_and_gradient_agree_with_float64(kind, recompute_every, options,
     exact_params = jax.tree.map(np.float64, params)
     inputs, targets = batch[:, :-1], batch[:, 1:]
 
-    after, logits, *_ = applied(model)({"params": params}, inputs, carry)
+    after, logits, *_ = read(model, params, inputs, carry)
     states = {name: np.float64(x) for name, x in model.architecture.named_states(carry).items()}
     exact = reference.forward(kind, exact_params, inputs, states)
     # Two layers of three products over at most 4 units, and the decoder.
@@ -119,9 +124,9 @@ def test_two_carried_windows_are_one_long_window(kind, compute, layers, random):
     model, params = make(compute, kind, hidden=32, layers=layers)
     bytes_BT = random.integers(0, 256, (4, 24), dtype=np.uint8)
     carry = random_carry(random, 4, model)
-    whole_carry, whole, *_ = applied(model)({"params": params}, bytes_BT, carry)
-    half_carry, first, *_ = applied(model)({"params": params}, bytes_BT[:, :12], carry)
-    end_carry, second, *_ = applied(model)({"params": params}, bytes_BT[:, 12:], half_carry)
+    whole_carry, whole, *_ = read(model, params, bytes_BT, carry)
+    half_carry, first, *_ = read(model, params, bytes_BT[:, :12], carry)
+    end_carry, second, *_ = read(model, params, bytes_BT[:, 12:], half_carry)
 
     jax.tree.map(np.testing.assert_array_equal, end_carry, whole_carry)
     # Not to the bit: the decoder is one product over T·B rows, and the sums of a product may be
@@ -132,12 +137,11 @@ def test_two_carried_windows_are_one_long_window(kind, compute, layers, random):
 def test_with_states_the_logits_of_a_short_window_are_those_of_a_long_one(random) -> None:
     model, params = make(hidden=256, layers=1)
     bytes_BT = random.integers(0, 256, (1, 128), dtype=np.uint8)
-
-    def read(length: int) -> Any:
-        carry, window = random_carry(np.random.default_rng(0), 1, model), bytes_BT[:, :length]
-        return applied(model)({"params": params}, window, carry, return_states="each").logits_BTV
-
-    np.testing.assert_array_equal(read(3), read(128)[:, :3])
+    carry = random_carry(random, 1, model)
+    short, long = (
+        read(model, params, bytes_BT[:, :size], carry, states="each") for size in (3, 128)
+    )
+    np.testing.assert_array_equal(short.logits_BTV, long.logits_BTV[:, :3])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -148,20 +152,19 @@ def test_what_a_row_sees_and_where_its_state_is_held(kind, random) -> None:
     bytes_BT = random.integers(0, 256, (2, 6), dtype=np.uint8)
     carry = random_carry(random, 2, model)
 
-    def read(bytes_BT: np.ndarray, padding: np.ndarray, states: StateOutput = "each") -> Any:
-        return applied(model)({"params": params}, bytes_BT, carry, padding, return_states=states)
-
     changed = bytes_BT.copy()
     changed[0, 4:] += 1
     none = np.zeros((2, 6), bool)
-    before, after = (read(x, none).logits_BTV for x in (bytes_BT, changed))
+    before, after = (read(model, params, x, carry, none).logits_BTV for x in (bytes_BT, changed))
     np.testing.assert_array_equal(before[1], after[1])
     np.testing.assert_array_equal(before[0, :4], after[0, :4])
     assert np.abs(before[0, 4:] - after[0, 4:]).max() > 1e-3
 
     padding = np.array([[False] * 3 + [True] * 3, [True] * 6])
-    held, without_states = (read(bytes_BT, padding, states) for states in ("each", "none"))
-    short = applied(model)({"params": params}, bytes_BT[:, :3], carry).carry
+    held, without_states = (
+        read(model, params, bytes_BT, carry, padding, states=states) for states in ("each", "none")
+    )
+    short = read(model, params, bytes_BT[:, :3], carry).carry
     for carry_after in (held.carry, without_states.carry):
         for found, there, started in zip(carry_after, short, carry, strict=True):
             assert_close(found[0], there[0], terms=2 * 3 * 5)
@@ -174,9 +177,8 @@ def test_states_of_a_cell_in_a_half_type_are_its_numbers() -> None:
     precision = config.Precision(compute="bf16", cell="compute")
     model = LanguageModel(config.Model(hidden=8, embedding=8), precision)
     params = drawn(model.architecture)
-    window = {"params": params}, np.zeros((2, 3), np.uint8), model.init_carry(2)
-    read = applied(model)(*window, return_states="each")
-    np.testing.assert_array_equal(read.states.c[:, 2], read.carry.c)
+    found = read(model, params, np.zeros((2, 3), np.uint8), model.init_carry(2), states="each")
+    np.testing.assert_array_equal(found.states.c[:, 2], found.carry.c)
 
 
 @pytest.mark.parametrize("recompute_every", [None, 2])
@@ -186,11 +188,11 @@ def test_padding_has_no_gradient(recompute_every: int | None) -> None:
     model = model.clone(recompute_every=recompute_every)
     bytes_BT = np.zeros((1, 3), np.uint8)
 
-    def read(params: dict) -> jax.Array:
+    def logits(params: dict) -> jax.Array:
         return model.apply({"params": params}, bytes_BT, model.init_carry(1), bytes_BT > 0)[1]
 
     with pytest.raises(UserError, match="padding_mask_BT"):
-        jax.eval_shape(lambda params: jax.vjp(read, params)[0], params)
+        jax.eval_shape(lambda params: jax.vjp(logits, params)[0], params)
 
 
 # A GRU is as an LSTM, and a BERT as a Transformer; the mLSTM's own gradient: test_mlstm.py.

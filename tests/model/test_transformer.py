@@ -12,7 +12,7 @@ from benchmarks import reference
 from mlstm_jax.model.attention import _is_ampere_or_later, attention
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.transformer import Input, Transformer
-from tests.model.test_language_model import applied, make, mean_loss
+from tests.model.test_language_model import applied, make, mean_loss, read
 from tests.tolerance import assert_close
 
 pytestmark = pytest.mark.numeric
@@ -34,7 +34,7 @@ def test_forward_and_gradient_agree_with_float64(kind: str, random: np.random.Ge
     inputs, targets = batch[:, :-1], batch[:, 1:]
     sees_ahead = kind == "bert"
 
-    found = applied(model)({"params": params}, inputs, (), return_states="each")
+    found = read(model, params, inputs, (), states="each")
     logits, h_BTLH = reference.transformer(exact_params, inputs, 2, sees_ahead)
     assert_close((found.logits_BTV, found.states.h), (logits, h_BTLH), TERMS)
     assert found.carry == ()
@@ -60,19 +60,16 @@ def test_padding_is_not_seen_nor_what_follows(kind: str, random: np.random.Gener
     changed = np.where(padding, bytes_BT + 1, bytes_BT).astype(np.uint8)
     for carry in ((), model.reading_carry(2)):
         one, other = (
-            applied(model)({"params": params}, x, carry, padding).logits_BTV
-            for x in (bytes_BT, changed)
+            read(model, params, x, carry, padding).logits_BTV for x in (bytes_BT, changed)
         )
         np.testing.assert_array_equal(one[0, :5], other[0, :5])
         np.testing.assert_array_equal(one[1], other[1])
-        alone = applied(model)({"params": params}, bytes_BT[:1, :5], ()).logits_BTV
+        alone = read(model, params, bytes_BT[:1, :5], ()).logits_BTV
         assert_close(one[:1, :5], alone, TERMS)
 
     changed = bytes_BT.copy()
     changed[1, 5] += 1
-    one, other = (
-        applied(model)({"params": params}, x, (), padding).logits_BTV for x in (bytes_BT, changed)
-    )
+    one, other = (read(model, params, x, (), padding).logits_BTV for x in (bytes_BT, changed))
     difference_T = np.abs(one - other)[1].max(axis=1)
     assert (difference_T[5:] > 1e-4).all()
     assert (difference_T[:5] > 1e-4).all() if kind == "bert" else not difference_T[:5].any()
@@ -83,16 +80,13 @@ def test_a_text_is_read_in_windows_as_in_one(random: np.random.Generator) -> Non
     model, params = small("transformer")
     bytes_BT = random.integers(0, 256, (2, 9), dtype=np.uint8)
     lengths = np.array([9, 6])
-    whole = applied(model)({"params": params}, bytes_BT, (), return_states="each")
-    whole_h = np.asarray(whole.states.h)
+    whole_h = np.asarray(read(model, params, bytes_BT, (), states="each").states.h)
     for split in ((9,), (3, 1, 1, 3, 1)):
         carry, states, at = model.reading_carry(2), [], 0
         for size in split:
             window_BT = bytes_BT[:, at : at + size]
             padding = np.arange(at, at + size) >= lengths[:, None]
-            one = applied(model)(
-                {"params": params}, window_BT, carry, padding, return_states="each"
-            )
+            one = read(model, params, window_BT, carry, padding, states="each")
             carry, at = one.carry, at + size
             states.append(np.asarray(model.architecture.named_states(one.states)["h"]))
         found = np.concatenate(states, axis=1)
@@ -110,10 +104,9 @@ def test_a_long_text_is_read_with_the_last_positions(random: np.random.Generator
     bytes_BT = random.integers(0, 256, (2, 27), dtype=np.uint8)
     carry, padding = model.reading_carry(2), np.zeros((2, 3), bool)
     for at in range(0, 27, 3):
-        window_BT = bytes_BT[:, at : at + 3]
-        found = applied(model)({"params": params}, window_BT, carry, padding, return_states="each")
+        found = read(model, params, bytes_BT[:, at : at + 3], carry, padding, states="each")
         carry = found.carry
-    last = applied(model)({"params": params}, bytes_BT[:, -16:], ())
+    last = read(model, params, bytes_BT[:, -16:], ())
     assert_close(found.logits_BTV, last.logits_BTV[:, -3:], TERMS)
 
 
@@ -121,14 +114,10 @@ def test_dropout_multiplies_the_branches(random: np.random.Generator) -> None:
     """With every branch dropped, only the embedding is left; with factors of 1, nothing changes."""
     model, params = small("transformer")
     bytes_BT = random.integers(0, 256, (2, 9), dtype=np.uint8)
-    shape = (2, *Transformer(hidden=6, heads=2, layers=2).dropout_shape(9))
-
-    def read_with(*drop: np.ndarray) -> jax.Array:
-        read = applied(model)({"params": params}, bytes_BT, (), None, *drop, return_states="each")
-        return read.states.h
-
+    shape = (2, *model.architecture.dropout_shape(9))
     plain, kept, dropped = (
-        read_with(*drop) for drop in ([], *([np.full(shape, x, np.float32)] for x in (1, 0)))
+        read(model, params, bytes_BT, (), None, *drop, states="each").states.h
+        for drop in ((), (np.ones(shape, np.float32),), (np.zeros(shape, np.float32),))
     )
     np.testing.assert_array_equal(kept, plain)
     embedded = params["embedding"] @ params["input"]["kernel"]
