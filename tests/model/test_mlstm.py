@@ -97,10 +97,6 @@ def exact_case(t: int, b: int, h: int, inputs: int | None) -> tuple[Arguments, t
     return given, direction, made, exact
 
 
-def assert_equal(found: Any, expected: Any) -> None:
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
-
-
 def float64_gradients(given: Arguments, direction: tuple) -> Weights:
     """The equations once more, all in float64, under JAX's own gradient; bytes only."""
 
