@@ -1,6 +1,5 @@
 """Files of every kind become documents, and every mistake in one is named with its place."""
 
-import contextlib
 import csv
 import gzip
 import io
@@ -8,6 +7,7 @@ import json
 import random
 import sys
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -38,24 +38,6 @@ def lines(*records: object) -> str:
     return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("a.jsonl", '{"text": "café"}\n\n{"text": "日本"}\n'),
-        ("a.json", '\n {"text": "café"}\n{"text": "日本"}'),
-        ("array.json", '\n[{"text": "café"},\n {"text": "日本"}]\n'),
-        ("a.csv", "\ufefftext,label\r\ncafé,1\r\n\r\n日本,0\r\n"),
-        ("a.tsv", "label\ttext\n1\tcafé\n0\t日本\n"),
-        ("a.txt", "\ufeffcafé\r\n\n  \n日本"),
-        ("ctrl_z.csv", "text\r\ncafé\r\n日本\r\n\x1a"),
-        ("A.TXT", "café\n日本\n"),
-    ],
-)
-@pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_every_kind_of_file_gives_the_same_documents(tmp_path, name, content, suffix):
-    assert texts(write(tmp_path / (name + suffix), content)) == ["café", "日本"]
-
-
 _FIELDS = {"text": None, "sentence": "default", "body": "named", "stars": 2, "mark": "3.5"}
 
 
@@ -79,6 +61,7 @@ def test_the_text_and_the_rating_of_a_record(tmp_path, record, options, expected
     assert found == [expected, Document("end", None)]
 
 
+TEXTS = ["café", "日本"]
 LONG = "x" * 200_000
 UNITS = "one\r\ntwo\r\n \r\n\r\n three\n"
 MARKED = b'\xef\xbb\xbf{"text": "marked"}\n{"text": "half \\ud800 \\u0000"}\n'
@@ -91,6 +74,14 @@ YES, NO = {"quoting": "yes"}, {"quoting": "no"}
 @pytest.mark.parametrize(
     ("name", "content", "options", "expected", "note"),
     [
+        ("a.jsonl", '{"text": "café"}\n\n{"text": "日本"}\n', {}, TEXTS, None),
+        ("a.json", '\n {"text": "café"}\n{"text": "日本"}', {}, TEXTS, None),
+        ("array.json", '\n[{"text": "café"},\n {"text": "日本"}]\n', {}, TEXTS, None),
+        ("a.csv", "\ufefftext,label\r\ncafé,1\r\n\r\n日本,0\r\n", {}, TEXTS, None),
+        ("a.tsv", "label\ttext\n1\tcafé\n0\t日本\n", {}, TEXTS, None),
+        ("a.txt", "\ufeffcafé\r\n\n  \n日本", {}, TEXTS, None),
+        ("ctrl_z.csv", "text\r\ncafé\r\n日本\r\n\x1a", {}, TEXTS, None),
+        ("A.TXT", "café\n日本\n", {}, TEXTS, None),
         ("a.csv", f'n,text,m\r\n1,"a ""b"",\r\nc",4\r\n2,{LONG}\r\n3,end,,\r\n', {},
          ['a "b",\r\nc', LONG, "end"], None),
         ("a.txt", UNITS, {}, ["one", "two", " three"], None),
@@ -127,10 +118,10 @@ YES, NO = {"quoting": "yes"}, {"quoting": "no"}
     ids=lambda value: str(value)[:40],
 )  # fmt: skip
 def test_the_texts_of_a_file_and_what_is_noted(tmp_path, name, content, options, expected, note):
-    source = write(tmp_path / name, content)
-    noted = pytest.warns(Note, match=f"{name}.*{note}") if note else contextlib.nullcontext()
-    with noted:
-        assert texts(source, **options) == expected
+    for path in (tmp_path / name, tmp_path / f"{name}.gz"):
+        noted = pytest.warns(Note, match=f"{path.name}.*{note}") if note else nullcontext()
+        with noted:
+            assert texts(write(path, content), **options) == expected
 
 
 def test_the_documentation_of_python_is_built_in() -> None:

@@ -1,4 +1,4 @@
-"""Tests of what the site adds to the pages of docs/."""
+"""What the site adds to the pages of docs/; the notebooks, which `make docs` runs whole."""
 
 import dataclasses
 import runpy
@@ -9,7 +9,8 @@ import pytest
 
 from mlstm_jax import config
 
-HOOKS = runpy.run_path(str(Path(__file__).parent.parent / "docs/hooks.py"))
+ROOT = Path(__file__).parent.parent
+HOOKS = runpy.run_path(str(ROOT / "docs/hooks.py"))
 
 
 def rendered(markdown: str) -> str:
@@ -42,3 +43,19 @@ def test_the_page_of_configs_has_every_field(section: type) -> None:
 def test_links_of_a_page(link: str, shown: str) -> None:
     """Files of the repository become pages of the site, or text where there is none."""
     assert rendered(f"See [x]({link}).") == f"See {shown}."
+
+
+def test_the_stored_outputs_are_those_of_the_stored_code() -> None:
+    nbformat = pytest.importorskip("nbformat")
+    pytest.importorskip("nbclient")
+    from notebooks.store import code_digest
+
+    paths = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    assert len(paths) == 5
+    for path in paths:
+        notebook = nbformat.read(path, as_version=4)
+        outputs = [one for cell in notebook.cells for one in cell.get("outputs", [])]
+        assert notebook.metadata["executed"] == code_digest(notebook), f"run make notebooks: {path}"
+        assert any("image/png" in one.get("data", {}) for one in outputs), path
+        assert all(one.output_type != "error" for one in outputs), path
+        assert path.stat().st_size < 400_000, path
