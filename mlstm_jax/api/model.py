@@ -26,14 +26,13 @@ from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer import onnx_file
 from mlstm_jax.transfer.classifier import Classifier, load_classifier
 from mlstm_jax.transfer.classify import label_texts
-from mlstm_jax.transfer.features import Featurizer, TextFile
+from mlstm_jax.transfer.features import FeatureState, Featurizer, State, TextFile, states_of
 from mlstm_jax.transfer.finetune import Finetuned, FinetuneOptions
 from mlstm_jax.transfer.finetune import finetune as run_finetune
 from mlstm_jax.transfer.generate import as_text
 from mlstm_jax.transfer.generate import generate as run_generate
 from mlstm_jax.transfer.heatmap import Heatmap, heat, score_heat
 from mlstm_jax.transfer.reader import TextReader
-from mlstm_jax.transfer.states import FeatureState, State, states_of
 from mlstm_jax.transfer.trace import Reader, Stream, states_at
 from mlstm_jax.transfer.transfer import TransferOptions, Transferred
 from mlstm_jax.transfer.transfer import transfer as run_transfer

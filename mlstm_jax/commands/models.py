@@ -22,10 +22,10 @@ from mlstm_jax.training.state import parameter_count
 from mlstm_jax.training.sweep import sweep as run_sweep
 from mlstm_jax.transfer import onnx_file
 from mlstm_jax.transfer.classifier import Classifier, load_classifier
+from mlstm_jax.transfer.features import State
 from mlstm_jax.transfer.generate import as_text
 from mlstm_jax.transfer.generate import generate as run_generate
 from mlstm_jax.transfer.heatmap import require_suffix, shown_label
-from mlstm_jax.transfer.states import State
 from mlstm_jax.transfer.trace import Reader
 from mlstm_jax.view.server import bind, serve
 from mlstm_jax.view.viewer import Viewer

@@ -22,9 +22,8 @@ from mlstm_jax.guard import interruptible
 from mlstm_jax.terminal import is_terminal, one_line, rate, show
 from mlstm_jax.transfer.classifier import load_classifier
 from mlstm_jax.transfer.classify import label_texts
-from mlstm_jax.transfer.features import Featurizer, TextFile, write_parts
+from mlstm_jax.transfer.features import FeatureState, Featurizer, TextFile, write_parts
 from mlstm_jax.transfer.finetune import FinetuneOptions
-from mlstm_jax.transfer.states import FeatureState
 from mlstm_jax.transfer.transfer import DEFAULTS, REPORT, TransferOptions, require_out
 from mlstm_jax.transfer.transfer import transfer as run_transfer
 

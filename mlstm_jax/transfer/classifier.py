@@ -20,8 +20,7 @@ from mlstm_jax.interop import arrays
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.run import Run
-from mlstm_jax.transfer.features import Features
-from mlstm_jax.transfer.states import FeatureState, State, layers_of
+from mlstm_jax.transfer.features import Features, FeatureState, State, layers_of
 from mlstm_jax.transfer.words import MEAN, Words
 
 FORMAT = 2

@@ -18,9 +18,8 @@ from mlstm_jax import output, shipped
 from mlstm_jax.terminal import markdown, one_line
 from mlstm_jax.transfer import words
 from mlstm_jax.transfer.classifier import Classifier, Examples, named, subset
-from mlstm_jax.transfer.features import Column
+from mlstm_jax.transfer.features import STATE_NAMES, Column, FeatureState
 from mlstm_jax.transfer.logistic import CS, best_fit, fit
-from mlstm_jax.transfer.states import STATE_NAMES, FeatureState
 
 TOP_UNITS = (1, 2, 5, 10, 50, 100)
 _CURVE = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)

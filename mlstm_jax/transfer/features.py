@@ -12,12 +12,13 @@ that a file of other texts or of another model is never reused by mistake; and t
 """
 
 import hashlib
+import reprlib
 import weakref
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import jax
 import numpy as np
@@ -29,28 +30,80 @@ from mlstm_jax.corpora.documents import Recipe, clean
 from mlstm_jax.corpora.readers import read_documents
 from mlstm_jax.corpora.sources import Source, check_source
 from mlstm_jax.data.corpus import Cleaning
-from mlstm_jax.errors import UserError, note
-from mlstm_jax.model.architecture import StateOutput
+from mlstm_jax.errors import UserError, note, require
+from mlstm_jax.model.architecture import Architecture, StateOutput
 from mlstm_jax.run import Run
 from mlstm_jax.terminal import ProgressLine
 from mlstm_jax.training import parallel
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer.reader import TextReader
-from mlstm_jax.transfer.states import (
-    FeatureState,
-    State,
-    features_of,
-    layers_of,
-    require_index,
-    single_states,
-)
 
 Features = NDArray[np.float32]
+# c and h after the last byte, or the mean of h over all bytes (Alley et al. 2019).
+State = Literal["c", "h", "mean_h"]
+# The features of a text: one state, or two side by side.
+FeatureState = Literal["c", "h", "mean_h", "c+mean_h"]
+STATE_NAMES: dict[FeatureState, str] = {
+    "c": "cell state c after the last byte",
+    "h": "h after the last byte",
+    "mean_h": "mean of h over the text",
+    "c+mean_h": "cell state c after the last byte, and mean of h over the text",
+}
+S = TypeVar("S", bound=FeatureState)
 
 # In memory; fewer would fill rows less.
 _MOST_CHARACTERS = 1 << 25
 _MOST_TEXTS = 1 << 13
 _LONG = 200_000  # bytes of a text; on a CPU, minutes with 1,024 units
+
+
+def single_states(state: FeatureState) -> tuple[State, ...]:
+    """The states that stand side by side: ("c", "mean_h") for "c+mean_h"."""
+    return cast(tuple[State, ...], tuple(state.split("+")))
+
+
+def layers_of(
+    model: Architecture, state: FeatureState, *, all_layers: bool
+) -> list[tuple[State, int]]:
+    """Each single state and layer whose units are features: by state, then by layer."""
+    layers = range(0 if all_layers else model.layers - 1, model.layers)
+    return [(single, layer) for single in single_states(state) for layer in layers]
+
+
+def require_index(name: str, index: int, count: int) -> None:
+    """Raise UserError unless `index` is that of one of `count` units or layers."""
+    if not 0 <= index < count:
+        shown = reprlib.repr(index)
+        raise UserError(f"{name} {shown} does not exist: the model has {name}s 0 to {count - 1}.")
+
+
+def states_of(model: Architecture, states: Sequence[S] | None = None) -> tuple[S, ...]:
+    """Return these states, or else the first that the model has: c, or h without a c.
+
+    Raises UserError if the model does not have such a state, or none is named, or one twice.
+    """
+    if states is None:
+        return cast(tuple[S, ...], model.states[:1])
+    single = {*model.states, "mean_h"}
+    known = [state for state in STATE_NAMES if single.issuperset(single_states(state))]
+    for state in states:
+        rule = f"one of {', '.join(known)} of {model.cli_name}"
+        require(state in known, "state", state, rule)
+    is_once = len(set(states)) == len(states) > 0
+    require(is_once, "state", " ".join(states), "one state or more, each only once")
+    return tuple(states)
+
+
+def features_of(
+    model: Architecture, states: Sequence[FeatureState] | None = None
+) -> tuple[FeatureState, ...]:
+    """Return these features, or else c+mean_h, or mean_h of a model without a c; see `states_of`.
+
+    On validation texts these were the best (results/reviews_1024/README.md).
+    """
+    if states is None:
+        states = ("c+mean_h",) if "c" in model.states else ("mean_h",)
+    return states_of(model, states)
 
 
 class Reading(NamedTuple):
@@ -165,10 +218,21 @@ class Featurizer:
         keep: StateOutput = "sum" if needs_mean else "none"
         self._reader = TextReader(run, devices, rows, keep_states=keep, score=score)
 
+    @property
+    def fields(self) -> list[list[Any]]:
+        """The states of all columns, their layers, and their units."""
+        return [
+            [column.state for column in self.columns],
+            [column.layer for column in self.columns],
+            [column.unit for column in self.columns],
+        ]
+
     def columns_of(self, state: FeatureState) -> list[int]:
         """Return where the features of a state are; of two side by side, the first one's first."""
-        columns = list(enumerate(self.columns))
-        return [n for part in single_states(state) for n, one in columns if one.state == part]
+        places: list[int] = []
+        for part in single_states(state):
+            places += [n for n, column in enumerate(self.columns) if column.state == part]
+        return places
 
     def __call__(
         self, texts: Sequence[str] | TextFile, name: str = "", *, quiet: bool = True
@@ -228,11 +292,6 @@ class Featurizer:
         return Reading(features_NC, nats_N, np.maximum(length_N - 1, 0))
 
 
-def _field(featurizer: Featurizer, name: Literal["state", "layer", "unit"]) -> list[Any]:
-    """A field of each column."""
-    return [getattr(column, name) for column in featurizer.columns]
-
-
 def write_features(path: Path, features: Features, featurizer: Featurizer, key: str) -> None:
     """Write features atomically; KnownError if they cannot be written."""
     named = {"key": np.array(key), digest.FIELD: digest.of_array(features)}
@@ -243,11 +302,9 @@ def write_parts(
     path: Path, count: int, parts: Iterable[Features], featurizer: Featurizer, **named: Any
 ) -> None:
     """Write the features of `count` texts as they come, as `np.savez` does, but atomically."""
-    named["state"] = _field(featurizer, "state")
-    named["layer"] = np.array(_field(featurizer, "layer"), np.int32)
-    named["unit"] = np.array(_field(featurizer, "unit"), np.int32)
-    width = len(featurizer.columns)
-    shape = {"descr": "<f4", "fortran_order": False, "shape": (count, width)}
+    state, layer, unit = featurizer.fields
+    named |= {"state": state, "layer": np.array(layer, np.int32), "unit": np.array(unit, np.int32)}
+    shape = {"descr": "<f4", "fortran_order": False, "shape": (count, len(featurizer.columns))}
     with output.atomic_file(path) as partial, zipfile.ZipFile(partial, "w") as file:
         with file.open("features.npy", "w", force_zip64=True) as array:
             np.lib.format.write_array_header_1_0(array, shape)
@@ -261,10 +318,9 @@ def write_parts(
 def features_key(model: str, featurizer: Featurizer, texts: Sequence[str]) -> str:
     """Return a hex digest of model, reading, columns, states and texts."""
     key = hashlib.sha256(model.encode())
-    columns = (_field(featurizer, "state"), _field(featurizer, "layer"), _field(featurizer, "unit"))
     # Side-by-side states share columns with single ones, but belong to another call.
     states = featurizer.states if "+" in "".join(featurizer.states) else ()
-    for part in (*featurizer.reading, *columns, *states):
+    for part in (*featurizer.reading, *featurizer.fields, *states):
         key.update(f"{part!r}\0".encode())
     for text in texts:
         coded = text.encode("utf-8", "surrogatepass")

@@ -17,7 +17,7 @@ from mlstm_jax.corpora.documents import clean, prompt_bytes
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.terminal import one_line
 from mlstm_jax.transfer.classifier import Classifier
-from mlstm_jax.transfer.states import State, require_index, states_of
+from mlstm_jax.transfer.features import State, require_index, states_of
 from mlstm_jax.transfer.trace import Reader
 
 _STATES: dict[State, str] = {"c": "cell state c", "h": "h", "mean_h": "mean of h so far"}

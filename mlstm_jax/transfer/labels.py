@@ -1,12 +1,11 @@
 """Texts and the class of each, from a source of any kind that `prepare` reads."""
 
 import hashlib
-import itertools
-import math
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from itertools import compress, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,26 +44,21 @@ class Labelled(NamedTuple):
 
         Notes how many are left out; UserError if none is left.
         """
-        kept = [n for n, text in enumerate(self.texts) if clean(text, cleaning)]
-        if not kept:
+        kept = self.select([bool(clean(text, cleaning)) for text in self.texts])
+        if not kept.texts:
             raise UserError(f"{self.name} has no text; name other texts.")
-        _note_blank(self.name, len(self.texts) - len(kept), len(self.texts))
-        return self.select(kept)
+        _note_blank(self.name, len(self.texts) - len(kept.texts), len(self.texts))
+        return kept
 
-    def select(self, places: Sequence[int]) -> "Labelled":
-        """Return the texts at some places, with their labels."""
-        texts = [self.texts[n] for n in places]
-        return self._replace(texts=texts, labels=[self.labels[n] for n in places])
+    def select(self, is_chosen: Sequence[bool]) -> "Labelled":
+        """Return the chosen texts with their labels."""
+        texts = list(compress(self.texts, is_chosen))
+        return self._replace(texts=texts, labels=list(compress(self.labels, is_chosen)))
 
 
 def _order(label: str) -> tuple[bool, float, str]:
-    try:
-        number = float(label)
-    except ValueError:
-        number = math.nan
-    if math.isfinite(number):
-        return False, number, label
-    return True, 0, label  # "nan" and "inf" are words, too
+    number = rating_of(label)
+    return number is None, number or 0, label  # "nan" and "inf" are words
 
 
 def read_labelled(path: Path | str, text_column: str | None, column: str = "label") -> Labelled:
@@ -144,12 +138,11 @@ def hold_out(labelled: Labelled) -> tuple[Labelled, Labelled]:
         return sorted(labels_of[text]), digest
 
     held = set()
-    for before, text in list(itertools.pairwise(sorted(labels_of, key=place)))[1::5]:
+    for before, text in list(pairwise(sorted(labels_of, key=place)))[1::5]:
         if labels_of[before] == labels_of[text]:
             held.add(text)
-    is_held_N = np.array([text in held for text in labelled.texts], np.bool_)
-    train = labelled.select(np.flatnonzero(~is_held_N).tolist())
-    return train, labelled.select(np.flatnonzero(is_held_N).tolist())
+    train = labelled.select([text not in held for text in labelled.texts])
+    return train, labelled.select([text in held for text in labelled.texts])
 
 
 def of_classes(texts: list[str], values: Sequence[object], places: Sequence[str]) -> Labelled:
@@ -195,7 +188,9 @@ def require_classes(labelled: Labelled, classes: Sequence[str] | None = None) ->
         unknown = [name for name in names if name not in classes]
         if not unknown:
             return list(classes)
-        theirs = f"{', '.join(classes[:_SHOWN])}{', ...' * (len(classes) > _SHOWN)}"
+        theirs = ", ".join(classes[:_SHOWN])
+        if len(classes) > _SHOWN:
+            theirs += ", ..."
         problem = (
             f"the label {unknown[0]!r}, which the training texts do not have; theirs: {theirs}"
             f"{did_you_mean(nearest(unknown[0], classes))}"

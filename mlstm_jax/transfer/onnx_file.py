@@ -85,15 +85,15 @@ class _Nodes:
 
 def _step(nodes: _Nodes, weights: Any, x: str, h: str, c: str, is_read_B1: str) -> tuple[str, str]:
     """Add a step of a layer, see model/mlstm.py; return h and c after it."""
-    wmx, wx, wmh, wh, b, _ = weights
+    wmh = weights["wmh"]
     if x == "byte":
-        mx = nodes("Gather", nodes.constant(wmx), x)
-        zx = nodes("Gather", nodes.constant(wx + b), x)
+        mx = nodes("Gather", nodes.constant(weights["wmx"]), x)
+        zx = nodes("Gather", nodes.constant(weights["wx"] + weights["b"]), x)
     else:
-        mx = nodes.product(x, wmx)
-        zx = nodes("Add", nodes.product(x, wx), nodes.constant(b))
+        mx = nodes.product(x, weights["wmx"])
+        zx = nodes("Add", nodes.product(x, weights["wx"]), nodes.constant(weights["b"]))
     m = nodes("Mul", mx, nodes.product(h, wmh))
-    z = nodes("Add", zx, nodes.product(m, wh))
+    z = nodes("Add", zx, nodes.product(m, weights["wh"]))
     hidden = wmh.shape[0]
     sizes = nodes.constant([3 * hidden, hidden], np.int64)
     sigmoids, update = nodes.many("Split", z, sizes, outputs=2, axis=-1)

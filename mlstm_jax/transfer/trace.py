@@ -14,8 +14,8 @@ from mlstm_jax.model.architecture import VOCABULARY
 from mlstm_jax.model.language_model import Carry, LanguageModel
 from mlstm_jax.run import Run, require_known
 from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.transfer.features import State, states_of
 from mlstm_jax.transfer.reader import TextReader
-from mlstm_jax.transfer.states import State, states_of
 
 # Bytes at the end of a text, a character or two, that may be others in the next text.
 _LAST_EDITED = 8

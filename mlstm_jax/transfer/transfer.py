@@ -24,14 +24,15 @@ from mlstm_jax.transfer.experiment import PARTS, REPORT, Result, write_report
 from mlstm_jax.transfer.features import (
     Column,
     Features,
+    FeatureState,
     Featurizer,
     features_key,
+    features_of,
     read_features,
     write_features,
 )
 from mlstm_jax.transfer.labels import Labelled, codes, require_classes, with_held_out
 from mlstm_jax.transfer.logistic import folds
-from mlstm_jax.transfer.states import FeatureState, features_of
 from mlstm_jax.transfer.words import Fit
 from mlstm_jax.transfer.words import fit as fit_words
 

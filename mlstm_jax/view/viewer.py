@@ -11,9 +11,9 @@ from mlstm_jax.errors import UserError, require
 from mlstm_jax.fields import Between, require_kind
 from mlstm_jax.run import Run
 from mlstm_jax.transfer.classifier import Classifier
+from mlstm_jax.transfer.features import State, require_index, states_of
 from mlstm_jax.transfer.generate import as_text, generate
 from mlstm_jax.transfer.heatmap import characters, running_score
-from mlstm_jax.transfer.states import State, require_index, states_of
 from mlstm_jax.transfer.trace import Reader
 
 MOST_BYTES = 20_000  # of a text

@@ -27,7 +27,7 @@ from mlstm_jax.transfer.classifier import (
     nats,
     subset,
 )
-from mlstm_jax.transfer.labels import codes, read_labelled
+from mlstm_jax.transfer.labels import Labelled, codes, read_labelled
 from mlstm_jax.transfer.logistic import best_fit
 
 GRID = tuple(np.linspace(0, 1, 11))
@@ -106,7 +106,9 @@ def main(name: str, train: str, test: str, counts: str = "50,200,1000", draws: s
             draw = subset(read, count, seed)
             with threadpool_limits(1, user_api="blas"):
                 choice = best_fit(draw, None, texts.classes, prior)
-                counted = words.fit(texts.select(drawn), None, texts.classes)
+                labels = [texts.labels[n] for n in drawn]
+                labelled = Labelled([texts.texts[n] for n in drawn], labels)
+                counted = words.fit(labelled, None, texts.classes)
             states_NK = choice.classifier.probabilities(told.features)
             words_NK = counted.words.probabilities(tests.texts)
             assert choice.held_out_NK is not None
