@@ -269,8 +269,8 @@ class Cluster:
         finally:
             self._file.unlink(missing_ok=True)
         self._store = global_state.client
-        hosts = self.gather(self.host)
-        visible = self.gather(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        own = [self.host, os.environ.get("CUDA_VISIBLE_DEVICES")]
+        hosts, visible = zip(*self.gather(own), strict=True)
         self.names = [f"process {index} ({host})" for index, host in enumerate(hosts)]
         if "JAX_LOCAL_DEVICE_IDS" not in os.environ:
             gpu = choose_gpu(self.index, hosts, visible)
@@ -292,7 +292,6 @@ class Cluster:
             f"`distributed.processes` and run folder; all must reach process 0 at "
             f"{self._options.coordinator or 'the address that the launcher tells'}.",
             1,
-            tell=False,
         )
 
     def _watch(self) -> None:

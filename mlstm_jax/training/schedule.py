@@ -31,14 +31,6 @@ class Segment(NamedTuple):
     begins: Optimizer | None = None
 
 
-class Plan(NamedTuple):
-    """The schedule that results from a config and a batch."""
-
-    peak: float  # the largest rate
-    warmup: int  # updates until the peak
-    decay: int  # the update at which the decay ends
-
-
 def peak_rate(optimizer: Optimizer, batch: int) -> float:
     """The peak rate for a global batch B: that of B0, scaled with k = B / B0 and capped."""
     k = batch / optimizer.base_batch
@@ -49,8 +41,10 @@ def peak_rate(optimizer: Optimizer, batch: int) -> float:
     return peak
 
 
-def resolve(optimizer: Optimizer, batch: int, steps: int, steps_per_epoch: float) -> Plan:
-    """The peak rate, warm-up and decay for a global batch, in a run of `steps` updates.
+def resolve(
+    optimizer: Optimizer, batch: int, steps: int, steps_per_epoch: float
+) -> tuple[float, int, int]:
+    """The peak rate, and the updates where warm-up and decay end, in a run of `steps` updates.
 
     LEGW (You et al. 2019, arXiv 1901.08256) multiplies the rate by √k and the epochs of warm-up by
     k, so the warm-up has the same number of updates at any batch.
@@ -69,7 +63,7 @@ def resolve(optimizer: Optimizer, batch: int, steps: int, steps_per_epoch: float
             f"the warm-up is {warmup:,} updates, but the learning rate's decay ends at {decay:,}; "
             "reduce optimizer.warmup_steps or optimizer.warmup_epochs, or train for longer."
         )
-    return Plan(peak_rate(optimizer, batch), warmup, decay)
+    return peak_rate(optimizer, batch), warmup, decay
 
 
 def rates(optimizer: Optimizer, segments: Sequence[Segment]) -> list[optax.Schedule]:
@@ -152,12 +146,13 @@ def draw(optimizer: Optimizer, segments: Sequence[Segment]) -> str:
     for settings, parts in _schedules(optimizer, segments):
         begin = parts[0]
         first = begin.first
-        plan = resolve(settings, begin.batch, parts[-1].last - first, begin.steps_per_epoch)
-        updates.add(first + plan.warmup)
+        length = parts[-1].last - first
+        _, warmup, decay = resolve(settings, begin.batch, length, begin.steps_per_epoch)
+        updates.add(first + warmup)
         lines.append(
             f"from update {first:,}: scaling {settings.scaling} from {settings.learning_rate:g} at "
-            f"{settings.base_batch}; warm-up {plan.warmup:,} updates; {settings.schedule} until "
-            f"{first + plan.decay:,}"
+            f"{settings.base_batch}; warm-up {warmup:,} updates; {settings.schedule} until "
+            f"{first + decay:,}"
         )
         for part in parts:
             updates.add(part.first)

@@ -107,7 +107,7 @@ def test_legw_keeps_the_updates_of_the_warm_up() -> None:
     """k times the epochs, each of 1/k of the updates."""
     chosen = Optimizer(scaling="legw", warmup_epochs=0.25)
     for k in (1, 64):
-        assert schedule.resolve(chosen, 128 * k, 10**6, 4096 / k).warmup == 1024
+        assert schedule.resolve(chosen, 128 * k, 10**6, 4096 / k)[1] == 1024
 
 
 @pytest.mark.parametrize("chosen", [{"warmup_steps": 200}, {"warmup_epochs": 1e300}])
