@@ -36,6 +36,7 @@ from mlstm_jax.record import (
     of_rows,
     of_tree,
     read_record,
+    resume_advice,
     score_of,
     steps_in,
 )
@@ -197,14 +198,10 @@ class Checkpoints:
             yield
         except Exception as error:  # Orbax, TensorStore and the system raise different types.
             self._failed = True
-            whole = "unknown"
-            with suppress(OSError):  # as when no more files can be opened
-                whole = ", ".join(map(str, steps_in(self.folder))) or "none"
             raise CheckpointFailed(
                 f"the checkpoint of step {self._begun}, or the previous one, could not be written "
-                f"to {self.folder} ({_brief(error)}). Complete checkpoints: {whole}. "
-                f"{remedy(error) or 'Correct the cause'}; the same command resumes from the last, "
-                "or starts over if there is none."
+                f"to {self.folder} ({_brief(error)}). {remedy(error) or 'Correct the cause'}. "
+                f"{resume_advice(self.folder)}."
             ) from error
 
     def latest(self) -> int | None:

@@ -245,13 +245,10 @@ class Watchdog:
         with contextlib.suppress(Exception), self._stacks.open("w") as file:
             faulthandler.dump_traceback(file)
             where = f" (also in {self._stacks})"
-        advice = "The same command resumes the run"
-        with contextlib.suppress(OSError):  # as when no more files can be opened
-            advice = self._advice()
         self._stop(
             KnownError(
                 f"no progress for {self._seconds:g} s while {self._doing}; the stack of each "
-                f"thread is above{where}. {advice}. If the run was only slow, increase "
+                f"thread is above{where}. {self._advice()}. If the run was only slow, increase "
                 "train.watchdog_seconds."
             )
         )

@@ -59,9 +59,13 @@ def steps_in(folder: Path) -> list[int]:
 
 def resume_advice(folder: Path) -> str:
     """Say where the same command would resume a run that ends now."""
-    if steps := steps_in(folder):
+    try:
+        steps = steps_in(folder)
+    except OSError:  # as when no more files can be opened
+        return "The same command resumes the run"
+    if steps:
         return f"The same command resumes from the checkpoint of step {steps[-1]}"
-    return "There is no checkpoint yet: the same command starts over"
+    return "There is no checkpoint, so the same command starts over"
 
 
 class Record(NamedTuple):

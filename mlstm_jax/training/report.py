@@ -3,6 +3,7 @@
 import math
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ from mlstm_jax.config import Config
 from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import KnownError
 from mlstm_jax.guard import Interrupted, strongest
-from mlstm_jax.record import Meta
+from mlstm_jax.record import Meta, resume_advice
 from mlstm_jax.terminal import ProgressLine, rate
 from mlstm_jax.training.evaluation import Score
 from mlstm_jax.training.metrics import BITS_PER_NAT, MetricsLog
@@ -33,16 +34,12 @@ class Diverged(KnownError):
         self.reason = reason
         self.last_good_step = last_good_step
 
-    def advise(self, checkpoint: int | None) -> None:
-        """Add what to do; `checkpoint` is the newest from before the divergence, if any."""
-        begin = "There is no checkpoint from before that, so the same command starts over"
-        if checkpoint is not None:
-            begin = (
-                f"The checkpoints after step {self.last_good_step} are deleted; the same command "
-                f"resumes from that of step {checkpoint}"
-            )
-        advice = "Lower the learning rate, such as by half, or the clip norm."
-        self.args = (f"{self.reason} {begin}. {advice}",)
+    def advise(self, folder: Path) -> None:
+        """Add what a restart will do; the later checkpoints of the run have been deleted."""
+        self.args = (
+            f"{self.reason} Checkpoints after step {self.last_good_step} are deleted. "
+            f"{resume_advice(folder)}. Lower the learning rate, such as by half, or the clip norm.",
+        )
 
 
 def _means(metrics: StepMetrics, *, labels: bool) -> dict[str, float]:

@@ -118,7 +118,7 @@ def train(
                 )
             except Diverged as diverged:
                 checkpoints.drop_after(diverged.last_good_step)
-                diverged.advise(checkpoints.latest())
+                diverged.advise(folder)
                 raise
             if following:
                 change = f"step {phase.last}: the next phase, {following.describe()}"
