@@ -21,8 +21,7 @@ import numpy as np
 from steps import TrainingStep
 
 from mlstm_jax import host
-from mlstm_jax.config import Config, Phase, load_file, resolve_batch, vary
-from mlstm_jax.config import text as config_text
+from mlstm_jax.config import Config, Phase, load_file, load_json, resolve_batch, vary
 from mlstm_jax.training.parallel import Parallel
 
 
@@ -34,7 +33,7 @@ def spread(values: list[float]) -> dict[str, float]:
 def read_config(name: str) -> Config:
     """Return the config of a run folder, of a file, or that comes with the package."""
     path = Path(name, "config.json")
-    config = config_text.load_json(path) if path.is_file() else load_file(name)
+    config = load_json(path) if path.is_file() else load_file(name)
     compute = config.precision.compute
     if compute is None and config.precision.recurrent != "compute":
         compute = "bf16"

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from mlstm_jax.config import Config, by_phase
-from mlstm_jax.config import text as config_text
+from mlstm_jax.config import Config, by_phase, from_json, load_json
 from mlstm_jax.corpora.documents import rating_of
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import metrics
@@ -79,7 +78,7 @@ def _load_folder(folder: Path) -> Iterator[History]:
         if not path.is_file():
             raise UserError(f"{run} has no config.json, so it is not a complete run folder.")
         lines = metrics.read_metrics(run / metrics.FILE)
-        yield _history(name, config_text.load_json(path), lines)
+        yield _history(name, load_json(path), lines)
 
 
 def _load_study(path: Path) -> Iterator[History]:
@@ -91,7 +90,7 @@ def _load_study(path: Path) -> Iterator[History]:
                     f"{path}: a line has no run, config or metrics; give a folder of "
                     "runs, or a study that has them."
                 )
-            config = config_text.from_json(json.dumps(run["config"]), path)
+            config = from_json(json.dumps(run["config"]), path)
             yield _history(run["run"], config, run["metrics"])
 
 

@@ -24,8 +24,7 @@ import numpy as np
 
 from mlstm_jax import __version__, digest, environment, fields, host, output, shipped
 from mlstm_jax.checkpoint import Checkpoints
-from mlstm_jax.config import Config
-from mlstm_jax.config import text as config_text
+from mlstm_jax.config import Config, load_json, to_json
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.data.corpus import Cleaning, Corpus, SplitName
 from mlstm_jax.errors import FileError, UserError, note, with_remedy
@@ -120,7 +119,7 @@ def read_config(folder: Path) -> Config | None:
     path = folder / "config.json"
     if not path.is_file():
         return None
-    return config_text.load_json(path)
+    return load_json(path)
 
 
 def read_environment(folder: Path) -> dict[str, Any] | None:
@@ -236,7 +235,7 @@ def write_imported(folder: Path, imported: ModelWeights) -> None:
     config = Config(out=str(folder.name), model=imported.model)
     with output.atomic_directory(folder) as partial:
         weights.save(partial / WEIGHTS, imported)
-        output.write_text(partial / "config.json", config_text.to_json(config))
+        output.write_text(partial / "config.json", to_json(config))
 
 
 def as_weights(run: Run) -> ModelWeights:

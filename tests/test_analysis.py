@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlstm_jax.config import Config, Data, Phase
-from mlstm_jax.config import text as config_text
+from mlstm_jax.config import Config, Data, Phase, from_json, to_json
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import metrics
 from tests.training.runs import train_line, write_lines
@@ -34,7 +33,7 @@ def write_run(folder: Path, ends: str = "finished", bpc: float = 2.0, train: flo
         for step in (10, 20, 30, 40)
     ]
     write_lines(folder, *lines, score(40, bpc), {"kind": "event", "step": 40, "event": ends})
-    (folder / "config.json").write_text(config_text.to_json(Config(data=Data(batch=8))))
+    (folder / "config.json").write_text(to_json(Config(data=Data(batch=8))))
     return folder
 
 
@@ -88,13 +87,13 @@ def test_the_configs_of_all_studies_are_of_this_version() -> None:
             for line in file:
                 run = json.loads(line)
                 if "config" in run:  # The study of fp8 has none.
-                    config_text.from_json(json.dumps(run["config"]), study)
+                    from_json(json.dumps(run["config"]), study)
 
 
 def test_the_batch_and_the_window_are_those_of_the_last_phase(tmp_path, monkeypatch) -> None:
     phases = (Phase(steps=20, batch=8, window=32), Phase(steps=20, batch=4, window=512))
     run = write_run(tmp_path / "run")
-    (run / "config.json").write_text(config_text.to_json(Config(phases=phases)))
+    (run / "config.json").write_text(to_json(Config(phases=phases)))
     monkeypatch.chdir(run)
     (row,) = analysis.summary(analysis.load_histories(".")).itertuples()
     assert (row.Index, row.batch, row.window) == ("run", 4, 512)

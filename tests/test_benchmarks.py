@@ -21,8 +21,7 @@ import pytest
 
 import mlstm_jax
 from benchmarks.compile_without_gpu import require
-from mlstm_jax.config import Config, Data, Model
-from mlstm_jax.config import text as config_text
+from mlstm_jax.config import Config, Data, Model, to_json
 from mlstm_jax.errors import UserError
 from mlstm_jax.training.train import train as run_train
 from tests.tolerance import assert_close
@@ -181,7 +180,7 @@ def test_configs_are_timed_as_train_would_run_them(tmp_path, monkeypatch) -> Non
     monkeypatch.setattr("mlstm_jax.host.fastest_compute", lambda units: "bf16")
     data = Data(batch_per_device=4, window=8)
     path = tmp_path / "config.json"
-    path.write_text(config_text.to_json(Config(model=Model(hidden=16), data=data)))
+    path.write_text(to_json(Config(model=Model(hidden=16), data=data)))
     config = configs.read_config(str(tmp_path))
     assert config.data.batch == 4
     assert config.precision.compute == "bf16"

@@ -26,9 +26,12 @@ from mlstm_jax.config import (
     Precision,
     Train,
     Transformer,
+    differences,
+    from_json,
+    load_json,
+    to_json,
     vary,
 )
-from mlstm_jax.config import text as config_text
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.training import sweep
@@ -90,8 +93,8 @@ def test_a_line_changes_the_config_that_it_names(line: str, changes: dict) -> No
     config = given["config"]
     assert config == vary(configs.load_file("small_512"), **changes)
     assert (given["resume"], given["reset_carry"]) == ("--resume" in line, False)
-    text = config_text.to_json(config)
-    assert config_text.from_json(text, Path("x")) == config
+    text = to_json(config)
+    assert from_json(text, Path("x")) == config
     assert ("kind" in json.loads(text)["model"]) == (type(config.model) is not Model)
 
 
@@ -178,17 +181,17 @@ def test_differences_part_what_forbids_a_resume_from_what_does_not() -> None:
         optimizer=Optimizer(learning_rate=1.0),
         distributed=Distributed(coordinator="node1:8476", processes=4, index=2),
     )
-    found = config_text.differences(old, new)
+    found = differences(old, new)
     assert found.forbidden == ["model.hidden: 4096 → 8"]
     assert found.allowed == ["data.batch: 128 → 64", "optimizer.learning_rate: 0.0005 → 1.0"]
     # The tree of moments is another one.
     decoder = vary(old, optimizer__muon_decoder=True)
     forbidden = ["optimizer.muon_decoder: False → True"]
-    assert config_text.differences(old, decoder) == (forbidden, [])
+    assert differences(old, decoder) == (forbidden, [])
     # A run keeps its kind of model.
     other = vary(old, model=LSTM(hidden=8), data__batch=64)
     kind, batch = ["model: model:mlstm → model:lstm"], ["data.batch: 128 → 64"]
-    assert config_text.differences(old, other) == (kind, batch)
+    assert differences(old, other) == (kind, batch)
 
 
 def test_the_batch_that_phases_replace_decides_nothing() -> None:
@@ -198,7 +201,7 @@ def test_the_batch_that_phases_replace_decides_nothing() -> None:
     with pytest.raises(UserError, match=r"phases\.batch is 6"):
         configs.resolve_batch(config, 4)
     other = vary(config, data__batch=64, data__window=32, data__shards=8)
-    found = config_text.differences(config, other)
+    found = differences(config, other)
     # The window is still that of evaluation.
     assert found == ([], ["data.window: 256 → 32", "data.shards: 1000 → 8"])
 
@@ -233,7 +236,7 @@ def test_json_that_is_no_config_is_refused(text: str | bytes, message: str, tmp_
         text = json.dumps(digest.sealed(fields.parse(text))) if text[:1] == "{" else text
     (tmp_path / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UserError, match=rf"config\.json .*{re.escape(message)}.* restore the file"):
-        config_text.load_json(tmp_path / "config.json")
+        load_json(tmp_path / "config.json")
 
 
 def test_json_gives_back_any_config() -> None:
@@ -245,9 +248,9 @@ def test_json_gives_back_any_config() -> None:
         train=Train(divergence_bpc=float("inf"), epochs=2, deterministic=np.True_),
         phases=(Phase(steps=1, batch=2, window=3), Phase(steps=4, batch=5, window=6)),
     )
-    assert config_text.from_json(config_text.to_json(config), Path("x")) == config
+    assert from_json(to_json(config), Path("x")) == config
     assert (type(config.data.batch), type(config.optimizer.learning_rate)) == (int, float)
-    assert config_text.from_json(digest.to_json({}), Path("x")) == Config()
+    assert from_json(digest.to_json({}), Path("x")) == Config()
 
 
 @pytest.mark.parametrize(
@@ -305,7 +308,7 @@ def test_a_transformer_has_the_places_that_its_windows_train(kind: str) -> None:
     phases = (Phase(steps=1, batch=2, window=32), Phase(steps=1, batch=2, window=512))
     resolved = configs.resolve_batch(vary(config, phases=phases), 1)
     assert resolved.model.longest_window == 512
-    assert json.loads(config_text.to_json(resolved))["model"]["positions"] == 512
+    assert json.loads(to_json(resolved))["model"]["positions"] == 512
     config = parse([*words, "--model.positions", "128"])["config"]
     assert configs.resolve_batch(config, 1).model.longest_window == 128
 

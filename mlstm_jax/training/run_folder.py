@@ -10,8 +10,16 @@ from pathlib import Path
 
 from mlstm_jax import digest, host, output, run
 from mlstm_jax.checkpoint import Checkpoints
-from mlstm_jax.config import MLSTM, Config, longest_window, vary
-from mlstm_jax.config.text import PLACES, differences, flatten, to_json
+from mlstm_jax.config import (
+    MLSTM,
+    PLACES,
+    Config,
+    differences,
+    flatten,
+    longest_window,
+    to_json,
+    vary,
+)
 from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import InUse, UserError

@@ -19,8 +19,7 @@ import jax
 
 from mlstm_jax import config as configs
 from mlstm_jax import environment, output, shipped
-from mlstm_jax.config import Config, by_phase, run_python
-from mlstm_jax.config.text import differences
+from mlstm_jax.config import Config, by_phase, differences, run_python
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.distributed import process_info
 from mlstm_jax.errors import InUse, UserError, require

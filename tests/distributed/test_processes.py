@@ -12,8 +12,7 @@ from typing import Any
 import jax
 import pytest
 
-from mlstm_jax.config import Config, Distributed, vary
-from mlstm_jax.config.text import flatten
+from mlstm_jax.config import Config, Distributed, flatten, vary
 from mlstm_jax.distributed import Cluster, choose_gpu, process_info
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import run_folder

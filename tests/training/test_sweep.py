@@ -12,8 +12,7 @@ import pytest
 
 import mlstm_jax as mlstm
 from mlstm_jax import cli
-from mlstm_jax.config import Config, Devices, Phase, Transformer, resolve_batch, vary
-from mlstm_jax.config import text as config_text
+from mlstm_jax.config import Config, Devices, Phase, Transformer, resolve_batch, to_json, vary
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import run_folder, schedule, sweep
@@ -182,7 +181,7 @@ def test_a_file_without_runs_is_named(tmp_path: Path) -> None:
 def test_every_sweep_of_the_project_loads(path: Path) -> None:
     runs = sweep.load_sweep(path)
     assert len(runs) > 1
-    assert len({config_text.to_json(config) for config in runs.values()}) == len(runs)
+    assert len({to_json(config) for config in runs.values()}) == len(runs)
     text = path.read_text()
     assert "Command:" in text
     assert "Hardware:" in text

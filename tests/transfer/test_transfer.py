@@ -16,8 +16,7 @@ import pytest
 
 from mlstm_jax import checkpoint, cli, digest
 from mlstm_jax.api.model import load
-from mlstm_jax.config import text as config_text
-from mlstm_jax.config import vary
+from mlstm_jax.config import to_json, vary
 from mlstm_jax.corpora.documents import prompt_bytes
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.errors import KnownError, UserError
@@ -231,7 +230,7 @@ def test_a_corpus_prepared_anew_is_refused(run, text_file, corpus, tmp_path, cap
     shutil.copytree(run.folder, folder := tmp_path / "run")
     shutil.copytree(corpus, own := tmp_path / "corpus")
     config = vary(run.config, data__corpus=str(own))
-    (folder / "config.json").write_text(config_text.to_json(config))
+    (folder / "config.json").write_text(to_json(config))
     text, valid = load(folder).report(), (own / "valid.bin").read_bytes()
     compressed = f"gzip -9{compressed_bpc(valid)['gzip -9']:13.3f}"
     for words in ("not used for training", f"{len(valid):,} validation bytes", compressed,
