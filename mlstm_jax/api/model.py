@@ -597,7 +597,7 @@ class TrainedModel:
         else:
             name = str(given)
             classifier = load_classifier(Path(given))
-        classifier.require_model(name, self._run, "this model")
+        classifier.require_model(name, self._run)
         return classifier
 
 

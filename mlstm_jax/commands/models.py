@@ -272,7 +272,7 @@ def view(
     loaded = load_run(run, checkpoint)
     if classifier:
         chosen = load_classifier(classifier)
-        chosen.require_model(classifier, loaded, run)
+        chosen.require_model(classifier, loaded)
     if chosen and (score or label):
         chosen.require_no_words("the score after each character")
         loaded.config.model.require_next_byte("a score after each character")

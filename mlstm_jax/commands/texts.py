@@ -186,7 +186,7 @@ def classify(
     chosen = load_classifier(folder)
     about = chosen.about
     loaded = reading.load(run)._run
-    chosen.require_model(folder, loaded, run)
+    chosen.require_model(folder, loaded)
     file = TextFile(source, text_column or about.text_column, loaded.cleaning)
     featurizer = Featurizer(
         loaded, states=(about.state,), all_layers=about.all_layers, score=bool(about.familiar)

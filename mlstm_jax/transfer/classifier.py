@@ -123,11 +123,8 @@ class Classifier(NamedTuple):
                 "one without `words`."
             )
 
-    def require_model(self, name: str | Path, run: Run, path: str | Path) -> None:
-        """Raise UserError unless it was created with this run.
-
-        In messages it is `name`, and the run `path`.
-        """
+    def require_model(self, name: str | Path, run: Run) -> None:
+        """Raise UserError unless it was created with this run; `name` is for the message."""
         if self.about.model == fingerprint(run.params):
             return
         advice = (
@@ -138,8 +135,8 @@ class Classifier(NamedTuple):
         if step not in (None, run.step) and (run.folder / "checkpoints" / str(step)).is_dir():
             advice = f"give `--checkpoint {step}` (in Python checkpoint={step})"
         raise UserError(
-            f"{name} was created with other parameters than those of {path} at step {run.step}; "
-            f"{advice}, or create it again."
+            f"{name} was created with other parameters than those of {run.name}; {advice}, or "
+            "create it again."
         )
 
     def probabilities(self, features: Features, texts: Sequence[str] = ()) -> Floats:

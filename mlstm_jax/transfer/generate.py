@@ -113,27 +113,25 @@ def generate(
     """
     environment.require_own_jax()
     run = reader.run
+    architecture = run.config.model
+    architecture.require_next_byte("generating text")
+    require(1 <= samples <= _MOST_SAMPLES, "samples", samples, f"1 to {_MOST_SAMPLES:,}")
+    longest = _MOST_DRAWN // samples
+    require(0 <= bytes <= longest, "bytes", bytes, f"0 to {longest:,} in each sample")
+    require(0 <= seed <= MOST_SEED, "seed", seed, f"0 to {MOST_SEED:,}")
+    is_finite = 0 <= temperature <= _LARGEST
+    require(is_finite, "temperature", temperature, "0 or more, and finite")
+    require(top_k is None or top_k >= 1, "top_k", top_k, "1 or more")
+    require(top_p is None or 0 < top_p <= 1, "top_p", top_p, "above 0 and at most 1")
+    require(len(stop) <= 1, "stop", stop, "a single byte")
     held = held or {}
-    hidden = run.config.model.hidden
-    longest = _MOST_DRAWN // max(samples, 1)
-    rules: list[tuple[str, object, bool, str]] = [
-        ("samples", samples, 1 <= samples <= _MOST_SAMPLES, f"1 to {_MOST_SAMPLES:,}"),
-        ("bytes", bytes, 0 <= bytes <= longest, f"0 to {longest:,} in each sample"),
-        ("seed", seed, 0 <= seed <= MOST_SEED, f"0 to {MOST_SEED:,}"),
-        ("temperature", temperature, 0 <= temperature <= _LARGEST, "0 or more, and finite"),
-        ("top_k", top_k, top_k is None or top_k >= 1, "1 or more"),
-        ("top_p", top_p, top_p is None or 0 < top_p <= 1, "above 0 and at most 1"),
-        ("stop", stop, len(stop) <= 1, "a single byte"),
-    ]
-    cli_name = run.config.model.cli_name
-    has_c = not held or "c" in run.config.model.states
-    rules.append(("set_unit", dict(held), has_c, f"unset: {cli_name} has no cell state c"))
+    has_c = not held or "c" in architecture.states
+    rule = f"unset: {architecture.cli_name} has no cell state c"
+    require(has_c, "set_unit", dict(held), rule)
     for unit, value in held.items():
-        rules.append(("set_unit", unit, 0 <= unit < hidden, f"a unit, 0 to {hidden - 1}"))
-        rules.append((f"set_unit {unit}", value, abs(value) <= _LARGEST, "finite in float32"))
-    run.config.model.require_next_byte("generating text")
-    for name, given, holds, rule in rules:
-        require(holds, name, given, rule)
+        last = architecture.hidden - 1
+        require(0 <= unit <= last, "set_unit", unit, f"a unit, 0 to {last}")
+        require(abs(value) <= _LARGEST, f"set_unit {unit}", value, "finite in float32")
     read = prompt_bytes(prompt, run.cleaning)
     require_known(run.params, "generate", (("the prompt", read), ("stop", stop)))
     # All outside the program is NumPy's: an operation of jnp would compile a program of its own.
@@ -142,7 +140,7 @@ def generate(
         np.int32(min(top_k or VOCABULARY, VOCABULARY)),
         np.float32(2 if top_p is None else top_p),
     )
-    held_H = np.full(hidden, np.nan, np.float32)
+    held_H = np.full(architecture.hidden, np.nan, np.float32)
     held_H[list(held)] = list(held.values())
 
     model, weights = reader.writer

@@ -119,12 +119,12 @@ def test_files_that_are_damaged_or_elsewhere_are_named(tmp_path, monkeypatch) ->
 def test_a_classifier_of_another_model_is_refused(run) -> None:
     about = dataclasses.replace(ABOUT, model=fingerprint(run.params), step=run.step)
     made = PLAIN._replace(about=about)
-    made.require_model("it", run, "a run")
+    made.require_model("it", run)
     later = dataclasses.replace(run, step=run.step + 100)  # trained further
     for run_now, change, message in (
-        (run, {"model": "another"}, "it was created with other parameters than those of a run"),
-        (later, {"model": "another"}, f"at step .* give `--checkpoint {run.step}` "),
+        (run, {"model": "another"}, "it was created with other parameters than those of run, step"),
+        (later, {"model": "another"}, f", step .* give `--checkpoint {run.step}` "),
     ):
         other = PLAIN._replace(about=dataclasses.replace(about, **change))
         with pytest.raises(UserError, match=message):
-            other.require_model("it", run_now, "a run")
+            other.require_model("it", run_now)
