@@ -80,39 +80,32 @@ def training_input(random: np.random.Generator) -> tuple[Any, Any, Any]:
     return params, bytes_BT, Carry(h, c)
 
 
-@pytest.mark.fp16  # without optimization XLA converts E4M3 by way of fp16 here, too
-def test_gradients_are_near_those_of_float32_from_the_first_update_on(
+@pytest.mark.fp16  # XLA for CPUs converts E4M3 by way of fp16
+def test_gradients_are_near_those_of_float32_and_kernels_compute_the_same(
     random: np.random.Generator,
 ) -> None:
-    """By emulation. test_language_model.py compares float32 with float64."""
+    """By emulation, and in Pallas's interpreter; from the first update on.
+
+    test_language_model.py compares float32 with float64.
+    """
     given = training_input(random)
     _, _, exact, of_carry = gradient(LanguageModel(SIZE, Precision()))(*given, None)
     history_U3 = fp8.no_history()
     for _ in range(2):
         scales_3 = fp8.scales(history_U3, ROWS * WINDOW)
-        after, maxima_3, layer, dcarry = gradient(fp8_model())(*given, scales_3)
+        emulated = gradient(fp8_model())(*given, scales_3)
+        after, maxima_3, layer, dcarry = emulated
         # Two products of fp8 on the way: mh and dm, and dh of the later steps.
         for name in ("wmh_v", "wh_v", "wmx_v"):
             found = np.linalg.norm(layer[name] - exact[name]) / np.linalg.norm(exact[name])
             assert 4 * BF16 < found < np.sqrt(2) * PRODUCT + BF16
         assert np.linalg.norm(dcarry.h - of_carry.h) < 2 * PRODUCT * np.linalg.norm(of_carry.h)
-        history_U3 = fp8.with_newest(history_U3, maxima_3, ROWS * WINDOW)
         assert after.h.shape == (ROWS, 1, HIDDEN)
-
-
-@pytest.mark.fp16  # XLA for CPUs converts E4M3 by way of fp16
-def test_kernels_have_the_numbers_of_the_emulation(random: np.random.Generator) -> None:
-    """In Pallas's interpreter."""
-    given = training_input(random)
-    history_U3 = fp8.no_history()
-    for _ in range(2):
-        scales_3 = fp8.scales(history_U3, ROWS * WINDOW)
-        emulated = gradient(fp8_model())(*given, scales_3)
         interpreted = gradient(fp8_model(loops=INTERPRETED))(*given, scales_3)
         # The same numbers in another order: sums of fewer than 2^13 terms.
         errors = jax.tree.map(error, interpreted, emulated)
         assert max(jax.tree.leaves(errors)) < 2e-5
-        history_U3 = fp8.with_newest(history_U3, emulated[1], ROWS * WINDOW)
+        history_U3 = fp8.with_newest(history_U3, maxima_3, ROWS * WINDOW)
 
 
 def test_scales_are_of_the_largest_maximum_of_the_last_updates() -> None:
