@@ -212,7 +212,9 @@ class Checkpoints:
         """Return the step with the lowest `Meta.score`, or the newest if none was measured."""
         steps = self.steps()
         best = best_step({step: self._scores.get(step) for step in steps})
-        return steps[-1] if best is None else best
+        if best is None:
+            return steps[-1]
+        return best
 
     def steps(self) -> list[int]:
         """Return the steps of all complete checkpoints, in order."""

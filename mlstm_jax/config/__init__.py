@@ -346,7 +346,8 @@ def differences(old: Config, new: Config) -> Differences:
     for name, value in flatten(old).items():
         if name.startswith(ignored) or name in unused or value == after[name]:
             continue
-        is_fixed = name.startswith(_FIXED_IN_A_RUN)
-        group = groups.forbidden if is_fixed else groups.allowed
+        group = groups.allowed
+        if name.startswith(_FIXED_IN_A_RUN):
+            group = groups.forbidden
         group.append(f"{name}: {value} → {after[name]}")
     return groups

@@ -180,7 +180,9 @@ def _after(tree: Any, before: Array | None) -> Any:
     Without this order XLA combines small all-reduces into one, which waits for the last of them,
     and chooses the order of the large ones itself.
     """
-    return tree if before is None else jax.lax.optimization_barrier((tree, before))[0]
+    if before is None:
+        return tree
+    return jax.lax.optimization_barrier((tree, before))[0]
 
 
 class ReplicasDiffer(KnownError):

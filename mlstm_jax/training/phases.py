@@ -177,7 +177,9 @@ def total_steps(train: Train, steps_per_epoch: int, ahead: int = 0) -> int:
     After a change of rows the stream is `ahead` windows further than the step. UserError if the run
     has more steps than devices can count.
     """
-    limits = [] if train.steps is None else [train.steps]
+    limits = []
+    if train.steps is not None:
+        limits.append(train.steps)
     if train.epochs is not None:
         limits.append(math.ceil(min(train.epochs * steps_per_epoch, 2.0**63)) - ahead)
     steps = min(limits)

@@ -58,9 +58,9 @@ def _means(metrics: StepMetrics, *, labels: bool) -> dict[str, float]:
     if labels:
         # The steps of a line may contain no labels.
         means["label_loss"] = tally.label_loss / (tally.labels or math.nan)
-    # In rows; the estimates may be too noisy to give one.
-    is_positive = tally.signal > 0 and tally.trace > 0
-    means["noise_scale"] = tally.trace / tally.signal if is_positive else math.nan
+    means["noise_scale"] = math.nan  # in rows; the estimates may be too noisy to give one
+    if tally.signal > 0 and tally.trace > 0:
+        means["noise_scale"] = tally.trace / tally.signal
     return means
 
 
@@ -238,7 +238,9 @@ def announcement(
         lines = [f"{config.out} is finished: {begin.step:,} steps. To train for more, {more}."]
     else:
         count = sum(leaf.size for leaf in jax.tree.leaves(begin.state.params))
-        start = f"resuming at step {begin.step:,} of" if begin.step else "training"
+        start = "training"
+        if begin.step:
+            start = f"resuming at step {begin.step:,} of"
         where = f"{devices.count} {devices.devices[0].platform} device(s)"
         if cluster.processes > 1:
             where += f" of {cluster.processes} processes"

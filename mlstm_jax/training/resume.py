@@ -145,7 +145,9 @@ def resume_newest(
             f"kept in {checkpoints.folder / SET_ASIDE}"
         )
     if difference:
-        epoch = expected.epoch if config.phases else saved.epoch
+        epoch = saved.epoch
+        if config.phases:
+            epoch = expected.epoch
         notes.append(
             f"the carry is reset at step {step}: the rows were {_describe(saved.rows)} and "
             f"are now {_describe(expected.rows)}; they begin {epoch:.2f} epochs into the text"

@@ -143,22 +143,25 @@ def with_run_values(config: Config, cluster: Cluster, capability: tuple[int, int
     for the windows, so that a resume is refused.
     """
     folder = Path(config.out)
-    before = run.read_config(folder) if _has_begun(folder) else None
+    before = None
+    if _has_begun(folder):
+        before = run.read_config(folder)
     compute = config.precision.compute
+    kernels = config.devices.kernels
     if compute is None and config.precision.recurrent != "compute":
         compute = "bf16"
-    if compute is None and before:
-        compute = before.precision.compute
+    if before:
+        compute = compute or before.precision.compute
+        if kernels == "auto":
+            kernels = before.devices.kernels
     if compute is None:
         compute = host.fastest_compute(config.model.hidden)
-    kernels = config.devices.kernels
-    if kernels == "auto" and before:
-        kernels = before.devices.kernels
     if kernels == "auto":
+        kernels = "xla"
         is_mlstm = isinstance(config.model, MLSTM)
         is_proven = is_mlstm and pallas.is_proven(config.model.hidden, capability)
-        is_fp8 = config.precision.recurrent == "fp8"
-        kernels = "pallas" if is_proven or is_fp8 else "xla"
+        if is_proven or config.precision.recurrent == "fp8":
+            kernels = "pallas"
     compute, kernels = cluster.gather([compute, kernels])[0]
     config = vary(config, precision__compute=compute, devices__kernels=kernels)
     if before is None or type(before.model) is not type(config.model):
