@@ -21,23 +21,14 @@ _LONGEST = 200  # characters of a name, or of a library's message
 Arrays = dict[str, NDArray[Any]]
 
 
-def write_safetensors(
-    path: Path, values: dict[str, NDArray[Any]], metadata: dict[str, str] | None = None
-) -> None:
-    """Write a .safetensors file with the permissions of a new file; OSError if it cannot be."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file
+def write_safetensors(path: Path, values: Arrays, metadata: dict[str, str] | None = None) -> None:
+    """Write a .safetensors file; OSError if it cannot be written."""
+    from safetensors.numpy import save
 
-    path.touch()
-    mode = path.stat().st_mode
     # The library writes an array of another order as if it had this one.
-    values = {name: np.asarray(value, order="C") for name, value in values.items()}
-    try:
-        # The library replaces the file with a temporary one of mode 0600.
-        save_file(values, path, metadata=metadata)
-    except SafetensorError as error:  # the library raises its own error even for a full disk
-        raise OSError(str(error)) from error
-    path.chmod(mode)
+    ordered = {name: np.asarray(value, order="C") for name, value in values.items()}
+    # Its own `save_file` would make a file that only its owner can read.
+    path.write_bytes(save(ordered, metadata))
 
 
 def read_arrays(
@@ -145,12 +136,6 @@ def safetensors(path: Path, metadata: str) -> tuple[str | None, Arrays]:
     from safetensors import safe_open
 
     require_file(path)
-    with errors(path):
-        opened = safe_open(path, "np")
-    arrays = {}
-    with opened as file:
+    with errors(path), safe_open(path, "np") as file:
         text = (file.metadata() or {}).get(metadata)
-        for name in list(file.keys()):
-            with errors(f"{path}: {brief(name)}"):
-                arrays[name] = file.get_tensor(name)
-    return text, arrays
+        return text, {name: file.get_tensor(name) for name in list(file.keys())}

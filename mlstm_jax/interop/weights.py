@@ -33,7 +33,6 @@ from mlstm_jax.model.language_model import Parameters, parameter_shapes
 
 FORMAT = 1
 _KEY = "mlstm_jax"
-_MOST_METADATA = 1 << 20  # characters
 
 
 class ModelWeights(NamedTuple):
@@ -122,11 +121,8 @@ def load_weights(path: Path) -> ModelWeights:
     if path.suffix != ".safetensors":
         raise UserError(f"{path}: a model file must be a .safetensors that `export` wrote.")
     text, stored = arrays.safetensors(path, _KEY)
-    if text is None or len(text) > _MOST_METADATA:
-        raise UserError(
-            f"{path}: has no {_KEY!r} metadata of at most {_MOST_METADATA:,} characters, so it is "
-            "not a model of this program."
-        )
+    if text is None:
+        raise UserError(f"{path}: has no {_KEY!r} metadata, so it is not a model of this program.")
     about = _about(path, text)
     params = unflatten(arrays.read_arrays(str(path), stored, expected_shapes(about.model)))
     if about.fingerprint not in (None, fingerprint(params)):

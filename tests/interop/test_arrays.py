@@ -69,7 +69,6 @@ LARGE = np.full((4, 256), 1e300)
         ({"embedding_std": 10**400}, {}, r"model\.embedding_std"),
         ({"depth": 1}, {}, r"model\.depth"),
         ("[" * 100_000, {}, "metadata are invalid"),
-        (" " * (1 << 20) + " ", {}, "'mlstm_jax' metadata"),
         ({}, {"layer_1/b": None}, "missing layer_1/b"),
         ({}, {f"x{n}": np.zeros(1) for n in range(2000)}, r"unexpected x0, .* and 1,995 more"),
         ({}, {"decoder_kernel": LARGE}, "decoder_kernel .* inf or NaN"),
@@ -97,9 +96,7 @@ def test_a_type_that_numpy_lacks_is_refused(kind: str, size: int, tmp_path: Path
     path = tmp_path / "m.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(3 * size))
     # ml_dtypes, where it is imported, teaches NumPy some of them.
-    with pytest.raises(
-        UserError, match=r"m\.safetensors: a(: cannot be read \(|.*, but must ).*float"
-    ):
+    with pytest.raises(UserError, match=r"m\.safetensors: (cannot be read|a .* must have).*float"):
         arrays.read_arrays(str(path), arrays.safetensors(path, "")[1], {"a": (3,)})
 
 
