@@ -96,7 +96,8 @@ def test_a_script_in_small(script, corpus, run_folder, tmp_path, monkeypatch, co
     words = shlex.split(SMALL[script].format(corpus=corpus, run=run_folder) + f" --json {path}")
     if script in OWN_PROCESS:
         command = [sys.executable, "-W", "always::ResourceWarning", FOLDER / f"{script}.py", *words]
-        done = subprocess.run(command, env=command_environment, capture_output=True, text=True)
+        pipe = {"env": command_environment, "capture_output": True, "text": True}
+        done = subprocess.run(command, timeout=600, **pipe)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "ResourceWarning" not in done.stderr
     else:
