@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import measure
@@ -21,7 +22,7 @@ import numpy as np
 from steps import TrainingStep
 
 from mlstm_jax import host
-from mlstm_jax.config import Config, Phase, load_file, load_json, resolve_batch, vary
+from mlstm_jax.config import Config, by_phase, load_file, load_json, resolve_batch, vary
 from mlstm_jax.training.parallel import Parallel
 
 
@@ -41,18 +42,8 @@ def read_config(name: str) -> Config:
     return resolve_batch(vary(config, precision__compute=compute), 1)
 
 
-def phases_of(name: str, config: Config) -> tuple[Phase, ...]:
-    """Return the phases of a config; one without phases is one."""
-    if config.phases:
-        return config.phases
-    if config.train.steps is None:
-        raise SystemExit(f"{name}: train.steps is not set; use --steps {name}=N.")
-    return (Phase(steps=config.train.steps, batch=config.data.batch, window=config.data.window),)
-
-
-def make_call(config: Config, phase: Phase) -> Callable[[], None]:
+def make_call(config: Config) -> Callable[[], None]:
     """Compile the step of a phase; each call continues from the state after the last."""
-    config = vary(config, data__batch=phase.batch, data__window=phase.window, phases=())
     return TrainingStep(config, Parallel(jax.local_devices()[:1])).take
 
 
@@ -74,7 +65,10 @@ def main() -> None:
         config = read_config(name)
         if name in steps:
             config = vary(config, train__steps=int(steps[name]))
-        cases += [(name, phase, make_call(config, phase)) for phase in phases_of(name, config)]
+        for phase in by_phase(config):
+            if phase.train.steps is None:
+                raise SystemExit(f"{name}: train.steps is not set; use --steps {name}=N.")
+            cases.append((name, phase, make_call(phase)))
     seconds: list[list[float]] = [[] for _ in cases]
     for turn in range(arguments.rounds + 1):
         order = np.random.default_rng(turn).permutation(len(cases))
@@ -85,34 +79,28 @@ def main() -> None:
             cases[n][2]()
             if turn:
                 seconds[n].append(time.perf_counter() - began)
-    totals = [
-        {
-            name: sum(
-                phase.steps * seconds[n][turn]
-                for n, (of, phase, _) in enumerate(cases)
-                if of == name
-            )
-            for name in arguments.configs
-        }
-        for turn in range(arguments.rounds)
-    ]
+    totals = {name: np.zeros(arguments.rounds) for name in arguments.configs}
+    phases: dict[str, list[dict[str, Any]]] = {name: [] for name in arguments.configs}
+    for (name, phase, _), of_rounds in zip(cases, seconds, strict=True):
+        totals[name] += phase.train.steps * np.array(of_rounds)
+        batch = phase.data.batch
+        window = phase.data.window
+        phases[name].append(
+            {
+                "steps": phase.train.steps,
+                "batch": batch,
+                "window": window,
+                "seconds": spread(of_rounds),
+                "kB/s": batch * window / statistics.median(of_rounds) / 1e3,
+            }
+        )
     first = arguments.configs[0]
-    results = {}
+    results: dict[str, Any] = {}
     for name in arguments.configs:
-        minutes = [total[name] / 60 for total in totals]
-        ratios = [total[name] / total[first] for total in totals]
+        minutes = (totals[name] / 60).tolist()
+        ratios = (totals[name] / totals[first]).tolist()
         results[name] = {
-            "phases": [
-                {
-                    "steps": phase.steps,
-                    "batch": phase.batch,
-                    "window": phase.window,
-                    "seconds": spread(seconds[n]),
-                    "kB/s": phase.batch * phase.window / statistics.median(seconds[n]) / 1e3,
-                }
-                for n, (of, phase, _) in enumerate(cases)
-                if of == name
-            ],
+            "phases": phases[name],
             "minutes": spread(minutes),
             f"ratio to {first}": spread(ratios),
         }

@@ -38,7 +38,6 @@ SMALL = {
     "features": "--hidden 16 --count 4 --compared 2 --rounds 1",
     "gpu_check": "--small",
     "gpu_program": "--grid small",
-    "optimizer": POINT,
     "products": POINT,
     "reading": "--short-counts 2 3 --long-counts 1 --bytes 30 --rounds 1 --compute auto",
     "recurrence": f"{POINT} --implementations ours autodiff --recompute-every 4",

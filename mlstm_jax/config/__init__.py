@@ -226,12 +226,7 @@ def run_python(path: Path, what: str) -> dict[str, Any]:
         raise UserError(f"{_place(path, error)}: {error}") from error
     except KnownError:
         raise
-    except SyntaxError as error:
-        place = error.filename or str(path)
-        if error.lineno:
-            place += f", line {error.lineno}"
-        raise UserError(f"{place} is not valid Python: {error.msg}.") from error
-    except Exception as error:
+    except Exception as error:  # also SyntaxError, whose text has the line
         raise UserError(f"{_place(path, error)}: {type(error).__name__}: {error}") from error
 
 
