@@ -1,5 +1,6 @@
 """Other people's weights: each layout against a forward pass of its own in NumPy; round trips."""
 
+import functools
 import json
 import os
 import pickle
@@ -185,18 +186,20 @@ TEXT = "\n A café: 7 é ".encode()
 PROTEIN = b"\x02MKXLBZJO"
 
 
-def test_openai(tmp_path: Path, random: np.random.Generator) -> None:
-    forward = write_openai(tmp_path / "o", random)
-    assert_same_model(published.read_openai(tmp_path / "o"), forward, TEXT, tmp_path / "run")
-
-
 @pytest.mark.parametrize(
-    ("padding", "folded", "half"), [(0, False, False), (1, True, False), (1, False, True)]
-)
-def test_nvidia(padding, folded, half, tmp_path, random) -> None:
-    path = tmp_path / "model.pt"
-    forward = write_nvidia(path, random, padding=padding, folded=folded, half=half)
-    assert_same_model(published.read_nvidia(path), forward, TEXT, tmp_path / "run")
+    ("write", "read"),
+    [
+        (write_openai, published.read_openai),
+        *(
+            (functools.partial(write_nvidia, padding=rows, folded=folded, half=half),
+             published.read_nvidia)
+            for rows, folded, half in ((0, False, False), (1, True, False), (1, False, True))
+        ),
+    ],
+)  # fmt: skip
+def test_weights_of_text(write, read, tmp_path, random) -> None:
+    forward = write(tmp_path / "given", random)
+    assert_same_model(read(tmp_path / "given"), forward, TEXT, tmp_path / "run")
 
 
 def test_unirep(tmp_path: Path, random: np.random.Generator) -> None:

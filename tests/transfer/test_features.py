@@ -193,8 +193,14 @@ def test_the_gain_of_bf16_is_measured_once(tmp_path: Path, monkeypatch: pytest.M
     assert float(path.read_text()) > 0
 
 
-def test_units_and_layers_are_columns_of_the_whole(run: Run) -> None:
+def test_units_layers_and_states_are_columns_of_the_whole(run: Run) -> None:
+    """Two states side by side stand in the order of their name, whatever else is read."""
     whole = Featurizer(run, states=("c",), all_layers=True)
+    read = Featurizer(run, states=("mean_h", "c+mean_h", "h"), all_layers=True)
+    assert len(read.columns) == 3 * 128
+    both = read(TEXTS)[:, read.columns_of("c+mean_h")]
+    mean_h = Featurizer(run, states=("mean_h",), all_layers=True)(TEXTS)
+    np.testing.assert_array_equal(both, np.concatenate([whole(TEXTS), mean_h], axis=1))
     chosen = Featurizer(run, states=("c",), units=[40, 3])
     assert (len(whole.columns), len(chosen.columns)) == (128, 2)
     places = [(whole.columns[n].layer, whole.columns[n].unit) for n in (0, 63, 64, 127)]
@@ -202,17 +208,6 @@ def test_units_and_layers_are_columns_of_the_whole(run: Run) -> None:
     np.testing.assert_array_equal(chosen(TEXTS), whole(TEXTS)[:, [64 + 40, 64 + 3]])
     with pytest.raises(UserError, match="unit 64 does not exist: the model has units 0 to 63"):
         Featurizer(run, units=[64])
-
-
-def test_two_states_stand_side_by_side(run: Run) -> None:
-    """In the order of their name, whatever else is read in the same pass."""
-    read = Featurizer(run, states=("mean_h", "c+mean_h", "h"), all_layers=True)
-    assert len(read.columns) == 3 * 128
-    columns = read.columns_of("c+mean_h")
-    alone = Featurizer(run, states=("c+mean_h",), all_layers=True)
-    assert alone.columns == [read.columns[n] for n in columns]
-    parts = [Featurizer(run, states=(one,), all_layers=True)(TEXTS) for one in ("c", "mean_h")]
-    np.testing.assert_array_equal(read(TEXTS)[:, columns], np.concatenate(parts, axis=1))
 
 
 def test_the_command_keeps_the_places_of_records(run, tmp_path, capsys) -> None:

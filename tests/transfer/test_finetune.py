@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mlstm_jax import cli, terminal
-from mlstm_jax.config import Compute, Config, Data, Optimizer, Train, Transformer, vary
+from mlstm_jax.config import Compute, Config, Data, Optimizer, Train, vary
 from mlstm_jax.data.corpus import differing, open_corpus
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop import weights
@@ -43,7 +43,7 @@ def first_parameters(config: Config) -> dict[str, Any]:
     return fresh_state(config, model, tx, given).params
 
 
-def test_a_run_starts_from_the_parameters_of_another(run: Run) -> None:
+def test_a_run_starts_from_the_parameters_of_another(run: Run, tmp_path: Path) -> None:
     model = dataclasses.replace(run.config.model, classes=3)
     config = Config(model=model, train=Train(start_from=str(run.folder)))
     params = first_parameters(config)
@@ -51,19 +51,17 @@ def test_a_run_starts_from_the_parameters_of_another(run: Run) -> None:
     np.testing.assert_array_equal(params["embedding"], run.params["embedding"])
     np.testing.assert_array_equal(params["layer_1"]["wh_v"], run.params["layer_1"]["wh_v"])
     assert params["label_kernel"].shape == (64, 3)
-    for change, message in (("hidden", "has the shape"), ("layers", "this run lacks")):
+    transformer = draw("transformer")
+    weights.save(tmp_path / "t.safetensors", as_weights(transformer))
+    start = Train(start_from=str(tmp_path / "t.safetensors"))
+    of_transformer = Config(model=transformer.config.model, train=start)
+    for base, changes, message in (
+        (config, {"model__hidden": 1}, "has the shape"),
+        (config, {"model__layers": 1}, "this run lacks"),
+        (of_transformer, {"model__positions": 32}, r"input/positions has the shape .* \(32, 12\);"),
+    ):
         with pytest.raises(UserError, match=message):
-            first_parameters(vary(config, **{f"model__{change}": 1}))
-
-
-def test_a_start_from_other_positions_names_them() -> None:
-    model = Transformer(hidden=8, embedding=8, heads=2, layers=1, positions=16)
-    config = Config(model=dataclasses.replace(model, positions=32), train=Train(start_from="it"))
-    given = {name: np.zeros(shape) for name, shape in weights.expected_shapes(model).items()}
-    made = LanguageModel(config.model, config.precision)
-    tx = optimizer.build(Optimizer(), config.model, lambda count: 0.0)
-    with pytest.raises(UserError, match=r"input/positions has the shape \(16, 8\), .* \(32, 8\);"):
-        fresh_state(config, made, tx, given)
+            first_parameters(vary(base, **changes))
 
 
 def test_the_corpus_of_labelled_texts_is_the_same_again(tmp_path: Path) -> None:
@@ -190,12 +188,6 @@ def test_the_given_parameters_are_tuned(run, tmp_path, monkeypatch) -> None:
         params = first_parameters(config)
         np.testing.assert_array_equal(params["embedding"], one.params["embedding"])
     assert len(list(tmp_path.glob("*.safetensors"))) == 2
-
-
-def test_a_batch_larger_than_the_texts_is_refused(run: Run, tmp_path: Path) -> None:
-    texts = {part: Labelled(["fine", "poor"], ["yes", "no"]) for part in ("train", "valid")}
-    with pytest.raises(UserError, match="0 windows of 128 bytes, too few for a `batch` of 8"):
-        finetune.finetune(run, texts, tmp_path / "out", FinetuneOptions(batch=8))
 
 
 @pytest.mark.slow

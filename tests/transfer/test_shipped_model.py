@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import json
-import re
 import warnings
 from pathlib import Path
 
@@ -132,15 +131,3 @@ def test_a_folder_of_ones_own_goes_before_it(run, tmp_path, monkeypatch) -> None
     assert found.hidden == 64
     with pytest.raises(ValueError, match="comes with no classifier"):
         found.classify(["a"])
-
-
-def test_refusals_say_what_to_give_instead(tmp_path, monkeypatch, refused) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("new.txt").write_text(GOOD[0])
-    for command, words in (
-        (["classify", NAME, NAME, "new.txt"], f"give {NAME}/sentiment"),
-        (["evaluate", "reviews-102"], "reviews-102 does not exist.*did you mean reviews-1024"),
-        (["evaluate", NAME], f"{NAME}, a pretrained model, comes without a corpus"),
-        (["evaluate", "runs/none"], f"runs/none does not exist.*pretrained model, {NAME}\\.$"),
-    ):
-        assert re.search(words, refused(*command))
