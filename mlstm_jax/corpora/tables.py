@@ -5,7 +5,7 @@ After a bad record, reading resumes at the next line: only that record is lost.
 
 import csv
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
@@ -143,9 +143,11 @@ def _has_text_column(table: Table, line: str) -> bool:
 
 
 def _is_quoted(table: Table, scan: Callable[[], Iterator[Line]]) -> bool:
-    """Whether the fields of a file are quoted: if fewer records are then rejected.
+    """Whether the fields of a file are quoted.
 
-    A file whose every field with a quote is in quotes is also quoted.
+    They are if every field with a quote is in quotes, if fewer records are then rejected, or if no
+    more are and no record is then doubtful, but some are without quotes: those that a line break
+    cuts have too few fields.
     """
     has_quotes = False
     all_quoted = True
@@ -158,16 +160,26 @@ def _is_quoted(table: Table, scan: Callable[[], Iterator[Line]]) -> bool:
                 break
     if all_quoted:
         return has_quotes
-    rejected = _rejected(table._replace(quoted=False), scan())
-    return rejected > 0 and _rejected(table, scan()) < rejected
+    plain = _rejected(table._replace(quoted=False), scan())
+    if plain == (0, 0):
+        return False
+    rejected, doubtful = _rejected(table, scan())
+    return rejected < plain[0] or (rejected == plain[0] and doubtful == 0 < plain[1])
 
 
-def _rejected(table: Table, lines: Iterator[Line]) -> int:
+def _rejected(table: Table, lines: Iterator[Line]) -> tuple[int, int]:
+    """The number of rejects, and of doubtful records: noted, or with fewer fields than others."""
     rejected = 0
+    noted = 0
+    sizes: Counter[int] = Counter()  # records by their number of fields
     for row in _rows(table, lines):
-        if isinstance(row, Reject) and not row.is_note:
+        if not isinstance(row, Reject):
+            sizes[len(row[1])] += 1
+        elif row.is_note:
+            noted += 1
+        else:
             rejected += 1
-    return rejected
+    return rejected, noted + sizes.total() - sizes[max(sizes, default=0)]
 
 
 def _rows(table: Table, lines: Iterator[Line]) -> Iterator[RecordOrReject]:

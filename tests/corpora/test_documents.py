@@ -227,6 +227,23 @@ def test_what_pythons_csv_writes_is_read_as_it_reads_it(tmp_path, delimiter, quo
             assert texts(Source(str(path))) == made
 
 
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        # Quoted only where needed, with line breaks in a text that is not last.
+        (['"It broke.\nTwice."\t0', "fine\t1"], ["It broke.\nTwice.", "fine"]),
+        (['"a ""b""\n\nc\nd"\t0'], ['a "b"\n\nc\nd']),
+        # Records without a label, or stray quotes, show no line break in a field.
+        (['"a" b\t0', "fine"], ['"a" b', "fine"]),
+        (['"a\t0', "b", 'c"\t1'], ['"a', "b", 'c"']),
+        (['"a', 'b"\t1', "fine"], ['"a', 'b"', "fine"]),
+    ],
+)
+def test_a_tsv_is_quoted_if_only_then_all_records_are_whole(tmp_path, rows, expected):
+    lines = ["text\tlabel", *rows, ""]
+    assert texts(write(tmp_path / "a.tsv", "\n".join(lines))) == expected
+
+
 def test_gzip_that_is_not_or_is_cut_short_or_damaged(tmp_path: Path) -> None:
     path = tmp_path / "a.txt.gz"
     path.write_bytes(b"plain text\n")
