@@ -86,16 +86,13 @@ def run(
     counted: words.Fit | str,
     prior: Classifier | None = None,
     on_part: Callable[[int, str], None] = lambda number, name: None,
-    *,
-    with_words: bool = False,
 ) -> tuple[Classifier, Result]:
-    """Fit and measure; return the classifier and the results.
+    """Fit and measure; return the classifier, with TF-IDF if it can be fitted, and the results.
 
     Args:
         examples: of train, test and maybe valid; without valid, C is cross-validated.
         counted: TF-IDF of these texts, or why it cannot be fitted.
         on_part: called with the number of parts done, of `PROGRESS`, and the name of the next part.
-        with_words: return the classifier of features and words together.
     """
     from sklearn.metrics import confusion_matrix
 
@@ -126,7 +123,10 @@ def run(
     weight = None
     together = {}
     baseline = None
-    if not isinstance(counted, str):
+    failure = None
+    if isinstance(counted, str):
+        failure = counted
+    else:
         assert choice.held_out_NK is not None
         labels = (valid or train).labels
         weight = words.best_weight(choice.held_out_NK, counted.held_out_NK, labels)
@@ -149,7 +149,7 @@ def run(
         has_prior=choice.has_prior,
         units=[columns[column] for column in ranking[: max(TOP_UNITS)]],
         baseline=baseline,
-        baseline_failure=counted if isinstance(counted, str) else None,
+        baseline_failure=failure,
         together=together,
         word_weight=weight,
         best_unit=columns[best],
@@ -159,7 +159,7 @@ def run(
         learning_curve=learning_curve,
         histogram=_histogram(train, best, classes),
     )
-    return both if with_words else chosen, result
+    return both, result
 
 
 def _best_unit(train: Examples) -> int:

@@ -43,7 +43,7 @@ from mlstm_jax.training.train import train
 from mlstm_jax.transfer import classify, words
 from mlstm_jax.transfer.classifier import Classifier, Description, Examples
 from mlstm_jax.transfer.features import Featurizer
-from mlstm_jax.transfer.labels import Labelled, codes, require_classes, with_held_out
+from mlstm_jax.transfer.labels import Labelled, codes, with_held_out
 
 # Rows of a batch, and the fewest updates of an epoch with enough windows (results/finetune/).
 _LEAST_ROWS = 2
@@ -147,10 +147,8 @@ def finetune(
 ) -> Finetuned:
     """Fine-tune a model to predict the labels of texts; see `TrainedModel.finetune`."""
     output.require_folder(out)
-    texts = with_held_out(texts, run.cleaning, "valid")
-    classes = require_classes(texts["train"])
+    texts, classes = with_held_out(texts, run.cleaning, "valid")
     for table in texts.values():
-        require_classes(table, classes)
         run.cleaned(table.texts, table.name)
     notes = classify.note_known(run, texts)
     counted = None

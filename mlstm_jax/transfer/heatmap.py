@@ -202,7 +202,8 @@ def heat(
     """Read a text, cleaned as `generate` cleans its prompt; see `TrainedModel.heatmap`."""
     layers, hidden = reader.run.config.model.shape
     (state,) = states_of(reader.run.config.model, state and (state,))
-    layer = layers - 1 if layer is None else layer
+    if layer is None:
+        layer = layers - 1
     require_index("layer", layer, layers)
     require_index("unit", unit, hidden)
     require(bool(text.strip()), "text", text, _NOT_BLANK)

@@ -105,22 +105,26 @@ def _note_blank(name: str, blank: int, total: int) -> None:
 
 def with_held_out(
     texts: Mapping[str, Labelled], cleaning: Cleaning, part: str
-) -> dict[str, Labelled]:
-    """Return sets of texts without blank ones; with `part`, by default held out of train.
+) -> tuple[dict[str, Labelled], list[str]]:
+    """Return sets of texts without blank ones, and the classes of train.
 
-    UserError if a set has no text, or train too few to hold out a fifth.
+    `part` is by default held out of train. UserError if a set has no text, train too few to hold
+    out a fifth, or for wrong classes, see `require_classes`.
     """
     kept = {name: some.without_blank(cleaning) for name, some in texts.items()}
-    if part in kept:
-        return kept
-    train, held = hold_out(kept["train"])
-    if not held.texts:
-        count = len(train.texts)
-        raise UserError(
-            f"{train.name} has {count:,} texts, too few to hold out a fifth; also give `{part}`."
-        )
-    held = held._replace(name=f"the fifth of {train.name} that is held out")
-    return kept | {"train": train, part: held}
+    if part not in kept:
+        train, held = hold_out(kept["train"])
+        if not held.texts:
+            raise UserError(
+                f"{train.name} has {len(train.texts):,} texts, too few to hold out a fifth; also "
+                f"give `{part}`."
+            )
+        held = held._replace(name=f"the fifth of {train.name} that is held out")
+        kept |= {"train": train, part: held}
+    classes = require_classes(kept["train"])
+    for some in kept.values():
+        require_classes(some, classes)
+    return kept, classes
 
 
 def hold_out(labelled: Labelled) -> tuple[Labelled, Labelled]:

@@ -134,7 +134,8 @@ def best_fit(
     """
     is_few = _is_few(train)
     candidates: list[tuple[Classifier | None, float]] = [(None, C) for C in Cs]
-    prior = prior if is_few else None
+    if not is_few:
+        prior = None
     if prior:
         candidates = [(prior, C) for C in Cs] + candidates
     if prior and len(classes) == 2:

@@ -31,7 +31,7 @@ from mlstm_jax.transfer.features import (
     read_features,
     write_features,
 )
-from mlstm_jax.transfer.labels import Labelled, codes, require_classes, with_held_out
+from mlstm_jax.transfer.labels import Labelled, codes, with_held_out
 from mlstm_jax.transfer.logistic import folds
 from mlstm_jax.transfer.words import Fit
 from mlstm_jax.transfer.words import fit as fit_words
@@ -96,13 +96,9 @@ def transfer(
     own = load_classifier(place) if place else None
     if out:
         require_out(out, states)
-    texts = with_held_out(texts, run.cleaning, "test")
-    texts = {name: texts[name] for name in PARTS if name in texts}
-    classes = require_classes(texts["train"])
-    labels = {}
-    for name, part in texts.items():
-        require_classes(part, classes)
-        labels[name] = codes(part.labels, classes)
+    given, classes = with_held_out(texts, run.cleaning, "test")
+    texts = {name: given[name] for name in PARTS if name in given}
+    labels = {name: codes(part.labels, classes) for name, part in texts.items()}
     if "valid" not in texts:
         folds(labels["train"], classes)  # raises an error if there are none
     notes = classify.note_known(run, texts)
@@ -124,7 +120,9 @@ def transfer(
         units = [featurizer.columns[n] for n in columns]
         examples = {}
         for name, part in texts.items():
-            values = features[name] if len(states) == 1 else features[name][:, columns]
+            values = features[name]
+            if len(states) > 1:
+                values = values[:, columns]
             examples[name] = Examples(values, labels[name], part.texts)
         with (
             ProgressLine(f"classifier of {state}", experiment.PROGRESS, quiet=quiet) as progress,
@@ -139,8 +137,9 @@ def transfer(
                 counted,
                 _prior(own, units),
                 progress.update,
-                with_words=options.words,
             )
+        if not options.words:
+            classifier = classifier._replace(words=None)
         own_notes = []
         if own and own.texts is not None and result.has_prior:
             test = texts["test"]
