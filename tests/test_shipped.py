@@ -32,15 +32,13 @@ def test_all_files_are_found_and_no_two_share_a_name() -> None:
     assert len(shipped.files()) == len(found) + len(shipped.files("model"))
 
 
-def test_a_name_is_that_of_its_own_kind() -> None:
+def test_a_name_is_that_of_its_own_kind(tmp_path, monkeypatch) -> None:
     assert config.load_file("small_512") == config.load_file(FOLDER / "small_512.py")
     assert len(sweep.load_sweep(Path("puri_fig5"))) > 1
     assert load_machine(Path("h200")) == load_machine(FOLDER / "machines/h200.json")
     with pytest.raises(UserError, match="puri_fig5 does not exist, and the package has no config"):
         config.load_file("puri_fig5")
-
-
-def test_a_file_goes_before_a_name_and_a_name_before_a_folder(tmp_path, monkeypatch):
+    # A file goes before a name, and a name before a folder.
     monkeypatch.chdir(tmp_path)
     Path("small_512").mkdir()
     assert shipped.find(Path("small_512"), "config") == FOLDER / "small_512.py"

@@ -210,6 +210,25 @@ def test_many_labels_choose_by_errors_and_few_by_the_loss(features, best, monkey
     assert choice.accuracy == (50 if best == 2 else 40) / 60
 
 
+def test_few_labels_judge_a_prior(random: np.random.Generator) -> None:
+    """It stays if it is right, and goes if it tells nothing."""
+
+    def examples(count: int, weights_D: Any) -> Examples:
+        values = random.normal(size=(count, 80)).astype(np.float32)
+        is_second_N = random.random(count) < 1 / (1 + np.exp(-values @ weights_D))
+        return Examples(values, is_second_N.astype(np.int64))
+
+    weights_D = random.normal(size=80) / 3
+    prior = a_prior(weights_D, 0.0, OTHER)
+    choice = best_fit(examples(60, weights_D), None, NAMES[2], prior, CS[::4])
+    assert (choice.classifier.C, choice.has_prior) == (0, True)
+    other_D = np.where(np.arange(80) == 7, 9.0, 0.0)
+    few, test = examples(60, other_D), examples(1000, other_D)
+    choices = [best_fit(few, None, NAMES[2], one, CS[::4]) for one in (None, prior)]
+    plain, found = (choice.classifier.score(test) for choice in choices)
+    assert found > plain - 0.05
+
+
 @pytest.mark.parametrize(("prior", "C"), [(prior_of(40), 0), (None, CS[-1])])
 def test_a_single_example_of_a_class_cannot_be_held_out(prior, C, random) -> None:
     alone = Examples(make(random, 4).features, np.array([1, 0, 0, 0]))
