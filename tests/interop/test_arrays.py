@@ -172,7 +172,9 @@ def test_an_invalid_npy_is_named(content: bytes, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "order"), [("<f2", "F"), ("<f8", "C"), (">f4", "F"), (">f8", "C")]
 )
-def test_any_float_in_any_order_is_imported_and_nothing_else(kind: str, order: Any, folder: Path) -> None:
+def test_any_float_in_any_order_is_imported_and_nothing_else(
+    kind: str, order: Any, folder: Path
+) -> None:
     for path in folder.iterdir():  # to numbers that all of the types hold
         np.save(path, np.load(path).astype(np.float16).astype(np.float32))
     expected = weights.flatten(published.read_openai(folder).params)
