@@ -4,7 +4,7 @@ The first layer reads bytes, each other one the states of the layer below. There
 so their products with a layer's input matrices are tables, computed once per window.
 
 A recurrent layer is a function of one step: its carry and the input of the step → its next carry.
-`read_layer` runs it over a window without a gradient, `run_layer` with the explicit gradient of the
+`over_time` runs it over a window without a gradient, `run_layer` with the explicit gradient of the
 kind's own `Loops`. **Time buffers** are arrays of all steps, [T, ...], that a loop reads and writes
 one step at a time. Arrays are time-major in the loops of recurrent layers and only there.
 
@@ -16,7 +16,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -98,39 +98,55 @@ class Loops(NamedTuple):
     backward: Callable[..., tuple[Tree, Array | None, Weights]]
 
 
-def _loop(
+def over_time(
     step: Step,
     carry: Tree,
     x: Array,
     padding_mask_TB: Array | None,
     compute: jnp.dtype,
-    *,
-    steps: Array | int | None = None,
-    add: bool = False,
+    keep: StateOutput | Literal["gradient"],
 ) -> tuple[Tree, Array, Tree]:
-    """Run a step over a window, or over its first `steps`.
+    """Run a step over a window, without a gradient.
 
     Returns:
-        The carry after it; h after each step [T, B, H] in the compute type; and what the step
-        keeps, in time buffers, or with `add` its sum over the steps.
+        The carry after the window; h after each step [T, B, H] in the compute type; and by `keep`
+        nothing; the sum of h over the steps without padding, float32 [B, H]; the carry after each
+        step, [T, B, H], where steps that are padding in all rows are not computed; or time buffers
+        of what the step keeps for its gradient.
     """
     window = x.shape[0]
-    inputs = (x, padding_mask_TB)
-    rounded_h = carry.h.astype(compute)
-    _, like = jax.eval_shape(step, rounded_h, carry, *step_of(inputs, jnp.int32(0)))
+
+    def one(rounded_h: Array, carry: Tree, t: Array) -> tuple[Tree, Tree]:
+        x_B, mask_B = step_of((x, padding_mask_TB), t)
+        after, kept = step(rounded_h, carry, x_B, mask_B)
+        if keep == "none":
+            return after, None
+        if keep == "each":
+            return after, after
+        if keep == "sum":
+            return after, after.h if mask_B is None else jnp.where(mask_B[:, None], 0, after.h)
+        return after, kept
 
     def body(t: Array, before: tuple[Array, Tree, Array, Tree]) -> tuple[Array, Tree, Array, Tree]:
         rounded_h, carry, h_TBH, kept = before
-        carry, new = step(rounded_h, carry, *step_of(inputs, t))
+        carry, new = one(rounded_h, carry, t)
         rounded_h = carry.h.astype(compute)
-        kept = kept + new if add else put_step(kept, new, t)
+        kept = kept + new if keep == "sum" else put_step(kept, new, t)
         return rounded_h, carry, put_step(h_TBH, rounded_h, t), kept
 
+    rounded_h = carry.h.astype(compute)
+    if keep == "sum":
+        kept = jnp.zeros(carry.h.shape, jnp.float32)
+    else:
+        _, like = jax.eval_shape(one, rounded_h, carry, jnp.int32(0))
+        kept = empty_buffers(window, like)
+    steps = steps_read(window, padding_mask_TB) if keep == "each" else window
     h_TBH = empty_buffer((window, *carry.h.shape), compute)
-    kept = jnp.zeros(like.shape, like.dtype) if add else empty_buffers(window, like)
     # h is carried in both types: rounding it again at each step would need another kernel.
     first = (rounded_h, carry, h_TBH, kept)
-    _, last, h_TBH, kept = jax.lax.fori_loop(0, window if steps is None else steps, body, first)
+    _, last, h_TBH, kept = jax.lax.fori_loop(0, steps, body, first)
+    if keep == "each":
+        kept = jax.tree.map(lambda buffer, x: of_bits(buffer, x.dtype), kept, carry)
     return last, of_bits(h_TBH, compute), kept
 
 
@@ -141,39 +157,8 @@ def forward_loop(
     weights: Weights,
     compute: jnp.dtype,
 ) -> tuple[Tree, Array, Tree]:
-    """XLA's loop forward, see `Loops`; what the step keeps is in time buffers."""
-    return _loop(make_step(weights, carry.h.shape[0]), carry, x, None, compute)
-
-
-def read_layer(
-    step: Step,
-    carry: Tree,
-    x: Array,
-    padding_mask_TB: Array | None,
-    compute: jnp.dtype,
-    states: StateOutput,
-) -> tuple[Tree, Array, Tree]:
-    """Read a window with one layer; no gradient.
-
-    Returns:
-        The carry after the window; h at every step [T, B, H] in the compute type; and the carry
-        after every step, [T, B, H], or the sum of h over the steps without padding, float32 [B, H].
-        With all states, steps that are padding in all rows are not computed.
-    """
-
-    def reading(h: Array, carry: Tree, x_B: Array, mask_B: Array | None) -> tuple[Tree, Tree]:
-        carry, _ = step(h, carry, x_B, mask_B)
-        if states == "each":
-            return carry, carry
-        if states == "none":
-            return carry, None
-        return carry, carry.h if mask_B is None else jnp.where(mask_B[:, None], 0, carry.h)
-
-    if states != "each":
-        return _loop(reading, carry, x, padding_mask_TB, compute, add=states == "sum")
-    steps = steps_read(x.shape[0], padding_mask_TB)
-    last, h_TBH, kept = _loop(reading, carry, x, padding_mask_TB, compute, steps=steps)
-    return last, h_TBH, jax.tree.map(lambda buffer, x: of_bits(buffer, x.dtype), kept, carry)
+    """XLA's loop forward, see `Loops`."""
+    return over_time(make_step(weights, carry.h.shape[0]), carry, x, None, compute, "gradient")
 
 
 def with_gradient(model: "Recurrent", compute: jnp.dtype, loops: Loops) -> Callable[..., Any]:
@@ -182,7 +167,7 @@ def with_gradient(model: "Recurrent", compute: jnp.dtype, loops: Loops) -> Calla
     @jax.custom_vjp
     def run(carry: Tree, x: Array, mask_TB: Array | None, weights: Weights) -> tuple[Tree, Array]:
         step = model.step(model.rounded(weights, x, compute), carry.h.shape[0])
-        last, h_TBH, _ = read_layer(step, carry, x, mask_TB, compute, "none")
+        last, h_TBH, _ = over_time(step, carry, x, mask_TB, compute, "none")
         return last, h_TBH
 
     def forward(carry: Tree, x: Array, mask_TB: Array | None, weights: Weights) -> tuple[Any, Any]:
@@ -370,7 +355,7 @@ class Recurrent(Architecture):
             mask_TB = window.padding_mask_TB
             if window.states != "none":
                 step = self.step(self.rounded(weights, x, compute), carry.h.shape[0])
-                carry, x, kept = read_layer(step, carry, x, mask_TB, compute, window.states)
+                carry, x, kept = over_time(step, carry, x, mask_TB, compute, window.states)
                 states.append(kept)
             else:
                 carry, x = run_layer(
