@@ -113,17 +113,6 @@ class Stream:
         return Trace(text, values_TH, carry, self._logits_1V[0], end_LH, self._nats)
 
 
-class _CachedTrace(NamedTuple):
-    """The last text that was read for a state of a layer, and where the next one may go on."""
-
-    trace: Trace
-    stream: Stream  # after that part of the text with which the next one may begin
-
-    def leads_to(self, text: bytes) -> bool:
-        read = self.trace.text[: self.stream._count]
-        return self.trace.text == text or bool(read and text.startswith(read))
-
-
 class Reader:
     """Reads one text at a time, byte by byte, with a model that is loaded once.
 
@@ -137,7 +126,9 @@ class Reader:
         self._reader = TextReader(run, self._device, 1, keep_states="each")
         # Any text needs them; the first answer of the page does not wait for them.
         _, self._weights = self._reader.one_row
-        self._kept: dict[tuple[State | None, int], _CachedTrace] = {}
+        # The last text of a state of a layer, and the stream after the part of that text with
+        # which the next one may begin.
+        self._kept: dict[tuple[State | None, int], tuple[Trace, Stream]] = {}
 
     @functools.cached_property
     def writer(self) -> tuple[LanguageModel, Any]:
@@ -162,16 +153,20 @@ class Reader:
         feature.
         """
         # Other threads may read with this reader: what it keeps is replaced, never changed.
-        usable = {key: kept for key, kept in self._kept.items() if kept.leads_to(text)}
+        usable = {}
+        for key, (trace, before) in self._kept.items():
+            read = trace.text[: before._count]
+            if trace.text == text or (read and text.startswith(read)):
+                usable[key] = (trace, before)
         self._kept = usable  # frees the others
-        kept = usable.get((state, layer))
-        if kept and kept.trace.text == text:
-            return kept.trace
         stream = self.stream(state, layer)
         values = []
-        if kept:
-            stream = copy.copy(kept.stream)
-            values = [kept.trace.values_TH[: stream._count]]
+        if (state, layer) in usable:
+            trace, before = usable[state, layer]
+            if trace.text == text:
+                return trace
+            stream = copy.copy(before)
+            values = [trace.values_TH[: stream._count]]
         # Other models read windows, which must begin at the same places as in the whole text.
         goes_on = self.run.config.model.longest_window is None
         if goes_on and (piece := text[stream._count : -_LAST_EDITED]):
@@ -179,7 +174,7 @@ class Reader:
         before = copy.copy(stream)
         values.append(stream.feed(text[stream._count :]).states)
         trace = stream.trace(text, np.concatenate(values))
-        self._kept = usable | {(state, layer): _CachedTrace(trace, before)}
+        self._kept = usable | {(state, layer): (trace, before)}
         return trace
 
 
