@@ -37,11 +37,7 @@ class Viewer:
     """Answers the page's requests, one at a time."""
 
     def __init__(
-        self,
-        run: Run,
-        classifier: Classifier | None,
-        label: str | None = None,
-        text: str = "",
+        self, run: Run, classifier: Classifier | None, label: str | None = None, text: str = ""
     ) -> None:
         """Take a model, and optionally a classifier.
 
@@ -49,11 +45,14 @@ class Viewer:
         model.
         """
         model = run.config.model
-        self.run, self._classifier, self._reader = run, classifier, Reader(run)
-        self._label, self._text = label, text
-        states: tuple[State, ...] = states_of(model)
-        self._state = states[0]
-        self._layer, self._unit = model.layers - 1, None
+        self.run = run
+        self._classifier = classifier
+        self._reader = Reader(run)
+        self._label = label
+        self._text = text
+        self._state: State = states_of(model)[0]
+        self._layer = model.layers - 1
+        self._unit: int | None = None
         if classifier:
             part, self._unit = divmod(int(classifier.ranking[0]), model.hidden)
             self._state, self._layer = classifier.about.layers(model)[part]
@@ -95,11 +94,14 @@ class Viewer:
             raise UserError(f"there is no score of {reprlib.repr(label)}.")
         with self._lock:
             trace = self._reader(prompt_bytes(text, self.run.cleaning), state, layer)
-            (classes, unlike), scored = self._classes(text), self._scored(text, label)
+            classes, unlike = self._classes(text)
+            shown = self._scored(text, label)
         last_H = trace.values_TH[-1]
         active = np.argsort(-np.abs(last_H))[:_SHOWN]
         unit = _argument(request, "unit", int, int(active[0]))
         require_index("unit", unit, hidden)
+        if label is None:
+            shown = _characters(trace.text, trace.values_TH[:, unit])
         predicts = self.run.config.model.objective == "next-byte"
         likeliest = np.argsort(-trace.next_V)[: _SHOWN if predicts else 0]
         return {
@@ -107,9 +109,7 @@ class Viewer:
             "layer": layer,
             "unit": unit,
             "label": label,
-            "characters": scored
-            if label is not None
-            else _characters(trace.text, trace.values_TH[:, unit]),
+            "characters": shown,
             "classes": classes,
             "unlike": unlike,
             "active": [{"unit": int(u), "value": round(float(last_H[u]), 4)} for u in active],
@@ -160,10 +160,9 @@ class Viewer:
         parts = [read.end_LH[state][layer] for state, layer in about.layers(model)]
         features = np.concatenate(parts)[None]
         (shares,) = self._classifier.probabilities(features, [text])
-        classes = [
-            {"name": name, "probability": float(share)}
-            for name, share in zip(self._classifier.classes, shares, strict=True)
-        ]
+        classes = []
+        for name, share in zip(self._classifier.classes, shares, strict=True):
+            classes.append({"name": name, "probability": float(share)})
         return classes, unlike
 
     def _scored(self, text: str, label: str | None) -> list[dict[str, Any]]:
