@@ -23,7 +23,6 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
-from mlstm_jax.corpora import beam_engine
 from mlstm_jax.corpora.documents import CleanDocument, Recipe, Reject, Unit
 from mlstm_jax.corpora.options import (
     DEFAULTS,
@@ -193,12 +192,10 @@ def _read_and_sort(
     """Read the sources of given splits (in their order), or of "" (sorted, without duplicates)."""
     if "" not in of_split:
         return _read_given_splits(of_split, recipe, rejects, report=report)
-    engine: Any = beam_engine
-    if options.engine == "duckdb":
-        from mlstm_jax.corpora import duckdb_engine  # training needs no duckdb
+    from mlstm_jax.corpora import engines  # imports duckdb, which training does not need
 
-        engine = duckdb_engine
-    return engine.read_and_sort(of_split[""], recipe, rejects, scratch, options, report)
+    sort = engines.sort_with_duckdb if options.engine == "duckdb" else engines.sort_with_beam
+    return sort(of_split[""], recipe, rejects, scratch, options, report)
 
 
 @contextmanager
@@ -210,30 +207,25 @@ def _read_given_splits(
     With cleaning "none", a text file is kept byte for byte, and a document is cut after the end of
     a line or paragraph; otherwise see `clean`. Raises UserError if a source cannot be used.
     """
-    every = list(chain(*sources.values()))
-    on_read = bytes_read(every, report)
-    counts = {source: SourceCounts() for source in every}
-    is_rated = False
-    for source, of_source in counts.items():
-        deque(of_source.texts(_read_given(source, recipe, on_read), rejects.add), maxlen=0)
-        is_rated = is_rated or of_source.is_rated
-    sizes = {}
+    on_read = bytes_read(chain(*sources.values()), report)
+    counts = []
+    sizes = dict.fromkeys(sources, 0)
     for split, of_split in sources.items():
-        sizes[split] = sum(counts[source].documents for source in of_split)
-    documents = chain.from_iterable(
-        _read_given_again(source, recipe, counts[source]) for source in every
-    )
-    manifests = source_manifests(every, list(counts.values()))
-    yield SortedDocuments(manifests, sum(sizes.values()), is_rated, documents, sizes)
+        for source in of_split:
+            of_source = SourceCounts(source)
+            deque(of_source.texts(_read_given(source, recipe, on_read), rejects.add), maxlen=0)
+            counts.append(of_source)
+            sizes[split] += of_source.documents
+    documents = chain.from_iterable(_read_given_again(recipe, of_source) for of_source in counts)
+    yield SortedDocuments(counts, sum(sizes.values()), documents, sizes)
 
 
-def _read_given_again(
-    source: Source, recipe: Recipe, expected: SourceCounts
-) -> Iterator[CleanDocument]:
-    counts = SourceCounts()
-    yield from counts.texts(_read_given(source, recipe, lambda count: None), lambda reject: None)
+def _read_given_again(recipe: Recipe, expected: SourceCounts) -> Iterator[CleanDocument]:
+    counts = SourceCounts(expected.source)
+    records = _read_given(expected.source, recipe, lambda count: None)
+    yield from counts.texts(records, lambda reject: None)
     if counts != expected:
-        raise UserError(f"{source}: changed while it was being read; run prepare again.")
+        raise UserError(f"{counts.source}: changed while it was being read; run prepare again.")
 
 
 def _read_given(
@@ -313,18 +305,15 @@ def _write(
     rejects_file: Path,
     report: Report,
 ) -> Manifest:
-    counts = gathered.counts
-    with_text = 0
-    without_text = 0
-    blank = 0
-    for source in counts:
-        with_text += source.documents
-        without_text += source.without_text
-        blank += source.blank
+    manifests = source_manifests(gathered.counts)
+    with_text = sum(source.documents for source in manifests)
+    without_text = sum(source.without_text for source in manifests)
+    blank = sum(source.blank for source in manifests)
+    is_rated = any(source.is_rated for source in gathered.counts)
     records = with_text + without_text + blank
     rejects.write(rejects_file)
     rejects.check(records + len(rejects), options.max_reject_fraction, rejects_file)
-    if recipe.rating_column and not gathered.is_rated:
+    if recipe.rating_column and not is_rated:
         raise UserError(
             f"no record has a number in `rating_column` {recipe.rating_column!r}; give the field "
             "or column of the ratings, or leave the option out."
@@ -332,13 +321,14 @@ def _write(
     split: SplitWeights | None = None
     sizes = gathered.sizes
     if not sizes:
+        manifests.sort()
         split = options.split or usual_split(gathered.documents)
         sizes = _sizes(gathered.documents, split)
     documents = _counted(gathered.in_order, gathered.documents, report)
     splits: dict[str, SplitManifest] = {}
     for name in _ORDER:
         size = sizes.get(name, 0)
-        splits[name] = write_split(folder, name, islice(documents, size), size, gathered.is_rated)
+        splits[name] = write_split(folder, name, islice(documents, size), size, is_rated)
     for _ in documents:
         raise RuntimeError("received more documents than were counted")
     return Manifest(
@@ -346,7 +336,7 @@ def _write(
         seed=recipe.seed,
         cleaning=recipe.cleaning,
         split=split,
-        sources=tuple(counts),
+        sources=tuple(manifests),
         records=records,
         without_text=without_text,
         blank=blank,

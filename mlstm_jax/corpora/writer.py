@@ -39,9 +39,8 @@ Report = Callable[[str, float], None]
 class SortedDocuments(NamedTuple):
     """The result of an engine."""
 
-    counts: list[SourceManifest]  # sorted, unless the splits are given
+    counts: list["SourceCounts"]
     documents: int  # number to write
-    is_rated: bool  # whether any has a rating
     in_order: Iterator[CleanDocument]  # can be iterated once
     sizes: Mapping[str, int] = MappingProxyType({})  # documents per split, if the splits are given
 
@@ -63,6 +62,7 @@ def bytes_read(sources: Iterable[Source], report: Report) -> Callable[[int], Non
 class SourceCounts:
     """The counts of a source's records."""
 
+    source: Source
     documents: int = 0
     without_text: int = 0
     blank: int = 0
@@ -87,14 +87,13 @@ class SourceCounts:
                 yield record
 
 
-def source_manifests(
-    sources: Sequence[Source], counts: Sequence[SourceCounts]
-) -> list[SourceManifest]:
+def source_manifests(counts: Sequence[SourceCounts]) -> list[SourceManifest]:
     """The counts of each source, as in a manifest; UserError if a source has no text."""
+    names = manifest_names([of_source.source for of_source in counts])
     manifests = []
-    for source, name, of_source in zip(sources, manifest_names(sources), counts, strict=True):
+    for name, of_source in zip(names, counts, strict=True):
         if not of_source.documents:
-            raise UserError(f"{source}: no text is left after cleaning; leave it out.")
+            raise UserError(f"{of_source.source}: no text is left after cleaning; leave it out.")
         manifests.append(
             SourceManifest(
                 name=name,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mlstm_jax.corpora import duckdb_engine
+from mlstm_jax.corpora import engines
 from mlstm_jax.corpora.documents import CleanDocument, Document, Recipe, Reject, clean, in_order
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.corpora.readers import read_source
@@ -113,12 +113,12 @@ _RATINGS = [None, 0, 4.5, -0.0, 1e39, " 4.5\n", "nan", "good"]
 @pytest.mark.parametrize(
     ("dedupe", "bytes_a_row"),
     # With few bytes a row, most documents have several rows.
-    [("normalized", duckdb_engine._BYTES_A_ROW), ("normalized", 3), ("none", 3)],
+    [("normalized", engines._BYTES_A_ROW), ("normalized", 3), ("none", 3)],
 )
 def test_duckdb_orders_documents_as_memory_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dedupe: Any, bytes_a_row: int
 ) -> None:
-    monkeypatch.setattr(duckdb_engine, "_BYTES_A_ROW", bytes_a_row)
+    monkeypatch.setattr(engines, "_BYTES_A_ROW", bytes_a_row)
     generator = random.Random(0)
     records: list[dict[str, object]] = [{"other": 1}, {"text": "last"}]
     for _ in range(6000):

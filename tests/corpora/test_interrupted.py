@@ -12,7 +12,7 @@ import pytest
 import mlstm_jax.commands.models  # noqa: F401  # before a test replaces run.load_run
 from mlstm_jax import cli, output, run
 from mlstm_jax.commands import texts
-from mlstm_jax.corpora import duckdb_engine, readers, records
+from mlstm_jax.corpora import engines, readers, records
 from mlstm_jax.corpora import prepare as module
 from mlstm_jax.guard import Interrupted, interruptible
 
@@ -155,7 +155,7 @@ def stopping(function: Callable, number: signal.Signals) -> Callable:
     ("where", "name", "number"),
     [
         (readers, "clean", signal.SIGINT),
-        (duckdb_engine, "without_copies", signal.SIGINT),
+        (engines, "without_copies", signal.SIGINT),
         (records, "_by_place", signal.SIGTERM),  # while the file of rejects is written
         (module, "write_split", signal.SIGTERM),
         (output.shutil, "rmtree", signal.SIGINT),  # while it tidies up

@@ -1,0 +1,295 @@
+"""The engines of `prepare`: read all sources, deduplicate and order their documents.
+
+DuckDB does it out of core. Apache Beam does it as a pipeline, on any of its runners: documents are
+grouped by the first digits of their keys, one worker sorts each group and writes it as a part file,
+and the parts, in the order of their digits, form the corpus. Workers read sources and write parts
+by path, so both must be in places that all workers see.
+"""
+
+import json
+import os
+import shlex
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+
+from mlstm_jax import output
+from mlstm_jax.corpora.documents import (
+    CleanDocument,
+    Recipe,
+    Reject,
+    in_order,
+    order_key,
+    without_copies,
+)
+from mlstm_jax.corpora.options import PrepareOptions
+from mlstm_jax.corpora.readers import cleaned, read_source
+from mlstm_jax.corpora.records import Rejects
+from mlstm_jax.corpora.sources import Source
+from mlstm_jax.corpora.writer import Report, SortedDocuments, SourceCounts, batches, bytes_read
+from mlstm_jax.errors import KnownError, UserError, extra, first_line
+
+_DOCUMENTS_A_BATCH = 8192
+_BYTES_A_ROW = 1 << 13
+_ROWS_A_FETCH = 4096
+
+_BYTES_A_PART = 1 << 25
+_MOST_DIGITS = 4
+_COUNTS = "counts"
+_TOTALS = "totals"
+_PARTS = "parts"
+
+
+@contextmanager
+def sort_with_duckdb(
+    sources: Sequence[Source],
+    recipe: Recipe,
+    rejects: Rejects,
+    scratch: Path,
+    options: PrepareOptions,
+    report: Report,
+) -> Iterator[SortedDocuments]:
+    """Read all sources into a database in memory, which spills to `scratch`; yield what to write.
+
+    Raises UserError if a source cannot be used, or there is too little memory or disk.
+    """
+    usual = 400 * min(max(options.threads or os.cpu_count() or 1, 2), 10)
+    config: dict[str, Any] = {
+        "memory_limit": options.memory_limit or f"{usual}MB",
+        "temp_directory": str(scratch / "spill"),
+        "preserve_insertion_order": False,
+        # Download nothing, not even an extension.
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+    }
+    if options.threads:
+        config["threads"] = options.threads
+    scratch.mkdir(parents=True, exist_ok=True)
+    try:
+        # In memory, what exceeds the limit is spilled; in a file, all would be written and read.
+        with duckdb.connect(":memory:", config=config) as con:
+            table = DocumentTable(con, recipe)
+            counts = [SourceCounts(source) for source in sources]
+            on_read = bytes_read(sources, report)
+            for of_source in counts:
+                records = cleaned(read_source(of_source.source, recipe, on_read), recipe.cleaning)
+                table.add(of_source.texts(records, rejects.add))
+            report("read", 1)
+            report("sort", 0)
+            with con.cursor() as cursor:
+                yield SortedDocuments(counts, table.count(), table.in_order(cursor))
+    except duckdb.Error as error:
+        why = f"DuckDB: {first_line(error)}"
+        if isinstance(error, duckdb.OutOfMemoryException):
+            why = (
+                f"the memory limit is too low: {first_line(error)}\nRaise `memory_limit`, or use "
+                "fewer `threads`."
+            )
+        if isinstance(error, duckdb.IOException):
+            why = (
+                f"{scratch}: {first_line(error)}\nFree some space there, or name another folder "
+                "with `temp_dir`."
+            )
+        raise UserError(why) from error
+
+
+class DocumentTable:
+    """The table of all documents with text: `documents(key, place, is_last, text, rating)`.
+
+    DuckDB holds some thousand rows at once, so a long document has several, at consecutive places.
+    """
+
+    def __init__(self, con: duckdb.DuckDBPyConnection, recipe: Recipe) -> None:
+        self._con = con
+        self._recipe = recipe
+        self._rows = 0
+        con.execute(
+            "CREATE TABLE documents"
+            "(key UUID, place BIGINT, is_last BOOLEAN, text BLOB, rating DOUBLE)"
+        )
+        # The table is read once: compression would cost more than it saves.
+        con.execute("SET force_compression = 'uncompressed'")
+
+    def add(self, documents: Iterator[CleanDocument]) -> None:
+        """Insert documents, with the keys of their order."""
+        for some in batches(documents, _DOCUMENTS_A_BATCH):
+            keys = []
+            are_last = []
+            parts = []
+            ratings = []
+            for text, rating in some:
+                key = order_key(text, self._recipe.seed, self._recipe.dedupe)
+                for start in range(0, len(text), _BYTES_A_ROW):
+                    end = start + _BYTES_A_ROW
+                    keys.append(key)
+                    are_last.append(end >= len(text))
+                    parts.append(text[start:end])
+                    ratings.append(rating)
+            # Found by its name: a registered one would be kept until the transaction ends.
+            batch = {  # noqa: F841
+                "key": np.array(keys, object),
+                "place": np.arange(self._rows, self._rows + len(keys)),
+                "is_last": np.array(are_last),
+                "text": np.array(parts, object),
+                "rating": np.array(ratings, np.float64),
+            }
+            self._con.execute(
+                "INSERT INTO documents SELECT key::UUID, place, is_last, text, rating FROM batch"
+            )
+            self._rows += len(keys)
+
+    def count(self) -> int:
+        """The number of documents that will be written."""
+        what = "*" if self._recipe.dedupe == "none" else "DISTINCT key"
+        query = f"SELECT count({what}) FROM documents WHERE is_last"
+        return self._con.execute(query).fetchall()[0][0]
+
+    def in_order(self, cursor: duckdb.DuckDBPyConnection) -> Iterator[CleanDocument]:
+        """Yield the documents to keep, in the order of their keys."""
+        cursor.execute(
+            "SELECT key::VARCHAR, is_last, text, coalesce(rating, 'nan'::DOUBLE) FROM documents "
+            "ORDER BY key, place"
+        )
+        rows = chain.from_iterable(iter(lambda: cursor.fetchmany(_ROWS_A_FETCH), []))
+        yield from without_copies(_joined(rows), self._recipe.seed, self._recipe.dedupe)
+
+
+def _joined(
+    rows: Iterable[tuple[str, bool, bytes, float]],
+) -> Iterator[tuple[str, bytes, float]]:
+    """Yield the key, text and rating of each document from its rows."""
+    parts = []
+    for key, is_last, part, rating in rows:
+        parts.append(part)
+        if is_last:
+            yield key, b"".join(parts), rating
+            parts = []
+
+
+@contextmanager
+def sort_with_beam(
+    sources: Sequence[Source],
+    recipe: Recipe,
+    rejects: Rejects,
+    scratch: Path,
+    options: PrepareOptions,
+    report: Report,
+) -> Iterator[SortedDocuments]:
+    """Run the pipeline, with its files in the folder `scratch`, and yield what to write.
+
+    Raises UserError if Beam is not installed, or a source cannot be used.
+    """
+    with extra("beam", "engine beam needs Apache Beam"):
+        import apache_beam as beam
+        from apache_beam.options.pipeline_options import PipelineOptions
+    (scratch / _PARTS).mkdir(parents=True)
+    digits = _digits(sources)
+    report("read", 0)
+
+    def write(lines: Any, name: str) -> None:
+        target = str(scratch / name)
+        text = lines | f"{name} as JSON" >> beam.Map(json.dumps)
+        text | f"write {name}" >> beam.io.WriteToText(target, shard_name_template="")
+
+    try:
+        with beam.Pipeline(options=PipelineOptions(shlex.split(options.beam_options))) as pipeline:
+            read = (
+                pipeline
+                | "sources" >> beam.Create(list(enumerate(sources)))
+                | "spread" >> beam.Reshuffle()
+                | "read"
+                >> beam.FlatMap(_read, recipe, digits).with_outputs(_COUNTS, main="documents")
+            )
+            write(read[_COUNTS], _COUNTS)
+            parts = (
+                read["documents"]
+                | "by first digits" >> beam.GroupByKey()
+                | "order" >> beam.Map(_write_part, recipe, str(scratch / _PARTS))
+            )
+            write(parts, _TOTALS)
+    except KnownError:
+        raise
+    except (ValueError, RuntimeError) as error:  # about its options or runner
+        raise UserError(f"Beam could not run the pipeline: {first_line(error)}") from error
+    errors = []
+    counts = []
+    for number, of_reading, rejected, of_source in sorted(_lines(scratch / _COUNTS)):
+        errors += of_reading
+        for reject in rejected:
+            rejects.add(Reject(*reject))
+        counts.append(SourceCounts(sources[number], *of_source))
+    if errors:
+        raise UserError(min(errors))
+    report("read", 1)
+    documents = sum(_lines(scratch / _TOTALS))
+    yield SortedDocuments(counts, documents, _in_parts(scratch / _PARTS))
+
+
+def _digits(sources: Sequence[Source]) -> int:
+    """The number of hex digits to group by, so that a worker can hold each group."""
+    groups = 4 * sum(source.size for source in sources) / _BYTES_A_PART  # as if all are compressed
+    digits = 1
+    while 16**digits < groups and digits < _MOST_DIGITS:
+        digits += 1
+    return digits
+
+
+def _read(numbered: tuple[int, Source], recipe: Recipe, digits: int) -> Iterator[Any]:
+    """Yield the documents of a source by their first digits; then its errors, rejects, counts."""
+    from apache_beam.pvalue import TaggedOutput
+
+    number, source = numbered
+    counts = SourceCounts(source)
+    errors = []
+    rejected: list[Reject] = []
+    records = cleaned(read_source(source, recipe), recipe.cleaning)
+    try:
+        for text, rating in counts.texts(records, rejected.append):
+            yield order_key(text, recipe.seed, recipe.dedupe)[:digits], (text, rating)
+    except UserError as error:
+        # Raised here, it would reach the user inside a traceback from Beam.
+        errors.append(str(error))
+    yield TaggedOutput(_COUNTS, [number, errors, rejected, astuple(counts)[1:]])
+
+
+def _write_part(group: tuple[str, Iterable[CleanDocument]], recipe: Recipe, folder: str) -> int:
+    """Sort a group and write it; return how many documents it keeps.
+
+    A worker may repeat this, or two may do it at once: the file is always complete and the same.
+    """
+    digits, documents = group
+    kept = list(in_order(documents, recipe.seed, recipe.dedupe))
+    texts, ratings = zip(*kept, strict=True)
+    part = Path(folder) / f"{digits}.npz"
+    suffix = f".{uuid.uuid4().hex}.partial"
+    with output.atomic_file(part, suffix) as partial, partial.open("wb") as file:
+        np.savez(
+            file,
+            text=np.frombuffer(b"".join(texts), np.uint8),
+            ends=np.cumsum(list(map(len, texts)), dtype=np.int64),
+            ratings=np.array(ratings, np.float64),
+        )
+    return len(kept)
+
+
+def _lines(file: Path) -> Iterator[Any]:
+    with file.open(encoding="utf-8") as lines:
+        for line in lines:
+            yield json.loads(line)
+
+
+def _in_parts(folder: Path) -> Iterator[CleanDocument]:
+    for file in sorted(folder.glob("*.npz")):
+        with np.load(file, allow_pickle=False) as part:
+            text = part["text"].tobytes()
+            start = 0
+            for end, rating in zip(part["ends"].tolist(), part["ratings"].tolist(), strict=True):
+                yield text[start:end], rating
+                start = end
