@@ -118,11 +118,11 @@ def _require_fit(config: Config) -> None:
     recurrent = config.precision.recurrent
     if recurrent != "compute":
         _require_fp8(config, recurrent)
-    longest = model.longest_window
-    for phase in by_phase(config):
-        name = "phases.window" if config.phases else "data.window"
-        fits = longest is None or phase.data.window <= longest
-        require(fits, name, phase.data.window, f"at most model.positions, {longest}")
+    places = model.longest_window
+    window = longest_window(config)
+    name = "phases.window" if config.phases else "data.window"
+    fits = places is None or window <= places
+    require(fits, name, window, f"at most model.positions, {places}")
     cell = config.precision.cell
     rule = f"fp32 for {model.cli_name}, which has no c"
     require(cell == "fp32" or "c" in model.states, "precision.cell", cell, rule)

@@ -237,11 +237,6 @@ def weight_norm(v_IO: Array, g_O: Array) -> Array:
     return v_IO * scale_O[None, :]
 
 
-def column_norms(v_IO: Array) -> Array:
-    """‖V‖ by column, float32 [O]: the initial gain for which W = V."""
-    return jnp.sqrt(jnp.sum(v_IO.astype(jnp.float32) ** 2, axis=0))
-
-
 def is_bytes(x: Array) -> bool:
     """Whether x contains bytes, not states of the layer below."""
     return jnp.issubdtype(x.dtype, jnp.integer)

@@ -26,7 +26,6 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture, Products, StateOutput, Tree, Window
 from mlstm_jax.model.ops import (
     as_bits,
-    column_norms,
     is_bytes,
     matmul,
     of_bits,
@@ -252,7 +251,7 @@ class Layer(linen.Module):
                 params[name] = self.param(name, initialise, shape)
                 continue
             v_IO = self.param(f"{name}_v", initialise, shape)
-            norms_O = gain * column_norms(v_IO)
+            norms_O = gain * jnp.linalg.norm(v_IO, axis=0)
             params[f"{name}_v"] = v_IO
             params[f"{name}_g"] = self.param(f"{name}_g", lambda _, norms_O=norms_O: norms_O)
         params["b"] = self.param("b", linen.initializers.zeros, (model.biases * model.hidden,))
