@@ -109,7 +109,7 @@ def test_what_cannot_be_fine_tuned_is_refused(model: mlstm.TrainedModel) -> None
         with pytest.raises(ValueError, match=message):
             mlstm.FineTuned(model).fit(["a", "b"], labels)
     made = mlstm.FineTuned(model, options=mlstm.FinetuneOptions(batch=10_000))
-    with pytest.raises(ValueError, match="too few for a `batch`"):
+    with pytest.raises(ValueError, match="3 windows of 128 bytes, too few for a `batch` of 10000"):
         made.fit(TEXTS, LABELS)
     with pytest.raises(NotFittedError):
         made.predict(TEXTS)
