@@ -18,8 +18,7 @@ import pytest
 from mlstm_jax import run
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.data.corpus import SPLITS, open_corpus
-from mlstm_jax.data.evaluation_stream import EvaluationStream
-from mlstm_jax.data.stream import TrainStream
+from mlstm_jax.data.stream import EvaluationStream, TrainStream
 from mlstm_jax.digest import of_array
 from mlstm_jax.errors import KnownError
 from mlstm_jax.interop import published, weights

@@ -28,7 +28,7 @@ from benchmarks.compiled_program import (
     zero_fills,
 )
 from mlstm_jax.config import Config, Data, Devices, Model, Precision, Train
-from mlstm_jax.data.evaluation_stream import EvaluationBatch
+from mlstm_jax.data.stream import EvaluationBatch
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.planning.machine import load_machine

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import jax
 
 from mlstm_jax.data.corpus import Corpus, Split, SplitName, open_corpus
-from mlstm_jax.data.evaluation_stream import EVALUATION_ROWS, EvaluationStream
-from mlstm_jax.data.stream import prefetch
+from mlstm_jax.data.stream import EVALUATION_ROWS, EvaluationStream, prefetch
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.run import Run, require_known_corpus

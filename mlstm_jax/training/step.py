@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from mlstm_jax.config import Config
-from mlstm_jax.data.evaluation_stream import EvaluationBatch
-from mlstm_jax.data.stream import Batch
+from mlstm_jax.data.stream import Batch, EvaluationBatch
 from mlstm_jax.model import fp8
 from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
 from mlstm_jax.training.objective import OBJECTIVES, cross_entropy, label_losses, row_keys, weighted

@@ -10,9 +10,15 @@ import numpy as np
 import pytest
 
 from mlstm_jax.data.corpus import Split
-from mlstm_jax.data.evaluation_stream import EvaluationBatch, EvaluationStream
 from mlstm_jax.data.shards import TRAINING_SLACK, cut
-from mlstm_jax.data.stream import Batch, Origin, TrainStream, prefetch
+from mlstm_jax.data.stream import (
+    Batch,
+    EvaluationBatch,
+    EvaluationStream,
+    Origin,
+    TrainStream,
+    prefetch,
+)
 from mlstm_jax.errors import UserError
 from tests import splits
 from tests.tolerance import assert_close
