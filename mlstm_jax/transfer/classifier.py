@@ -37,10 +37,6 @@ class Examples(NamedTuple):
     labels: Labels
     texts: Sequence[str] = ()
 
-    def columns(self, units: Sequence[int]) -> "Examples":
-        """Return the examples with only these features."""
-        return Examples(self.features[:, list(units)], self.labels)
-
 
 def subset(examples: Examples, count: int, seed: int) -> Examples:
     """Return `count` examples at random, at least one of each class."""
@@ -157,7 +153,8 @@ class Classifier(NamedTuple):
             return shares_NK
         rule = f"{len(features):,} strings, one for each row of features"
         require(len(texts) == len(features), "texts", f"{len(texts):,} strings", rule)
-        return self.words.mixed(shares_NK, texts)
+        weight = self.words.weight
+        return (1 - weight) * shares_NK + weight * self.words.probabilities(texts)
 
     def scores(self, features: Features) -> Floats:
         """Return the log-odds of each class [texts, classes]: above 0 it is more likely than not.

@@ -104,8 +104,10 @@ def run(
         on_part(count, f"C {count} of {len(CS)}")
 
     def accuracy_of(units: list[int]) -> float:
+        few = Examples(train.features[:, units], train.labels)
         # Few features need no shrinkage, so use the largest C.
-        return fit(train.columns(units), classes, CS[-1]).score(test.columns(units))
+        classifier = fit(few, classes, CS[-1])
+        return classifier.score(Examples(test.features[:, units], test.labels))
 
     choice = best_fit(train, valid, classes, prior, CS, on_fit)
     chosen = choice.classifier

@@ -34,11 +34,6 @@ class Words:
     intercepts_K: Floats
     weight: float = MEAN  # of their probabilities, beside 1 - weight of those of the states
 
-    def mixed(self, states_NK: Floats, texts: Sequence[str]) -> Floats:
-        """Return the weighted mean of the states' probabilities and of these, [texts, classes]."""
-        words_NK = self.weight * self.probabilities(texts)
-        return (1 - self.weight) * states_NK + words_NK
-
     def probabilities(self, texts: Sequence[str]) -> Floats:
         """Return [texts, classes]; without a known word, the intercepts decide."""
         from scipy.special import softmax
