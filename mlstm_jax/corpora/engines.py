@@ -30,7 +30,7 @@ from mlstm_jax.corpora.documents import (
     without_copies,
 )
 from mlstm_jax.corpora.options import PrepareOptions
-from mlstm_jax.corpora.readers import cleaned, read_source
+from mlstm_jax.corpora.readers import read_cleaned
 from mlstm_jax.corpora.records import Rejects
 from mlstm_jax.corpora.sources import Source
 from mlstm_jax.corpora.writer import Report, SortedDocuments, SourceCounts, batches, bytes_read
@@ -79,7 +79,7 @@ def sort_with_duckdb(
             counts = [SourceCounts(source) for source in sources]
             on_read = bytes_read(sources, report)
             for of_source in counts:
-                records = cleaned(read_source(of_source.source, recipe, on_read), recipe.cleaning)
+                records = read_cleaned(of_source.source, recipe, on_read)
                 table.add(of_source.texts(records, rejects.add))
             report("read", 1)
             report("sort", 0)
@@ -249,9 +249,8 @@ def _read(numbered: tuple[int, Source], recipe: Recipe, digits: int) -> Iterator
     counts = SourceCounts(source)
     errors = []
     rejected: list[Reject] = []
-    records = cleaned(read_source(source, recipe), recipe.cleaning)
     try:
-        for text, rating in counts.texts(records, rejected.append):
+        for text, rating in counts.texts(read_cleaned(source, recipe), rejected.append):
             yield order_key(text, recipe.seed, recipe.dedupe)[:digits], (text, rating)
     except UserError as error:
         # Raised here, it would reach the user inside a traceback from Beam.

@@ -31,7 +31,7 @@ from mlstm_jax.corpora.options import (
     check_given,
     usual_split,
 )
-from mlstm_jax.corpora.readers import cleaned, limited_lines, read_source
+from mlstm_jax.corpora.readers import limited_lines, read_cleaned
 from mlstm_jax.corpora.records import Rejects, check_rejects_file
 from mlstm_jax.corpora.sources import PYDOC, Source, find_sources
 from mlstm_jax.corpora.writer import (
@@ -234,7 +234,7 @@ def _read_given(
     if recipe.cleaning == "none" and source.kind == "txt":
         texts = _raw_documents(source, recipe.document or "line", on_read)
         return ((text, nan) for text in texts)
-    return cleaned(read_source(source, recipe, on_read), recipe.cleaning)
+    return read_cleaned(source, recipe, on_read)
 
 
 def _raw_documents(source: Source, document: Unit, on_read: OnRead) -> Iterator[bytes]:

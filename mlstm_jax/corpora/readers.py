@@ -17,7 +17,6 @@ from mlstm_jax.corpora.documents import (
     Document,
     Recipe,
     Reject,
-    Unit,
     clean,
     first,
     rating_of,
@@ -32,11 +31,10 @@ from mlstm_jax.corpora.records import (
     fasta_records,
     json_records,
     reject,
-    units,
+    text_records,
 )
 from mlstm_jax.corpora.sources import FASTA, Source, check_source
 from mlstm_jax.corpora.tables import csv_records
-from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import UserError, did_you_mean, nearest, note
 
 LONGEST_LINE = 2**28  # bytes; a longer one is probably not text
@@ -76,16 +74,16 @@ def read_documents(
         note(f"skipped, because they cannot be read:\n{rejects.describe()}")
 
 
-def cleaned(
-    records: Iterable[Document | Reject | None], cleaning: Cleaning
+def read_cleaned(
+    source: Source, recipe: Recipe, on_read: Callable[[int], None] | None = None
 ) -> Iterator[CleanDocument | Reject | None]:
     """Yield what `read_source` does, each document cleaned; without bytes if it is blank."""
-    for record in records:
+    for record in read_source(source, recipe, on_read):
         if record is None or isinstance(record, Reject):
             yield record
         else:
             rating = math.nan if record.rating is None else record.rating
-            yield clean(record.text, cleaning), rating
+            yield clean(record.text, recipe.cleaning), rating
 
 
 class _MissingText:
@@ -212,13 +210,13 @@ def _records(
 
         for _, topic in sorted(topics.items()):
             numbered = enumerate(io.StringIO(topic), 1)
-            yield from _texts(numbered, recipe.document or "paragraph", column)
+            yield from text_records(numbered, recipe.document or "paragraph", column)
         return
     with source.open() as raw:
         file = _File(source, raw, recipe)
         lines = file.lines(on_read)
         if source.kind == "txt":
-            yield from _texts(lines, recipe.document or "line", column)
+            yield from text_records(lines, recipe.document or "line", column)
         elif source.kind in FASTA:
             yield from fasta_records(source, lines, column)
         elif source.kind in ("csv", "tsv"):
@@ -226,14 +224,6 @@ def _records(
         else:
             is_json = source.kind == "json"
             yield from json_records(source, lines, recipe.columns, may_be_array=is_json)
-
-
-def _texts(lines: Iterator[Line], document: Unit, column: str) -> Iterator[RecordOrReject]:
-    for text in units(lines, document):
-        if isinstance(text, Reject):
-            yield text
-        else:
-            yield 0, {column: text}
 
 
 class _File(NamedTuple):

@@ -47,25 +47,26 @@ def no_column(
     )
 
 
-def units(lines: Iterable[Line], document: Unit) -> Iterator[str | Reject]:
-    """Yield the lines, the paragraphs or the whole of a text."""
+def text_records(
+    lines: Iterable[Line], document: Unit, text_column: str
+) -> Iterator[RecordOrReject]:
+    """Yield the lines, the paragraphs or the whole of a text, and rejects."""
     parts: list[str] = []
     for line in lines:
         if isinstance(line, Reject):
             yield line
-        elif line[1].strip():
-            if document == "line":
-                yield line[1].rstrip("\r\n")
-            else:
-                parts.append(line[1])
-        elif document == "file":
-            parts.append(line[1])
-        elif parts:
-            yield "".join(parts).rstrip("\r\n")
+            continue
+        number, text = line
+        is_blank = not text.strip()
+        if document == "file" or not is_blank:
+            parts.append(text)
+        ends = document == "line" or (document == "paragraph" and is_blank)
+        if parts and ends:
+            yield number, {text_column: "".join(parts).rstrip("\r\n")}
             parts = []
     text = "".join(parts)
     if text.strip():
-        yield text if document == "file" else text.rstrip("\r\n")
+        yield "", {text_column: text if document == "file" else text.rstrip("\r\n")}
 
 
 def fasta_records(
