@@ -75,16 +75,19 @@ def sort_with_duckdb(
     try:
         # In memory, what exceeds the limit is spilled; in a file, all would be written and read.
         with duckdb.connect(":memory:", config=config) as con:
-            table = DocumentTable(con, recipe)
             counts = [SourceCounts(source) for source in sources]
             on_read = bytes_read(sources, report)
-            for of_source in counts:
-                records = read_cleaned(of_source.source, recipe, on_read)
-                table.add(of_source.texts(records, rejects.add))
+            documents = chain.from_iterable(
+                of_source.texts(read_cleaned(of_source.source, recipe, on_read), rejects.add)
+                for of_source in counts
+            )
+            _insert(con, documents, recipe)
             report("read", 1)
             report("sort", 0)
-            with con.cursor() as cursor:
-                yield SortedDocuments(counts, table.count(), table.in_order(cursor))
+            what = "*" if recipe.dedupe == "none" else "DISTINCT key"
+            query = f"SELECT count({what}) FROM documents WHERE is_last"
+            kept = con.execute(query).fetchall()[0][0]
+            yield SortedDocuments(counts, kept, _in_order(con, recipe))
     except duckdb.Error as error:
         why = f"DuckDB: {first_line(error)}"
         if isinstance(error, duckdb.OutOfMemoryException):
@@ -100,65 +103,54 @@ def sort_with_duckdb(
         raise UserError(why) from error
 
 
-class DocumentTable:
-    """The table of all documents with text: `documents(key, place, is_last, text, rating)`.
+def _insert(
+    con: duckdb.DuckDBPyConnection, documents: Iterator[CleanDocument], recipe: Recipe
+) -> None:
+    """Create the table `documents`, with the keys of their order.
 
     DuckDB holds some thousand rows at once, so a long document has several, at consecutive places.
     """
-
-    def __init__(self, con: duckdb.DuckDBPyConnection, recipe: Recipe) -> None:
-        self._con = con
-        self._recipe = recipe
-        self._rows = 0
+    con.execute(
+        "CREATE TABLE documents(key UUID, place BIGINT, is_last BOOLEAN, text BLOB, rating DOUBLE)"
+    )
+    # The table is read once: compression would cost more than it saves.
+    con.execute("SET force_compression = 'uncompressed'")
+    rows = 0
+    for some in batches(documents, _DOCUMENTS_A_BATCH):
+        keys = []
+        are_last = []
+        parts = []
+        ratings = []
+        for text, rating in some:
+            key = order_key(text, recipe.seed, recipe.dedupe)
+            for start in range(0, len(text), _BYTES_A_ROW):
+                end = start + _BYTES_A_ROW
+                keys.append(key)
+                are_last.append(end >= len(text))
+                parts.append(text[start:end])
+                ratings.append(rating)
+        # Found by its name: a registered one would be kept until the transaction ends.
+        batch = {  # noqa: F841
+            "key": np.array(keys, object),
+            "place": np.arange(rows, rows + len(keys)),
+            "is_last": np.array(are_last),
+            "text": np.array(parts, object),
+            "rating": np.array(ratings, np.float64),
+        }
         con.execute(
-            "CREATE TABLE documents"
-            "(key UUID, place BIGINT, is_last BOOLEAN, text BLOB, rating DOUBLE)"
+            "INSERT INTO documents SELECT key::UUID, place, is_last, text, rating FROM batch"
         )
-        # The table is read once: compression would cost more than it saves.
-        con.execute("SET force_compression = 'uncompressed'")
+        rows += len(keys)
 
-    def add(self, documents: Iterator[CleanDocument]) -> None:
-        """Insert documents, with the keys of their order."""
-        for some in batches(documents, _DOCUMENTS_A_BATCH):
-            keys = []
-            are_last = []
-            parts = []
-            ratings = []
-            for text, rating in some:
-                key = order_key(text, self._recipe.seed, self._recipe.dedupe)
-                for start in range(0, len(text), _BYTES_A_ROW):
-                    end = start + _BYTES_A_ROW
-                    keys.append(key)
-                    are_last.append(end >= len(text))
-                    parts.append(text[start:end])
-                    ratings.append(rating)
-            # Found by its name: a registered one would be kept until the transaction ends.
-            batch = {  # noqa: F841
-                "key": np.array(keys, object),
-                "place": np.arange(self._rows, self._rows + len(keys)),
-                "is_last": np.array(are_last),
-                "text": np.array(parts, object),
-                "rating": np.array(ratings, np.float64),
-            }
-            self._con.execute(
-                "INSERT INTO documents SELECT key::UUID, place, is_last, text, rating FROM batch"
-            )
-            self._rows += len(keys)
 
-    def count(self) -> int:
-        """The number of documents that will be written."""
-        what = "*" if self._recipe.dedupe == "none" else "DISTINCT key"
-        query = f"SELECT count({what}) FROM documents WHERE is_last"
-        return self._con.execute(query).fetchall()[0][0]
-
-    def in_order(self, cursor: duckdb.DuckDBPyConnection) -> Iterator[CleanDocument]:
-        """Yield the documents to keep, in the order of their keys."""
-        cursor.execute(
-            "SELECT key::VARCHAR, is_last, text, coalesce(rating, 'nan'::DOUBLE) FROM documents "
-            "ORDER BY key, place"
-        )
-        rows = chain.from_iterable(iter(lambda: cursor.fetchmany(_ROWS_A_FETCH), []))
-        yield from without_copies(_joined(rows), self._recipe.seed, self._recipe.dedupe)
+def _in_order(con: duckdb.DuckDBPyConnection, recipe: Recipe) -> Iterator[CleanDocument]:
+    """Yield the documents to keep, in the order of their keys."""
+    con.execute(
+        "SELECT key::VARCHAR, is_last, text, coalesce(rating, 'nan'::DOUBLE) FROM documents "
+        "ORDER BY key, place"
+    )
+    rows = chain.from_iterable(iter(lambda: con.fetchmany(_ROWS_A_FETCH), []))
+    yield from without_copies(_joined(rows), recipe.seed, recipe.dedupe)
 
 
 def _joined(
