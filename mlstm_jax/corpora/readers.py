@@ -9,7 +9,9 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import BinaryIO, NamedTuple
+from contextlib import suppress
+from functools import partial
+from typing import BinaryIO
 
 from mlstm_jax.corpora.columns import read_parquet, read_tfds
 from mlstm_jax.corpora.documents import (
@@ -213,57 +215,46 @@ def _records(
             yield from text_records(numbered, recipe.document or "paragraph", column)
         return
     with source.open() as raw:
-        file = _File(source, raw, recipe)
-        lines = file.lines(on_read)
+        lines = _lines(source, raw, recipe, on_read)
         if source.kind == "txt":
             yield from text_records(lines, recipe.document or "line", column)
         elif source.kind in FASTA:
             yield from fasta_records(source, lines, column)
         elif source.kind in ("csv", "tsv"):
-            yield from csv_records(source, lines, file.scan, recipe)
+            yield from csv_records(source, lines, partial(_scan, source, recipe), recipe)
         else:
             is_json = source.kind == "json"
             yield from json_records(source, lines, recipe.columns, may_be_array=is_json)
 
 
-class _File(NamedTuple):
-    """An open file of text."""
+def _scan(source: Source, recipe: Recipe) -> Iterator[Line]:
+    """Yield the lines of a file from its start, as far as they can be read."""
+    with source.open() as raw, suppress(*_GZIP_ERRORS):  # reported when the file is read
+        yield from _lines(source, raw, recipe, None)
 
-    source: Source
-    raw: BinaryIO
-    recipe: Recipe
 
-    def scan(self) -> Iterator[Line]:
-        """Yield the lines from the start, as far as they can be read."""
-        self.raw.seek(0)
-        try:
-            yield from self.lines(None)
-        except _GZIP_ERRORS:  # reported when the file is read
-            pass
-        finally:
-            self.raw.seek(0)
+def _lines(
+    source: Source, raw: BinaryIO, recipe: Recipe, on_read: Callable[[int], None] | None
+) -> Iterator[Line]:
+    """Yield the lines with their numbers and line ends.
 
-    def lines(self, on_read: Callable[[int], None] | None) -> Iterator[Line]:
-        """Yield the lines with their numbers and line ends.
-
-        Raises UserError if a line is too long, or the whole file is one line with carriage returns.
-        """
-        told = 0
-        source = self.source
-        needs_lines = source.kind not in ("json", "jsonl") and self.recipe.document != "file"
-        for number, line in enumerate(limited_lines(source, self.raw), 1):
-            if number == 1 and needs_lines and line[-1:] != b"\n" and b"\r" in line[:-1]:
-                raise UserError(
-                    f"{source}: its lines end with a carriage return without a newline, as in "
-                    r"files of old Macs; convert the file, for example with: tr '\r' '\n'"
-                )
-            yield _decoded(source, number, line.removesuffix(_END_OF_FILE))
-            if on_read and number % _LINES_A_REPORT == 0:
-                position = self.raw.tell()
-                on_read(position - told)
-                told = position
-        if on_read:
-            on_read(self.raw.tell() - told)
+    Raises UserError if a line is too long, or the whole file is one line with carriage returns.
+    """
+    told = 0
+    needs_lines = source.kind not in ("json", "jsonl") and recipe.document != "file"
+    for number, line in enumerate(limited_lines(source, raw), 1):
+        if number == 1 and needs_lines and line[-1:] != b"\n" and b"\r" in line[:-1]:
+            raise UserError(
+                f"{source}: its lines end with a carriage return without a newline, as in "
+                r"files of old Macs; convert the file, for example with: tr '\r' '\n'"
+            )
+        yield _decoded(source, number, line.removesuffix(_END_OF_FILE))
+        if on_read and number % _LINES_A_REPORT == 0:
+            position = raw.tell()
+            on_read(position - told)
+            told = position
+    if on_read:
+        on_read(raw.tell() - told)
 
 
 def limited_lines(source: Source, raw: BinaryIO) -> Iterator[bytes]:
