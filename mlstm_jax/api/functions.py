@@ -81,12 +81,10 @@ def schedule(
         corpus_bytes: of the training split; unset: those of data.corpus, which must then exist.
     """
     config = resolve_batch(load_file(config), devices)
-    if corpus_bytes is None:
-        corpus = open_corpus(Path(config.data.corpus))
-        parts = phases.segments(phases.resolve_phases(config, corpus))
-    else:
-        parts = phases.expected_segments(config, corpus_bytes)
-    return schedules.draw(config.optimizer, parts)
+    if corpus_bytes is not None:
+        return schedules.draw(config.optimizer, phases.expected_segments(config, corpus_bytes))
+    corpus = open_corpus(Path(config.data.corpus))
+    return schedules.draw(config.optimizer, phases.resolve_phases(config, corpus))
 
 
 @public

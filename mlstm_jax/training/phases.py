@@ -16,23 +16,20 @@ from mlstm_jax.record import Meta
 from mlstm_jax.training.schedule import Segment
 
 
-@dataclass(frozen=True)
-class ResolvedPhase:
+@dataclass(frozen=True, kw_only=True)
+class ResolvedPhase(Segment):
     """A phase of a run, or the whole run: what it reads from step `first` to step `last`."""
 
     config: Config  # with the batch and window of the phase
     corpus: Corpus
     stream: TrainStream
-    first: int
-    last: int
     total: int  # steps of the run
-    continues: bool = False  # whether it has the rows of the previous phase, with their carry
-    begins: Optimizer | None = None  # of the learning-rate schedule that begins here
+    continues: bool  # whether it has the rows of the previous phase, with their carry
 
     @property
     def update_bytes(self) -> int:
         """The bytes of text of an update, on all devices."""
-        return self.config.data.batch * self.config.data.window
+        return self.batch * self.config.data.window
 
     def describe(self) -> str:
         """Describe what a step reads, and where the rows of a later phase begin."""
@@ -83,7 +80,19 @@ def resolve_phases(config: Config, corpus: Corpus, origin: Origin = START) -> li
         continues = bool(phases) and phases[-1].config.data == part.data
         stream = phases[-1].stream if continues else train_stream(part, corpus, origin)
         last = first + total_steps(part.train, stream.steps_per_epoch, stream.position(0))
-        phases.append(ResolvedPhase(part, corpus, stream, first, last, last, continues, begins))
+        phase = ResolvedPhase(
+            first,
+            last,
+            part.data.batch,
+            stream.steps_per_epoch,
+            begins,
+            config=part,
+            corpus=corpus,
+            stream=stream,
+            total=last,
+            continues=continues,
+        )
+        phases.append(phase)
         origin = Origin(last, stream.epoch(last), stream.bytes_seen(last))
         first = last
     return [dataclasses.replace(phase, total=first) for phase in phases]
@@ -107,16 +116,6 @@ def _schedules(config: Config) -> list[Optimizer | None]:
             )
         schedules.append(begins)
     return schedules or [None]
-
-
-def segments(phases: list[ResolvedPhase]) -> list[Segment]:
-    """Return what the learning rate must know of the phases of a run."""
-    found = []
-    for phase in phases:
-        batch = phase.config.data.batch
-        per_epoch = phase.stream.steps_per_epoch
-        found.append(Segment(phase.first, phase.last, batch, per_epoch, phase.begins))
-    return found
 
 
 def expected_segments(config: Config, corpus_bytes: float) -> list[Segment]:

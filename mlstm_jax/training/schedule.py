@@ -8,7 +8,7 @@ decay covers the remaining N − W.
 import bisect
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import jax.numpy as jnp
 import optax
@@ -20,7 +20,8 @@ from mlstm_jax.errors import UserError
 _TRIANGULAR_RATIO = 32
 
 
-class Segment(NamedTuple):
+@dataclass(frozen=True)
+class Segment:
     """A part of a run with one global batch: a phase, or the whole run."""
 
     first: int  # the step at which it begins

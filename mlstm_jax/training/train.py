@@ -31,7 +31,7 @@ from mlstm_jax.training import metrics, optimizer, parallel, run_folder, schedul
 from mlstm_jax.training.evaluation import Evaluator, Score
 from mlstm_jax.training.metrics import MetricsLog
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.training.phases import ResolvedPhase, resolve_phases, segments
+from mlstm_jax.training.phases import ResolvedPhase, resolve_phases
 from mlstm_jax.training.report import Diverged, Reporter, announcement, interruption
 from mlstm_jax.training.resume import Snapshot, begin_new, resume_newest
 from mlstm_jax.training.state import TrainState, require_memory
@@ -97,7 +97,7 @@ def train(
             log.write("event", begin.step, event="resumed", changed=changed, notes=notes)
         evaluate = _make_evaluation(config, corpus, model, devices, watchdog, score_labels)
         require_equal_replicas = parallel.make_comparison(cluster, devices)
-        rates = schedule.rates(config.optimizer, segments(phases))
+        rates = schedule.rates(config.optimizer, phases)
         for phase, rate, following in zip(phases, rates, [*phases[1:], None], strict=True):
             if phase.last <= begin.step:
                 continue

@@ -142,7 +142,9 @@ def test_a_phase_can_begin_a_schedule_of_its_own() -> None:
     # Updates that were skipped in the first phase.
     assert float(second(97)) == float(second(100))
     cosine = dataclasses.replace(own, schedule="cosine", warmup_steps=0)
-    _, later = schedule.rates(chosen, [segments[0], segments[1]._replace(begins=cosine)])
+    _, later = schedule.rates(
+        chosen, [segments[0], dataclasses.replace(segments[1], begins=cosine)]
+    )
     assert float(later(97)) == float(later(100)) > float(later(103))
     text = schedule.draw(chosen, segments)
     assert "       100     2.00  4.000e-04" in text
