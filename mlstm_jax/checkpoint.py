@@ -305,7 +305,12 @@ class Checkpoints:
         """Wait until checkpoints are written; raise CheckpointFailed if one could not be."""
         with self._opened:
             if self._failed:
-                return  # The error has been raised; Orbax would raise it again.
+                # The error has been raised; Orbax would raise it again. Its threads must not write
+                # to the folder when the next run of this process has opened it.
+                if jax.process_count() == 1:  # With others, they may wait for each other.
+                    with suppress(Exception):
+                        self._manager.wait_until_finished()
+                return
             with self._failure():
                 self._manager.wait_until_finished()
                 self._manager.close()

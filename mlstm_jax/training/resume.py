@@ -149,8 +149,8 @@ def resume_newest(
         if config.phases:
             epoch = expected.epoch
         notes.append(
-            f"the carry is reset at step {step}: the rows were {_describe(saved.rows)} and "
-            f"are now {_describe(expected.rows)}; they begin {epoch:.2f} epochs into the text"
+            f"the carry is reset at step {step}, for other rows{_changes(saved, expected)}; they "
+            f"begin {epoch:.2f} epochs into the text"
         )
         saved = saved._replace(origin=Origin(step, saved.epoch, saved.bytes_seen))
     return Snapshot(step, state, devices.own_rows(carry), saved), notes
@@ -163,8 +163,8 @@ def _difference(saved: Meta, expected: Meta, *, has_phases: bool) -> str | None:
     """
     if saved.rows != expected.rows:
         return (
-            f"the checkpoint's rows are {_describe(saved.rows)}, not {_describe(expected.rows)}; "
-            "use the same rows, or reset the carry with `reset_carry`."
+            f"the run cannot resume with other rows{_changes(saved, expected)}; undo the change, or "
+            "reset the carry with `reset_carry`."
         )
     if has_phases and saved.origin != expected.origin:
         return (
@@ -175,8 +175,15 @@ def _difference(saved: Meta, expected: Meta, *, has_phases: bool) -> str | None:
     return None
 
 
-def _describe(rows: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in rows.items())
+def _changes(saved: Meta, expected: Meta) -> str:
+    """Name the fields by which rows differ, as " (data.batch: 8 → 4)"."""
+    changes = []
+    for name in dict.fromkeys([*saved.rows, *expected.rows]):
+        before = saved.rows.get(name)
+        after = expected.rows.get(name)
+        if before != after:
+            changes.append(f"data.{name}: {before} → {after}")
+    return f" ({', '.join(changes)})" if changes else ""
 
 
 def _require_same_run(config: Config, saved: Meta, expected: Meta) -> None:
@@ -196,8 +203,11 @@ def _require_same_run(config: Config, saved: Meta, expected: Meta) -> None:
         return
     _, now = load_start(config)
     if now != saved.start:
+        began = "new ones"
+        if saved.start is not None:
+            began = f"fingerprint {saved.start[:12]}…"
         raise UserError(
-            f"train.start_from {path} has other parameters (fingerprint {str(now)[:12]}…) than the "
-            f"run began with ({saved.start and saved.start[:12]}). Leave `train.start_from` out to "
-            "resume the run, or start a new one with `out`."
+            f"train.start_from: the run began with other parameters ({began}) than {path} has now "
+            f"(fingerprint {str(now)[:12]}…). Leave `train.start_from` out to resume the run, or "
+            "start a new one with `out`."
         )

@@ -72,7 +72,7 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
         ({"model__hidden": 50}, r"another model\.hidden: 48 → 50"),
         ({"precision__compute": "bf16"}, r"another precision\.compute: fp32 → bf16"),
         ({"precision__recurrent": "fp8_emulated"}, r"\.recurrent: compute → fp8_emulated"),
-        ({"data__batch": 4}, r"rows are batch 8.*not batch 4.*`reset_carry`"),
+        ({"data__batch": 4}, r"data.batch: 8 → 4.*`reset_carry`"),
     ],
 )
 def test_a_resume_that_does_not_fit_is_refused(changes, field, corpus, straight) -> None:
@@ -301,7 +301,7 @@ def test_other_rows_go_on_from_the_same_place_with_a_fresh_carry(corpus, stopped
     before = [line for line in runs.lines_without_time(stopped) if line["step"] <= 30]
     config = config_of(corpus, stopped, 40, data__batch=4)
     run_train(config, reset_carry=True)
-    assert "the carry is reset at step 30: the rows were batch 8" in capfd.readouterr().err
+    assert "the carry is reset at step 30, for other rows (data.batch: 8 → 4)" in capfd.readouterr().err
     # Given again, it changes nothing: these rows are the run's own now.
     longer = vary(config, train__steps=50)
     run_train(longer, reset_carry=True)
