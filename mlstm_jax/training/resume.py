@@ -163,8 +163,8 @@ def _difference(saved: Meta, expected: Meta, *, has_phases: bool) -> str | None:
     """
     if saved.rows != expected.rows:
         return (
-            f"the run cannot resume with other rows{_changes(saved, expected)}; undo the change, or "
-            "reset the carry with `reset_carry`."
+            f"the run cannot resume with other rows{_changes(saved, expected)}. Undo the change, "
+            "or reset the carry with `reset_carry`."
         )
     if has_phases and saved.origin != expected.origin:
         return (

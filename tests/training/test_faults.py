@@ -301,7 +301,7 @@ def test_other_rows_go_on_from_the_same_place_with_a_fresh_carry(corpus, stopped
     before = [line for line in runs.lines_without_time(stopped) if line["step"] <= 30]
     config = config_of(corpus, stopped, 40, data__batch=4)
     run_train(config, reset_carry=True)
-    assert "the carry is reset at step 30, for other rows (data.batch: 8 → 4)" in capfd.readouterr().err
+    assert "is reset at step 30, for other rows (data.batch: 8 → 4)" in capfd.readouterr().err
     # Given again, it changes nothing: these rows are the run's own now.
     longer = vary(config, train__steps=50)
     run_train(longer, reset_carry=True)

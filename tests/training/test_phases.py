@@ -111,7 +111,7 @@ def test_phases_that_are_past_cannot_change(corpus, straight, tmp_path, capfd) -
     other_rows = (first, Phase(steps=60, batch=16, window=32))
     for phases, message in (
         (shorter, r"phases before the checkpoint have changed.*`reset_carry`"),
-        (other_rows, "rows are batch 8, window 32"),
+        (other_rows, r"data\.batch: 8 → 16.*`reset_carry`"),
     ):
         with pytest.raises(UserError, match=message):
             run_train(phased(corpus, folder, phases, train__steps=60))
