@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,9 +54,18 @@ def test_killed_it_ends_as_if_never_stopped(corpus, tmp_path, launcher) -> None:
     assert_same_run(folder, run_train(vary(config, out=str(tmp_path / "undisturbed"))))
 
 
+@pytest.fixture
+def terminal_hangs_up() -> Iterator[None]:
+    """SIGHUP counts, also where `nohup` has started the tests, which ignores it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGINT, 130)]
 )
+@pytest.mark.usefixtures("terminal_hangs_up")
 def test_a_signal_stops_it_with_a_checkpoint(number, code, corpus, tmp_path, monkeypatch, capfd):
     plain = TrainStream.batch
 
