@@ -229,6 +229,19 @@ def test_few_labels_judge_a_prior(random: np.random.Generator) -> None:
     assert found > plain - 0.05
 
 
+@pytest.mark.parametrize(("C", "is_validated"), [(0.0, False), (1.0, False), (1.0, True)])
+def test_held_out_examples_are_classified_with_the_prior(C, is_validated, random) -> None:
+    """It knows what 40 examples of 400 features cannot tell."""
+    prior = a_prior(random.normal(size=400), 0.0, OTHER)
+    values = random.normal(size=(80, 400)).astype(np.float32)
+    labels = (values @ prior.weights_KD[0] > 0).astype(np.int64)
+    train, other = (Examples(values[part::2], labels[part::2]) for part in (0, 1))
+    valid = other if is_validated else None
+    shares_NK = logistic._held_out(train, valid, NAMES[2], C, prior)
+    accuracy = (shares_NK.argmax(axis=1) == (valid or train).labels).mean()
+    assert accuracy > 0.9
+
+
 @pytest.mark.parametrize(("prior", "C"), [(prior_of(40), 0), (None, CS[-1])])
 def test_a_single_example_of_a_class_cannot_be_held_out(prior, C, random) -> None:
     alone = Examples(make(random, 4).features, np.array([1, 0, 0, 0]))
