@@ -98,7 +98,9 @@ def test_a_line_changes_the_config_that_it_names(line: str, changes: dict) -> No
     assert ("kind" in json.loads(text)["model"]) == (type(config.model) is not Model)
 
 
-def test_units_stay_that_are_the_default_of_an_mlstm() -> None:
+def test_a_kind_keeps_what_its_config_sets() -> None:
+    own = parse(["quickstart", "model:mlstm"])["config"]
+    assert own == configs.load_file("quickstart")  # with what it sets beside the sizes
     model = parse(["amazon_4096", "model:transformer"])["config"].model
     assert model == Transformer(hidden=4096)
 

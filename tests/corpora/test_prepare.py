@@ -269,8 +269,12 @@ def test_a_prepare_that_is_killed_leaves_no_corpus_and_the_next_tidies(source, t
     alive, other = f".out.partial-{os.getppid()}", f".outer{left[0].removeprefix('.out')}"
     for name in (alive, other):
         (tmp_path / name).mkdir()
-    prepare([source], out)
-    assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl", "out", alive, other}
+    scratch = tmp_path / "elsewhere"
+    (scratch / ".out.partial-4999999").mkdir(parents=True)  # of a process that cannot be alive
+    prepare([source], out, temp_dir=scratch)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"a.jsonl", "out", alive, other, "elsewhere"}
+    assert not list(scratch.iterdir())
 
 
 def test_killed_while_the_old_corpus_is_removed_none_of_it_comes_back(source, out, tmp_path):
