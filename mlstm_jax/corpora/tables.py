@@ -145,9 +145,9 @@ def _has_text_column(table: Table, line: str) -> bool:
 def _is_quoted(table: Table, scan: Callable[[], Iterator[Line]]) -> bool:
     """Whether the fields of a file are quoted.
 
-    They are if every field with a quote is in quotes, if fewer records are then rejected, or if no
-    more are and no record is then doubtful, but some are without quotes: those that a line break
-    cuts have too few fields.
+    They are if every field with a quote is wholly in quotes. Otherwise they are if reading with
+    quotes rejects fewer records; or rejects no more and leaves no doubtful record, while some are
+    doubtful without quotes: those that a line break cuts have too few fields.
     """
     has_quotes = False
     all_quoted = True

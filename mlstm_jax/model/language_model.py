@@ -1,8 +1,8 @@
 """The byte-level language model: embedding → body → linear decoder, for every architecture.
 
 Puri et al. 2018, section VI. The Linen module below owns the parameters that all models share, and
-connects the layers of a kind of model (architecture.py). Only this file and the kinds' own import
-flax.linen, so a port to another module library changes only these.
+connects the layers of a kind of model (architecture.py). Only this file, stack.py and the kinds'
+own import flax.linen, so a port to another module library changes only these.
 
 Parameters, all float32::
 

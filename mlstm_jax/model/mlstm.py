@@ -1,10 +1,10 @@
 """The multiplicative LSTM: its equations, parameters, step, loops over time, and gradient.
 
-The loop over time is a `lax.scan`: JAX lowers a `fori_loop` with static bounds to one. It is
-written as a `fori_loop` (`forward_loop` in stack.py) so that each step reads and writes its part of
-the time buffers in place: the loop back overwrites the gates with dz, and half types are stored as
-bits. As inputs and outputs of `scan` these arrays would be copied, on a CPU with a conversion of
-the whole array.
+The loop over time is a `lax.scan`, to which JAX lowers a `fori_loop` with static bounds. It is
+written as a `fori_loop` (forward: `over_time` in stack.py; back: `_backward`) so that each step
+reads and writes its part of the time buffers in place: the loop back overwrites the gates with dz,
+and half types are stored as bits. As inputs and outputs of `scan` these arrays would be copied, on
+a CPU with a conversion of the whole array.
 
 One layer (Krause et al. 2016, eqs. 10-12 and the LSTM around them; Puri et al. 2018, section VI)::
 

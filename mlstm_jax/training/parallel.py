@@ -1,4 +1,4 @@
-"""Data parallelism: the only file with pmap, devices and the leading device axis.
+"""Data parallelism: the only file with pmap and the leading device axis.
 
 Each device of every process has one replica, on an axis named "data", and the global batch is split
 evenly by rows (Puri et al. 2018, section IV). The all-reduce of the gradients is the psum of

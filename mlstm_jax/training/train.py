@@ -53,7 +53,7 @@ def train(
     `score_labels` returns the loss of the labels of the validation texts, and their accuracy; this
     loss then chooses the best checkpoint. The other arguments are those of `mlstm_jax.train`.
     Raises UserError if config, corpus, run folder or processes do not fit together. After Diverged,
-    Interrupted and CheckpointFailed the checkpoints in the run folder are intact.
+    Interrupted and CheckpointFailed the checkpoints that are left in the run folder are intact.
     """
     folder = Path(config.out)
     with ExitStack() as stack:
@@ -78,7 +78,8 @@ def train(
             )
         else:
             begin = begin_new(cluster, devices, model, config, phases)
-        if begin.meta.origin != START:  # The carry was reset: the run may have another length.
+        # After a reset of the carry the run may have another length.
+        if begin.meta.origin != START:
             phases = resolve_phases(config, corpus, begin.meta.origin)
         total = phases[-1].last
         if cluster.is_first:
@@ -92,7 +93,7 @@ def train(
         stack.enter_context(progress)
         progress.say(announcement(config, phases, devices, cluster, begin, changed, notes))
         if quiet and changed and begin.step >= total:
-            note(f"{folder} is finished; it stays as it was before: {', '.join(changed)}")
+            note(f"{folder} is finished; nothing was trained with {', '.join(changed)}")
         if 0 < begin.step < total:
             log.write("event", begin.step, event="resumed", changed=changed, notes=notes)
         evaluate = _make_evaluation(config, corpus, model, devices, watchdog, score_labels)
@@ -149,10 +150,10 @@ def _train_phase(
     """Train to the end of a phase; return where the next one begins.
 
     The order of the loop may not change. At step k, evaluation and checkpoint come before the
-    training step of batch k, which takes over the memory of state and carry; so the checkpoint has
-    seen exactly k batches. The metrics of one batch are read after the next batch is dispatched, so
-    the devices never wait for the host. Every transfer is explicit; the transfer guard raises an
-    error for any other.
+    training step of batch k, which takes over the memory of state and carry: they need both first,
+    and the checkpoint has seen exactly k batches. The metrics of one batch are read after the next
+    batch is dispatched, so the devices wait for the host only at an evaluation or a checkpoint.
+    Every transfer is explicit; the transfer guard raises an error for any other.
     """
     config = phase.config
     tx = optimizer.build(
@@ -178,7 +179,7 @@ def _train_phase(
     no_signal = devices.replicate(np.float32(0))
     saved = begin
     unread = None  # metrics of the last batch, on the devices
-    signal_sum = 0.0  # the weights of the signals that all processes have received; 0: none
+    signal_sum = 0.0  # of the signals' weights, over all devices: equal in all processes; 0: none
 
     def report(step: int, results: Any) -> float:
         """Report the metrics of a batch; return their sum of the signals' weights."""

@@ -129,8 +129,8 @@ def best_fit(
 
     `on_fit` is called with the number of values of C tried so far.
 
-    If some class has a single example, cross-validation is impossible: then the first candidate
-    with a prior is chosen, or the weakest penalty.
+    Without `valid`, a class with a single example makes cross-validation impossible: then the first
+    candidate is chosen if there is a prior, otherwise the weakest penalty.
     """
     is_few = _is_few(train)
     candidates: list[tuple[Classifier | None, float]] = [(None, C) for C in Cs]
