@@ -40,7 +40,7 @@ from tests.training.runs import (
 
 def test_killed_it_ends_as_if_never_stopped(corpus, tmp_path, launcher) -> None:
     folder = tmp_path / "run"
-    config = config_of(corpus, folder, 300)
+    config = config_of(corpus, folder, 300, train__eval_every=100, train__checkpoint_every=50)
     random = np.random.default_rng()
     step = int(random.integers(1, 90))
     print("killed after step", step)
