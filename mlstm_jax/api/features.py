@@ -88,7 +88,9 @@ class Features(TransformerMixin, _OfModel):
             strings = as_texts(texts)
             if y is not None:
                 run = self._loaded()._run
-                note_among("texts", digests(strings, run.cleaning), read_with_ratings(run), READ)
+                read = read_with_ratings(run)
+                if read.size:
+                    note_among("texts", digests(strings, run.cleaning), read, READ)
         require_kind("batch_size", self.batch_size, Count | None)
         self._states()
         return self

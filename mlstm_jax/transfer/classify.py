@@ -136,11 +136,10 @@ def note_known(run: Run, texts: Mapping[str, Labelled]) -> list[str]:
     `texts` has train, and others to measure on. Returns the notes.
     """
     read = read_with_ratings(run)
-    train = digests(texts["train"].texts, run.cleaning)
+    found = {name: digests(part.texts, run.cleaning) for name, part in texts.items()}
     notes = []
     for name, part in texts.items():
-        measured = digests(part.texts, run.cleaning)
-        notes += note_among(part.name, measured, read, READ)
+        notes += note_among(part.name, found[name], read, READ)
         if name != "train":
-            notes += note_among(part.name, measured, train, _REPEATED)
+            notes += note_among(part.name, found[name], found["train"], _REPEATED)
     return notes
