@@ -140,7 +140,7 @@ def parse_arguments(description: str, implementations: list[str]) -> argparse.Na
         try:
             import torch  # noqa: F401
         except ImportError:
-            print("torch is not installed (pip install -e '.[torch]'): it is not measured")
+            print("torch is not installed (pip install torch): it is not measured")
             arguments.implementations.remove("torch")
         else:
             # JAX, which has not started yet, would take 0.75 of a GPU's memory.

@@ -89,7 +89,7 @@ def schedule(
 
 @public
 def import_weights(
-    kind: Literal["openai", "nvidia", "unirep", "mlstm"], source: str | Path, out: str | Path
+    kind: Literal["openai", "unirep", "mlstm"], source: str | Path, out: str | Path
 ) -> TrainedModel:
     """Import weights of another program, or of `TrainedModel.export`, into a run folder.
 
@@ -97,14 +97,13 @@ def import_weights(
 
     Args:
         kind: openai: the folder of 0.npy to 14.npy of generating-reviews-discovering-sentiment;
-            nvidia: a state_dict .pt of sentiment-discovery (needs the extra "torch"); unirep: the
-            folder of embed_matrix:0.npy and the others; mlstm: a .safetensors of export.
+            unirep: the folder of embed_matrix:0.npy and the others; mlstm: a .safetensors of
+            export.
         source: the folder or file.
         out: run folder to create.
     """
     readers: dict[str, Callable[[Path], weights.ModelWeights]] = {
         "openai": published.read_openai,
-        "nvidia": published.read_nvidia,
         "unirep": published.read_unirep,
         "mlstm": weights.load_weights,
     }

@@ -284,19 +284,19 @@ def view(
 
 
 def import_(
-    kind: Annotated[Literal["openai", "nvidia", "unirep", "mlstm"], Positional],
+    kind: Annotated[Literal["openai", "unirep", "mlstm"], Positional],
     source: Annotated[Path, Positional, arg(metavar="SOURCE")],
     out: Path,
 ) -> None:
-    """Import weights of openai, nvidia, unirep or `mlstm-jax export` into a run folder.
+    """Import weights of openai, unirep or `mlstm-jax export` into a run folder.
 
     The folder works like one of `train`: for features, transfer, generate, evaluate. Nothing in the
     files is executed.
 
     Args:
         kind: openai: the folder of 0.npy to 14.npy of generating-reviews-discovering-sentiment;
-            nvidia: a state_dict .pt of sentiment-discovery (needs the extra "torch"); unirep: the
-            folder of embed_matrix:0.npy and the others; mlstm: a .safetensors of export.
+            unirep: the folder of embed_matrix:0.npy and the others; mlstm: a .safetensors of
+            export.
         source: the folder or file.
         out: run folder to create.
     """

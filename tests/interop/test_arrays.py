@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from mlstm_jax import config
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop import arrays, published, weights
-from tests.interop.test_weights import write_nvidia, write_unirep
+from tests.interop.test_weights import write_unirep
 
 SIZES: dict[str, Any] = {"hidden": 4, "embedding": 3, "layers": 2}
 MODEL = config.Model(**SIZES)
@@ -186,43 +186,6 @@ def test_any_float_in_any_order_is_imported_and_nothing_else(
         np.save(folder / "12.npy", np.zeros(7, wrong))
         with pytest.raises(UserError, match=r"12\.npy has .* floating-point"):
             published.read_openai(folder)
-
-
-# --- .pt
-
-
-def test_a_state_dict_of_a_stranger_is_refused(tmp_path: Path, random: np.random.Generator) -> None:
-    torch = pytest.importorskip("torch")
-    path = tmp_path / "m.pt"
-    write_nvidia(path, random, padding=1, folded=False)
-    nested = torch.load(path, weights_only=True)
-    whole = {
-        "encoder.encoder.weight": nested["encoder"]["encoder"]["weight"],
-        "decoder.weight": nested["decoder"]["weight"],
-        "decoder.bias": nested["decoder"]["bias"],
-    } | {f"encoder.rnn.{name}": value for name, value in nested["encoder"]["rnn"].items()}
-    doubled = whole
-    for _ in range(60):
-        doubled = {"a": doubled, "b": doubled}
-    circular: dict[str, Any] = {}
-    circular["again"] = circular
-    large = torch.full_like(whole["encoder.rnn.rnns.0.b_ih"], 3e38)
-    matrix = "encoder.rnn.rnns.0.w_hh_v"
-    for content, message in (
-        *((whole | {name: value * float("nan")}, "finite") for name, value in whole.items()),
-        (whole | {f"encoder.rnn.rnns.0.{one}": large for one in ("b_ih", "b_hh")}, "computed from"),
-        (whole | {f"encoder.rnn.rnns.{'9' * 5000}.w_ih": large}, r"has no rnns\.1\.w_ih"),
-        (whole | {matrix: torch.zeros(28, 7).to_sparse()}, "cannot be read|tensors only"),
-        (whole | {matrix: torch.zeros(28, 7, dtype=torch.int64)}, r"w_hh_v has .* int64, and must"),
-        (doubled, "more than 10,000 tensors"),
-        (circular, "more than 10,000 tensors"),
-    ):
-        torch.save(content, path)
-        with pytest.raises(UserError, match=message):
-            published.read_nvidia(path)
-    # As of a dict that was made without state_dict().
-    torch.save({name: torch.nn.Parameter(value) for name, value in whole.items()}, path)
-    published.read_nvidia(path)
 
 
 # --- anything

@@ -1,9 +1,7 @@
 """Other people's weights: each layout against a forward pass of its own in NumPy; round trips."""
 
-import functools
 import json
 import os
-import pickle
 import re
 import resource
 from collections.abc import Callable
@@ -109,48 +107,6 @@ def write_unirep(
     return forward
 
 
-def write_nvidia(
-    path: Path, random: np.random.Generator, *, padding: int, folded: bool, half: bool = False
-) -> Callable[[bytes], Any]:
-    torch = pytest.importorskip("torch")
-    rows = 256 + padding
-    made = {"w_ih": (4 * H, E), "w_hh": (4 * H, H), "w_mih": (H, E), "w_mhh": (H, H)}
-    made |= {"b_ih": (4 * H,), "b_hh": (4 * H,)}
-    made |= {"encoder": (rows, E), "decoder": (rows, H), "bias": (rows,)}
-    type_ = np.float16 if half else np.float32
-    p = {name: random.normal(size=shape).astype(type_) for name, shape in made.items()}
-    rnn, w = {}, {}
-    for name in ("w_ih", "w_hh", "w_mih", "w_mhh"):
-        if folded:
-            rnn[f"rnns.0.{name}"], w[name] = p[name], np.float64(p[name])
-        else:
-            gain = random.uniform(0.5, 2, (len(p[name]), 1)).astype(type_)
-            rnn[f"rnns.0.{name}_v"], rnn[f"rnns.0.{name}_g"] = p[name], gain
-            v = np.float64(p[name])
-            w[name] = gain * v / np.linalg.norm(v, axis=1, keepdims=True)
-    rnn |= {"rnns.0.b_ih": p["b_ih"], "rnns.0.b_hh": p["b_hh"]}
-
-    def tensors(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
-
-    decoder = tensors({"weight": p["decoder"], "bias": p["bias"]})
-    encoder = {"encoder": tensors({"weight": p["encoder"]}), "rnn": tensors(rnn)}
-    torch.save({"encoder": encoder, "decoder": decoder}, path)
-
-    def forward(text: bytes) -> tuple[np.ndarray, np.ndarray]:
-        h = c = np.zeros(H)
-        for byte in text:
-            x = np.float64(p["encoder"][byte + padding])
-            m = (w["w_mih"] @ x) * (w["w_mhh"] @ h)
-            gates = w["w_ih"] @ x + np.float64(p["b_ih"]) + w["w_hh"] @ m + np.float64(p["b_hh"])
-            i, f, g, o = np.split(gates, 4)
-            c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
-            h = sigmoid(o) * np.tanh(c)
-        return c, (p["decoder"] @ h + p["bias"])[padding:]
-
-    return forward
-
-
 def terms_of(loaded: run.Run, text: bytes) -> int:
     """Of the sums that a state passes through: three products a layer in each step.
 
@@ -186,20 +142,9 @@ TEXT = "\n A café: 7 é ".encode()
 PROTEIN = b"\x02MKXLBZJO"
 
 
-@pytest.mark.parametrize(
-    ("write", "read"),
-    [
-        (write_openai, published.read_openai),
-        *(
-            (functools.partial(write_nvidia, padding=rows, folded=folded, half=half),
-             published.read_nvidia)
-            for rows, folded, half in ((0, False, False), (1, True, False), (1, False, True))
-        ),
-    ],
-)  # fmt: skip
-def test_weights_of_text(write, read, tmp_path, random) -> None:
-    forward = write(tmp_path / "given", random)
-    assert_same_model(read(tmp_path / "given"), forward, TEXT, tmp_path / "run")
+def test_weights_of_text(tmp_path, random) -> None:
+    forward = write_openai(tmp_path / "given", random)
+    assert_same_model(published.read_openai(tmp_path / "given"), forward, TEXT, tmp_path / "run")
 
 
 def test_unirep(tmp_path: Path, random: np.random.Generator) -> None:
@@ -360,10 +305,6 @@ def test_a_strangers_pickle_is_not_executed(folder: Path, tmp_path: Path) -> Non
         np.save(file, pickled, allow_pickle=True)
     with pytest.raises(UserError, match=r"0\.npy: is not a \.npy file of numbers"):
         published.read_openai(folder)
-    pytest.importorskip("torch")
-    (tmp_path / "m.pt").write_bytes(pickle.dumps({"encoder": Opens(trap)}, protocol=2))
-    with pytest.raises(UserError, match="is not a file of tensors only"):
-        published.read_nvidia(tmp_path / "m.pt")
     assert not trap.exists()
 
 
