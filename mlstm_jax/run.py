@@ -13,31 +13,29 @@
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
-import numpy as np
 
 from mlstm_jax import __version__, digest, environment, fields, host, output, shipped
 from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import Config, load_json, to_json
 from mlstm_jax.corpora.documents import clean
-from mlstm_jax.data.corpus import Cleaning, Corpus, SplitName
+from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import FileError, UserError, note, with_remedy
 from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import ModelWeights
-from mlstm_jax.model.language_model import LanguageModel, Parameters, unknown_bytes
+from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.model.ops import Compute
 from mlstm_jax.model.stack import Recurrent
 from mlstm_jax.record import FOLDER
 
 WEIGHTS = "weights.safetensors"
 ENVIRONMENT = "environment.json"
-_PIECE = 1 << 20  # bytes
 ReadingCompute = Literal["auto", Compute]
 
 
@@ -76,42 +74,9 @@ class Run:
         """Whether the model is from another program or an exported file."""
         return self.source is not None
 
-    def cleaned(self, texts: Sequence[str], name: str = "texts", *, first: int = 1) -> list[bytes]:
-        """Return the bytes that the model reads of texts; see `require_known`.
-
-        In its message the first text has the number `first`.
-        """
-        cleaned = [clean(text, self.cleaning) for text in texts]
-        pieces = ((f"text {number:,}", text) for number, text in enumerate(cleaned, first))
-        require_known(self.params, name, pieces)
-        return cleaned
-
-
-def require_known(params: Parameters, name: str, pieces: Iterable[tuple[str, Any]]) -> None:
-    """Raise UserError if a model has no symbol for some byte of a text; most have all.
-
-    Each piece has its place, and its bytes or uint8; `name` is that of all pieces, for the message.
-    """
-    unknown_V = unknown_bytes(params)
-    if not unknown_V.any():
-        return
-    for place, piece in pieces:
-        read = np.frombuffer(piece, np.uint8)
-        unknown = read[unknown_V[read]]
-        if len(unknown):
-            raise UserError(
-                f"{name}: {place} has {len(unknown):,} bytes that the model can neither read nor "
-                f"predict, the first {unknown[:1].tobytes()!r}. Leave such texts out, or replace "
-                "the characters."
-            )
-
-
-def require_known_corpus(params: Parameters, corpus: Corpus, splits: Iterable[SplitName]) -> None:
-    """Raise UserError if a model has no symbol for some byte of these splits of a corpus."""
-    for split in splits:
-        data = corpus.split(split).bytes
-        pieces = (data[at : at + _PIECE] for at in range(0, len(data), _PIECE))
-        require_known(params, str(corpus.path), ((f"the {split} split", one) for one in pieces))
+    def cleaned(self, texts: Sequence[str]) -> list[bytes]:
+        """Return the bytes that the model reads of texts."""
+        return [clean(text, self.cleaning) for text in texts]
 
 
 def read_config(folder: Path) -> Config | None:

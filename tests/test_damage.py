@@ -28,7 +28,7 @@ from mlstm_jax.training.train import train as run_train
 from mlstm_jax.transfer.classifier import Classifier, Description, load_classifier
 from mlstm_jax.transfer.features import Featurizer, read_features, write_features
 from mlstm_jax.transfer.words import Words
-from tests.interop.test_weights import write_openai, write_unirep
+from tests.interop.test_weights import write_openai
 from tests.marks import FAILED_READS
 from tests.training.runs import config_of, final_state
 
@@ -37,7 +37,7 @@ pytestmark = FAILED_READS
 Read = Callable[[], Any]
 
 LOGS = ("tensorboard",)  # have no checksums, and nothing here reads them
-OF_STRANGERS = ("openai", "unirep", "sources")
+OF_STRANGERS = ("openai", "sources")
 
 
 def plain(value: Any) -> Any:
@@ -105,7 +105,6 @@ def written(rated_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
     for name in OF_STRANGERS:
         (folder / name).mkdir()
     write_openai(folder / "openai/files", draw)
-    write_unirep(folder / "unirep/files", draw, 2)
     (folder / "sources/files").mkdir()
     for name, line in (("a.jsonl", '{"text": "é %d", "rating": 4}'), ("b.csv", '"a, %d",3')):
         lines = ["text,rating"] * name.endswith("csv") + [line % n for n in range(30)]
@@ -123,7 +122,6 @@ def readers(written: dict[str, Path]) -> dict[str, Read]:
         # A file that differs is written anew.
         "features": lambda: read_features(written["features"] / "a.npz", "key"),
         "openai": lambda: published.read_openai(written["openai"] / "files").params,
-        "unirep": lambda: published.read_unirep(written["unirep"] / "files").params,
         "sources": lambda: read_sources(written["sources"] / "files"),
     }
 

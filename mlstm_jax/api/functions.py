@@ -8,7 +8,7 @@ from mlstm_jax import environment
 from mlstm_jax.api.model import TrainedModel, load
 from mlstm_jax.config import Config, load_file, resolve_batch
 from mlstm_jax.data.corpus import open_corpus
-from mlstm_jax.errors import UserError, extra, note, require
+from mlstm_jax.errors import UserError, extra, require
 from mlstm_jax.fields import Count, Positive, public
 from mlstm_jax.interop import published, weights
 from mlstm_jax.run import write_imported
@@ -89,7 +89,7 @@ def schedule(
 
 @public
 def import_weights(
-    kind: Literal["openai", "unirep", "mlstm"], source: str | Path, out: str | Path
+    kind: Literal["openai", "mlstm"], source: str | Path, out: str | Path
 ) -> TrainedModel:
     """Import weights of another program, or of `TrainedModel.export`, into a run folder.
 
@@ -97,20 +97,15 @@ def import_weights(
 
     Args:
         kind: openai: the folder of 0.npy to 14.npy of generating-reviews-discovering-sentiment;
-            unirep: the folder of embed_matrix:0.npy and the others; mlstm: a .safetensors of
-            export.
+            mlstm: a .safetensors of export.
         source: the folder or file.
         out: run folder to create.
     """
     readers: dict[str, Callable[[Path], weights.ModelWeights]] = {
         "openai": published.read_openai,
-        "unirep": published.read_unirep,
         "mlstm": weights.load_weights,
     }
-    imported = readers[kind](Path(source))
-    write_imported(Path(out), imported)
-    for one in imported.notes:
-        note(one)
+    write_imported(Path(out), readers[kind](Path(source)))
     return load(out)
 
 

@@ -391,14 +391,12 @@ class TrainedModel:
             split: which part of the corpus.
             corpus: corpus folder; unset: the one that the model was trained on.
         """
-        scored, _ = corpus_of(self._run, corpus, split)
+        scored, _ = corpus_of(self._run, corpus)
         key = (scored.identity, split)
         if key not in self._evaluators:
             model = self._run.batch_model or self._run.model
             window = self.config.data.window
-            self._evaluators[key] = Evaluator(
-                model, scored.split(split), window, self._devices, scored.stop
-            )
+            self._evaluators[key] = Evaluator(model, scored.split(split), window, self._devices)
         evaluator = self._evaluators[key]
         size = evaluator.stream.scored
         steps = evaluator.stream.steps

@@ -44,8 +44,8 @@ def prepare(
     """Make a corpus folder from text files.
 
     Args:
-        sources: .json, .jsonl, .csv, .tsv, .txt and .fasta files, each also .gz, and .parquet;
-            folders and patterns of them; tfds:NAME[/CONFIG]:SPLIT; `pydoc:` for Python's docs.
+        sources: .json, .jsonl, .csv, .tsv and .txt files, each also .gz, and .parquet; folders
+            and patterns of them; tfds:NAME[/CONFIG]:SPLIT; `pydoc:` for Python's docs.
         out: the corpus folder; it is complete or absent.
         train: sources of the train split, if a corpus comes with its splits. All documents are
             kept in their order; with --clean none, byte for byte.

@@ -95,7 +95,7 @@ def evaluate(
     output.require_file(json_, overwrite=overwrite, name="json")
     model = reading.load(run)
     score = model.evaluate(split, corpus=corpus, show_progress=True)
-    opened, is_own = corpus_of(model._run, corpus, split)
+    opened, is_own = corpus_of(model._run, corpus)
     result = {
         "run": str(run),
         "step": model.step,
@@ -109,8 +109,6 @@ def evaluate(
         f"{split} bpc {score.bpc:.4f} over {score.bytes_scored:,} bytes of {opened.path} in "
         f"{score.seconds:.1f} s ({model._run.origin})"
     )
-    if opened.stop is not None:
-        print("each protein is read from a zero state; its start is not scored, its stop is.")
     if not is_own and not model._run.imported:
         print("note: the run was trained on another corpus than this one.")
     if json_:
@@ -284,19 +282,18 @@ def view(
 
 
 def import_(
-    kind: Annotated[Literal["openai", "unirep", "mlstm"], Positional],
+    kind: Annotated[Literal["openai", "mlstm"], Positional],
     source: Annotated[Path, Positional, arg(metavar="SOURCE")],
     out: Path,
 ) -> None:
-    """Import weights of openai, unirep or `mlstm-jax export` into a run folder.
+    """Import weights of openai or `mlstm-jax export` into a run folder.
 
     The folder works like one of `train`: for features, transfer, generate, evaluate. Nothing in the
     files is executed.
 
     Args:
         kind: openai: the folder of 0.npy to 14.npy of generating-reviews-discovering-sentiment;
-            unirep: the folder of embed_matrix:0.npy and the others; mlstm: a .safetensors of
-            export.
+            mlstm: a .safetensors of export.
         source: the folder or file.
         out: run folder to create.
     """

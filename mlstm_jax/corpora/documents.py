@@ -25,9 +25,6 @@ Quoting = Literal["yes", "no"]
 TEXT_COLUMNS = ("text", "reviewText", "review_body", "sentence", "content")
 RATING_COLUMNS = ("rating", "overall", "star_rating", "stars")
 
-AMBIGUOUS = "BZJ"  # amino acids; UniRep has one token for these and X, unknown
-_AS_X = str.maketrans(AMBIGUOUS, "X" * len(AMBIGUOUS))
-
 # "nan", "1_000" and full-width digits are no ratings.
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _LARGEST_RATING = 3.4e38  # of float32, in which a corpus stores them
@@ -101,9 +98,7 @@ def clean(text: str, cleaning: Cleaning) -> bytes:
     r"""The bytes of a document in the corpus, empty if only padding would be left.
 
     "radford": unescape HTML, newlines to spaces, strip, "\n " in front, " " behind. "none": the
-    unchanged text and "\n". "protein": STX, UniRep's start token, and the sequence in upper case
-    without white space and without a "*" at its end, with X for the ambiguous B, Z and J. The bytes
-    are UTF-8; a lone surrogate, which has no UTF-8, becomes "?".
+    unchanged text and "\n". The bytes are UTF-8; a lone surrogate, which has no UTF-8, becomes "?".
     """
     before, kept, after = _pieces(_converted(text, cleaning), cleaning)
     return _utf8(before + kept + after) if kept.strip() else b""
@@ -118,8 +113,6 @@ def _converted(text: str, cleaning: Cleaning) -> str:
     if cleaning == "radford":
         text = html.unescape(_LONG_REFERENCE.sub("\ufffd", text))
         return text.replace("\r\n", " ").replace("\n", " ").replace("\r", " ")
-    if cleaning == "protein":
-        return "".join(text.split()).upper().translate(_AS_X)
     return text
 
 
@@ -127,8 +120,6 @@ def _pieces(converted: str, cleaning: Cleaning) -> tuple[str, str, str]:
     """What `clean` puts in front, what it keeps, and what it puts behind."""
     if cleaning == "radford":
         return "\n ", converted.strip(), " "
-    if cleaning == "protein":
-        return "\x02", converted.removesuffix("*"), ""
     return "", converted, "\n"
 
 
@@ -191,8 +182,6 @@ def prompt_bytes(prompt: str, cleaning: Cleaning) -> bytes:
         text = clean(prompt, "radford").removeprefix(b"\n ").removesuffix(b" ")
         end = b" " if prompt[-1:].isspace() else b""
         return b"\n " + text + end
-    if cleaning == "protein":
-        return clean(prompt, cleaning) or b"\x02"
     return _utf8(prompt) or b"\n"
 
 

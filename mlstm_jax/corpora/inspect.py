@@ -73,7 +73,7 @@ def inspect(
         "bits_per_byte": float(-(shares * np.log2(shares)).sum()),
         "not_ascii": float(counts[128:].sum() / counts.sum()),
         "ratings": _ratings(shown),
-        "epoch": _epoch(train, batch, window, opened.stop),
+        "epoch": _epoch(train, batch, window),
         "samples": [_text(shown, index) for index in chosen],
     }
     if verify:
@@ -111,10 +111,10 @@ def _ratings(split: Split) -> dict[str, Any] | None:
     }
 
 
-def _epoch(split: Split, batch: int, window: int, stop: int | None) -> dict[str, Any]:
+def _epoch(split: Split, batch: int, window: int) -> dict[str, Any]:
     rows = {"batch": batch, "window": window}
     try:
-        stream = TrainStream(split, batch=batch, window=window, stop=stop)
+        stream = TrainStream(split, batch=batch, window=window)
     except UserError as error:
         return rows | {"error": str(error)}
     return rows | {

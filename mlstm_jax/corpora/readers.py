@@ -30,12 +30,11 @@ from mlstm_jax.corpora.records import (
     RecordOrReject,
     Rejects,
     as_json,
-    fasta_records,
     json_records,
     reject,
     text_records,
 )
-from mlstm_jax.corpora.sources import FASTA, Source, check_source
+from mlstm_jax.corpora.sources import Source, check_source
 from mlstm_jax.corpora.tables import csv_records
 from mlstm_jax.errors import UserError, did_you_mean, nearest, note
 
@@ -218,8 +217,6 @@ def _records(
         lines = _lines(source, raw, recipe, on_read)
         if source.kind == "txt":
             yield from text_records(lines, recipe.document or "line", column)
-        elif source.kind in FASTA:
-            yield from fasta_records(source, lines, column)
         elif source.kind in ("csv", "tsv"):
             yield from csv_records(source, lines, partial(_scan, source, recipe), recipe)
         else:

@@ -1,4 +1,4 @@
-"""Find the records in lines of text: JSON, FASTA, lines, paragraphs; report and count bad ones."""
+"""Find the records in lines of text: JSON, lines, paragraphs; report and count bad ones."""
 
 import json
 from collections import Counter
@@ -67,49 +67,6 @@ def text_records(
     text = "".join(parts)
     if text.strip():
         yield "", {text_column: text if document == "file" else text.rstrip("\r\n")}
-
-
-def fasta_records(
-    source: Source, lines: Iterable[Line], text_column: str
-) -> Iterator[RecordOrReject]:
-    """Yield the sequences of FASTA: a line `>name`, then lines of letters.
-
-    A record with an unreadable line is lost.
-    """
-    start = 0  # the line of the name
-    name = ""
-    parts: list[str] = []
-    is_whole = True
-
-    def record() -> RecordOrReject:
-        return start, {text_column: "".join(parts), "name": name}
-
-    for line in lines:
-        if isinstance(line, Reject):
-            is_whole = False
-            yield line
-            continue
-        number, raw = line
-        text = raw.strip()
-        if text.startswith(">"):
-            if start and is_whole:
-                yield record()
-            start = number
-            name = text[1:].strip()
-            parts = []
-            is_whole = True
-        elif start:
-            parts.append(text)
-        elif text:
-            yield reject(
-                "FASTA without a name",
-                source,
-                number,
-                "a sequence needs a line '>name' before it; is this a FASTA file?",
-                text,
-            )
-    if start and is_whole:
-        yield record()
 
 
 class _Repeating(dict[str, object]):

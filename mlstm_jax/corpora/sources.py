@@ -21,8 +21,7 @@ from mlstm_jax.errors import UserError
 PYDOC = "pydoc:"
 TFDS = "tfds:"
 
-FASTA = ("fasta", "fa", "faa")
-_TEXT = ("json", "jsonl", "csv", "tsv", *FASTA, "txt")
+_TEXT = ("json", "jsonl", "csv", "tsv", "txt")
 _KINDS = (*_TEXT, "parquet")
 _URL = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
 _GZIP_MAGIC = b"\x1f\x8b"

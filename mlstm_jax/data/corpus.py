@@ -33,10 +33,8 @@ MANIFEST = "manifest.json"
 
 SplitName = Literal["train", "valid", "test"]
 SPLITS: tuple[SplitName, ...] = get_args(SplitName)
-Cleaning = Literal["radford", "none", "protein"]
+Cleaning = Literal["radford", "none"]
 Dedupe = Literal["exact", "normalized", "none"]
-
-STOP = 3  # ETX, UniRep's stop token; not stored in a corpus
 
 
 class SplitFiles(NamedTuple):
@@ -186,14 +184,6 @@ class Corpus:
         splits = {name: asdict(split) for name, split in self.manifest.splits.items()}
         text = json.dumps([self.manifest.cleaning, splits], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
-
-    @property
-    def stop(self) -> int | None:
-        """The byte that ends each document if they are read separately, or None: one stream.
-
-        Proteins are read separately, as in UniRep (Alley et al. 2019).
-        """
-        return STOP if self.manifest.cleaning == "protein" else None
 
     def split(self, name: SplitName) -> Split:
         """Open a split: its bytes are read later, its offsets and ratings now.

@@ -73,7 +73,7 @@ class Order(NamedTuple):
     def _shards_at(self, step: int) -> Int64:
         """Return each row's last shard that starts by `step`; empty ones start with the next.
 
-        Bisects all rows at once: each protein is a shard, so there are millions.
+        Bisects all rows at once: if each document is a shard, there may be millions.
         """
         rows = np.arange(len(self.before_BK))
         shards = self.before_BK.shape[1]

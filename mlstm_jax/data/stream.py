@@ -129,9 +129,7 @@ class TrainStream:
     until the row with the most windows has. Positions without a target have no weight in the loss.
 
     With `per_document`, each document is a shard, and each of its windows has its label at its last
-    byte. With `stop`, too, each document is a shard, and the byte `stop`, which is not in the
-    corpus, is the target of its last byte. UniRep reads proteins this way, from start token to stop
-    token.
+    byte.
 
     Attributes:
         origin: where the rows began; `position` rounds it to a window.
@@ -150,7 +148,6 @@ class TrainStream:
         shuffle: bool = False,
         seed: int = 0,
         labels: Literal["ratings", "classes"] | None = None,
-        stop: int | None = None,
         per_document: bool = False,
         targets_are_inputs: bool = False,
         origin: Origin = START,
@@ -167,8 +164,7 @@ class TrainStream:
                 "prepare it again with a share for it, such as `split` 1000,1,1."
             )
         documents = len(split.offsets) - 1
-        separate = per_document or stop is not None
-        if separate:
+        if per_document:
             self.shards = -(-documents // batch) * batch
             # The last shards are empty.
             more = (0, self.shards - documents)
@@ -181,17 +177,16 @@ class TrainStream:
         self._batch = batch
         self._shuffle = shuffle
         self._seed = seed
-        self._stop = stop
-        # Bytes of a shard without a target: its first, unless a stop makes up for it.
-        self._untargeted = 1 if stop is None and not targets_are_inputs else 0
+        # Bytes of a shard without a target: its first.
+        self._untargeted = 0 if targets_are_inputs else 1
         self._regular = regular(bounds, batch, window)
         self.steps_per_epoch = self._regular.windows
         self.origin = origin
         self._position = round(origin.epochs * self.steps_per_epoch)
         targets_BK = self._targets_of(self._regular)
         # Each row needs a whole window, or a document, which may be shorter.
-        least = 1 if separate else window
-        is_short = size <= window and not separate
+        least = 1 if per_document else window
+        is_short = size <= window and not per_document
         if is_short or (targets_BK // least).sum(axis=1).min() == 0:
             raise UserError(
                 f"the {split.name} split has {size:,} bytes in {documents:,} documents, too few "
@@ -242,10 +237,6 @@ class TrainStream:
         weight = self._batch * self._window / max(1, int(targets_B.sum()))
         start_B = (first_B + read_B)[rows]
         bytes_BT = self._bytes.windows(start_B, self._window + 1)
-        if self._stop is not None:
-            left_B = (length_B - read_B)[rows]
-            ending = np.flatnonzero((left_B > 0) & (left_B <= self._window))
-            bytes_BT[ending, left_B[ending]] = self._stop
         labels_BT = None
         if self._labels:
             inputs_B = np.clip((length_B - read_B)[rows], 0, self._window)
@@ -281,10 +272,7 @@ class EvaluationBatch(NamedTuple):
 class EvaluationStream:
     """Every byte of a split once, except those that nothing predicts; each piece from a zero state.
 
-    The pieces are at most 16 shards, a row each, and their first bytes are not scored. With `stop`
-    the pieces are the documents, divided among the rows; instead of a document's first byte, which
-    is only an input, `stop` is scored, which ends each and is not in the corpus. UniRep reads
-    proteins this way, from start token to stop token.
+    The pieces are at most 16 shards, a row each, and their first bytes are not scored.
 
     Attributes:
         rows: number of rows.
@@ -292,21 +280,17 @@ class EvaluationStream:
         scored: number of bytes scored, over all rows.
     """
 
-    def __init__(
-        self, split: Split, *, window: int, stop: int | None = None, rows: int = EVALUATION_ROWS
-    ) -> None:
+    def __init__(self, split: Split, *, window: int, rows: int = EVALUATION_ROWS) -> None:
         size = int(split.offsets[-1])
-        offsets = np.asarray(split.offsets, np.int64)
-        if stop is None:
-            # Starting from a zero state costs some bits, negligible in a long shard.
-            if size >= rows * LEAST_WINDOWS * window:
-                bounds = cut(split.offsets, rows)
-            else:
-                shards = min(rows, len(offsets) - 1) or 1
-                bounds = cut(split.offsets, shards, slack=math.inf)
-            offsets = np.unique(bounds)
-        unscored = 1 if stop is None else 0  # bytes of a piece
-        self.scored = size - unscored * (len(offsets) - 1)
+        # Starting from a zero state costs some bits, negligible in a long shard.
+        if size >= rows * LEAST_WINDOWS * window:
+            bounds = cut(split.offsets, rows)
+        else:
+            shards = min(rows, len(split.offsets) - 1) or 1
+            bounds = cut(split.offsets, shards, slack=math.inf)
+        bounds = np.unique(bounds)
+        self.rows = len(bounds) - 1
+        self.scored = size - self.rows
         if self.scored <= 0:
             raise UserError(
                 f"the {split.name} split has {size} bytes, too few to score; prepare the corpus "
@@ -314,38 +298,21 @@ class EvaluationStream:
             )
         self._bytes = split.bytes
         self._window = window
-        self._stop = stop
-        windows_D = -(-(np.diff(offsets) - unscored) // window)
-        first_D = np.concatenate([[0], np.cumsum(windows_D)])  # first window of each piece
-        piece_W = np.repeat(np.arange(len(windows_D)), windows_D)
-        place_W = np.arange(first_D[-1]) - first_D[piece_W]
-        self._starts_W = offsets[piece_W] + place_W * window
-        self._ends_W = offsets[piece_W + 1]
-        self._resets_W = place_W == 0
-        self._bounds: NDArray[np.int64] = first_D
-        if stop is not None:
-            self._bounds = cut(first_D.astype(np.uint64), rows, slack=math.inf)
-        self.rows = len(self._bounds) - 1
-        self.steps = int(np.diff(self._bounds).max())
+        self._start_B = bounds[:-1]
+        self._end_B = bounds[1:]
+        self.steps = int((-((1 - np.diff(bounds)) // window)).max())
 
     def batch(self, step: int, rows: int) -> EvaluationBatch:
         """Return the windows at `step`, padded with empty rows to `rows` rows."""
-        at_B = self._bounds[:-1] + step
-        is_read_B = at_B < self._bounds[1:]
-        at_B = np.minimum(at_B, len(self._starts_W) - 1)
-        start_B = self._starts_W[at_B]
-        end_B1 = self._ends_W[at_B][:, None]
-        position_BT = start_B[:, None] + np.arange(self._window + 1)
+        # A row that has ended stays at its end.
+        start_B = np.minimum(self._start_B + step * self._window, self._end_B)
+        inside_BT = start_B[:, None] + np.arange(self._window + 1) < self._end_B[:, None]
         read_BT = self._bytes.windows(start_B, self._window + 1)
-        inside_BT = position_BT < end_B1
         read_BT *= inside_BT
-        if self._stop is not None:
-            read_BT[position_BT == end_B1] = self._stop
-            inside_BT = position_BT <= end_B1
         empty = (0, rows - self.rows)
-        bytes_BT = np.pad(read_BT * is_read_B[:, None], (empty, (0, 0)))
-        mask_BT = np.pad(inside_BT[:, 1:] & is_read_B[:, None], (empty, (0, 0)))
-        reset_B = np.pad(self._resets_W[at_B], empty)
+        bytes_BT = np.pad(read_BT, (empty, (0, 0)))
+        mask_BT = np.pad(inside_BT[:, 1:], (empty, (0, 0)))
+        reset_B = np.pad(np.full(self.rows, step == 0), empty)
         # Only the step and the row determine a window's number, not the number of empty rows.
         window_B = (np.arange(rows) + step * 2**12).astype(np.uint32)
         return EvaluationBatch(bytes_BT[:, :-1], bytes_BT[:, 1:], mask_BT, reset_B, window_B)

@@ -42,7 +42,6 @@ class ModelWeights(NamedTuple):
     cleaning: Cleaning
     params: Parameters  # NumPy, float32
     source: str  # where it comes from; only shown
-    notes: tuple[str, ...] = ()  # on what was not imported; only shown
 
 
 def named(params: Parameters) -> dict[str, Any]:

@@ -18,9 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import linen
-from numpy.typing import NDArray
 
 from mlstm_jax.model.architecture import VOCABULARY, Architecture, StateOutput, Window
 from mlstm_jax.model.ops import Precision, matmul, uniform
@@ -29,9 +27,6 @@ from mlstm_jax.model.stack import Loops, put_step, step_of, steps_read
 Array = jax.Array
 Parameters = Any  # A tree of float32 arrays, as in the docstring above.
 Carry = Any  # A tree of arrays, rows first; see `Architecture.init_carry`.
-
-# The decoder's bias of a byte for which a model has no symbol: its probability is 0 in float32.
-NEVER = -1e4
 
 COMPUTE_TYPES = {
     "fp32": jnp.float32,
@@ -209,9 +204,3 @@ def parameter_shapes(model: Architecture) -> Parameters:
     """Return only the shapes and types of a model's parameters, as a tree."""
     shell = LanguageModel(model, Precision())
     return jax.eval_shape(lambda: shell.init_parameters(jax.random.key(0)))
-
-
-def unknown_bytes(params: Parameters) -> NDArray[np.bool_]:
-    """Return for which bytes a model has no symbol, bool [V]: it never predicts them."""
-    unknown_V: NDArray[np.bool_] = np.asarray(params["decoder_bias"]) <= NEVER / 2
-    return unknown_V

@@ -1,8 +1,7 @@
 """Bits per character of a split: mean cross-entropy · log2 e, with a carried state.
 
 Puri et al. 2018, section VI: 16 shards, each from a zero state to its end. Every byte is scored
-once, except the first of each shard, which nothing predicts. Proteins are scored as in training
-(Alley et al. 2019): each from a zero state, including its stop token.
+once, except the first of each shard, which nothing predicts.
 """
 
 import bz2
@@ -16,11 +15,11 @@ from typing import Any, NamedTuple
 
 import jax
 
-from mlstm_jax.data.corpus import Corpus, Split, SplitName, open_corpus
+from mlstm_jax.data.corpus import Corpus, Split, open_corpus
 from mlstm_jax.data.stream import EVALUATION_ROWS, EvaluationStream, prefetch
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import LanguageModel
-from mlstm_jax.run import Run, require_known_corpus
+from mlstm_jax.run import Run
 from mlstm_jax.training import parallel
 from mlstm_jax.training.metrics import BITS_PER_NAT
 from mlstm_jax.training.parallel import Parallel
@@ -46,27 +45,19 @@ class Score(NamedTuple):
     accuracy: float | None = None  # a fraction
 
 
-def corpus_of(run: Run, given: str | Path | None, *splits: SplitName) -> tuple[Corpus, bool]:
+def corpus_of(run: Run, given: str | Path | None) -> tuple[Corpus, bool]:
     """Open the given corpus, or the one that the run was trained on, to score it.
 
     Also returns whether it is the run's own: then the run has not seen its other splits.
 
     Raises UserError if none is given, and the run's own corpus is unknown or has changed (a split
-    of another preparation may contain text that the run was trained on), or if the model has no
-    symbol for a byte of one of the splits.
+    of another preparation may contain text that the run was trained on).
     """
     if given is None and run.imported:
         raise UserError(
             f"{run.folder.name}, {run.origin}, comes without a corpus; give one with `corpus`."
         )
     opened = open_corpus(Path(run.config.data.corpus if given is None else given))
-    cleaning = opened.manifest.cleaning
-    if cleaning != run.cleaning and "protein" in (cleaning, run.cleaning):
-        raise UserError(
-            f"{opened.path} was cleaned by {cleaning!r}, but {run.folder} reads texts cleaned by "
-            f"{run.cleaning!r}; prepare it with `clean` {run.cleaning}."
-        )
-    require_known_corpus(run.params, opened, splits)
     is_own = opened.identity == run.corpus
     if given is None and not is_own:
         raise UserError(
@@ -87,9 +78,8 @@ class Evaluator:
         split: Split,
         window: int,
         devices: Parallel,
-        stop: int | None = None,
     ) -> None:
-        """Set what is scored; with a `stop` (see `Corpus.stop`) each document by itself.
+        """Set what is scored.
 
         A model that predicts the next byte reads the split as any text. A model of masked bytes
         reads windows as in training, at most the longest that it can: phases have windows of their
@@ -102,7 +92,7 @@ class Evaluator:
         else:
             window = kind.reading_window(window)
             self._start = model.reading_carry
-        self.stream = EvaluationStream(split, window=window, stop=stop)
+        self.stream = EvaluationStream(split, window=window)
         self._devices = devices
         self._rows = -(-EVALUATION_ROWS // devices.count) * devices.count
         self._step = devices.map(make_evaluation_step(model, parallel.AXIS), donate=(1,))
@@ -147,7 +137,7 @@ def report_of(run: Run, corpus: str | Path | None, score: Score, sample: str) ->
         score: of the validation split.
         sample: text that the model wrote; a model of masked bytes writes none.
     """
-    opened, is_own = corpus_of(run, corpus, "valid")
+    opened, is_own = corpus_of(run, corpus)
     data = opened.split("valid").bytes
     whose = f"{len(data):,} validation bytes"
     if is_own:

@@ -50,8 +50,7 @@ class ResolvedPhase(Segment):
         """What a checkpoint of this phase at `step` was trained on."""
         rows = dataclasses.asdict(self.config.data)
         del rows["corpus"], rows["batch_per_device"]
-        if self.corpus.stop is None:
-            rows["slack"] = TRAINING_SLACK
+        rows["slack"] = TRAINING_SLACK
         return Meta(
             corpus=self.corpus.identity,
             cleaning=self.corpus.manifest.cleaning,
@@ -148,7 +147,6 @@ def train_stream(config: Config, corpus: Corpus, origin: Origin = START) -> Trai
         shuffle=data.shuffle_shards,
         seed=data.seed,
         labels=labels,
-        stop=corpus.stop,
         # Without a carry, a label can be predicted only from its document's own windows.
         per_document=model.labels > 0 and model.longest_window is not None,
         targets_are_inputs=model.masked,

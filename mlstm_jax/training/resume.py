@@ -51,8 +51,6 @@ def begin_new(
         {"the fingerprint of train.start_from's parameters": start},
         "Give every process the same parameters to start from.",
     )
-    if arrays is not None:
-        run.require_known_corpus(arrays, phases[0].corpus, ("train", "valid"))
     tx = optimizer.build(config.optimizer, config.model, lambda count: 0.0)
     state = devices.copy_first_process(fresh_state(config, model, tx, arrays))
     return Snapshot(0, state, None, phases[0].meta(0)._replace(start=start))

@@ -279,7 +279,7 @@ def _make_evaluation(
 ) -> Callable[[TrainState], Score]:
     """The function that scores the validation split and, if there are any, its labels."""
     valid = corpus.split("valid")
-    scorer = Evaluator(model, valid, config.data.window, devices, corpus.stop)
+    scorer = Evaluator(model, valid, config.data.window, devices)
 
     def evaluate(state: TrainState) -> Score:
         score = scorer(state.params, lambda n: watchdog.beat(f"the devices score window {n}"))

@@ -259,13 +259,11 @@ class Featurizer:
             if not quiet:
                 size = sum(map(len, self._run.cleaned(texts)))
         with ProgressLine(name, size, of_bytes=True, quiet=quiet) as line:
-            first = 1
             for part in parts:
-                yield part, self._read(part, first, line)
-                first += len(part)
+                yield part, self._read(part, line)
 
-    def _read(self, texts: Sequence[str], first: int, line: ProgressLine) -> Reading:
-        cleaned = self._run.cleaned(texts, first=first)
+    def _read(self, texts: Sequence[str], line: ProgressLine) -> Reading:
+        cleaned = self._run.cleaned(texts)
         model = self._run.config.model
         length_N = np.array([len(text) for text in cleaned])
         longest = int(length_N.max(initial=0))

@@ -148,8 +148,6 @@ def finetune(
     """Fine-tune a model to predict the labels of texts; see `TrainedModel.finetune`."""
     output.require_folder(out)
     texts, classes = with_held_out(texts, run.cleaning, "valid")
-    for table in texts.values():
-        run.cleaned(table.texts, table.name)
     notes = classify.note_known(run, texts)
     counted = None
     if options.words:  # before the hours of training

@@ -21,8 +21,7 @@ from mlstm_jax import environment
 from mlstm_jax.config import MOST_SEED
 from mlstm_jax.corpora.documents import prompt_bytes
 from mlstm_jax.errors import require
-from mlstm_jax.model.language_model import NEVER, VOCABULARY, Carry, LanguageModel
-from mlstm_jax.run import require_known
+from mlstm_jax.model.language_model import VOCABULARY, Carry, LanguageModel
 from mlstm_jax.terminal import told_if_slow
 from mlstm_jax.transfer.trace import Reader
 
@@ -48,8 +47,6 @@ def _least_kept(logits_V: jax.Array, how: Sampling) -> jax.Array:
 
 
 def _sample(key: jax.Array, logits_V: jax.Array, how: Sampling) -> jax.Array:
-    # At a high temperature even a byte without a symbol would become likely.
-    logits_V = jnp.where(logits_V > NEVER / 2, logits_V, -jnp.inf)
     logits_V = logits_V / jnp.maximum(how.temperature, 1e-6)
     # A CPU sorts for longer than it takes to do all the rest.
     is_cut = (how.top_k < VOCABULARY) | (how.top_p <= 1)
@@ -133,7 +130,6 @@ def generate(
         require(0 <= unit <= last, "set_unit", unit, f"a unit, 0 to {last}")
         require(abs(value) <= _LARGEST, f"set_unit {unit}", value, "finite in float32")
     read = prompt_bytes(prompt, run.cleaning)
-    require_known(run.params, "generate", (("the prompt", read), ("stop", stop)))
     # All outside the program is NumPy's: an operation of jnp would compile a program of its own.
     how = Sampling(
         np.float32(temperature),

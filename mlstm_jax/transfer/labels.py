@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mlstm_jax.corpora.documents import SEVERAL_LABELS, Recipe, clean, label_of, rating_of
 from mlstm_jax.corpora.readers import kind_of, read_documents
-from mlstm_jax.corpora.sources import FASTA, Source
+from mlstm_jax.corpora.sources import Source
 from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import UserError, did_you_mean, nearest, note
 
@@ -67,7 +67,7 @@ def read_labelled(path: Path | str, text_column: str | None, column: str = "labe
     Raises UserError if no record has a label in the column, or a text has none.
     """
     source = Source(str(path))
-    if source.kind in ("txt", *FASTA, "pydoc"):
+    if source.kind in ("txt", "pydoc"):
         raise UserError(
             f"{path}: a .{source.kind} file has texts, but no labels; give a table or JSON with a "
             "field for each, such as a .csv file whose first line is label,text."

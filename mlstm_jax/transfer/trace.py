@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mlstm_jax.errors import require
 from mlstm_jax.model.architecture import VOCABULARY
 from mlstm_jax.model.language_model import Carry, LanguageModel
-from mlstm_jax.run import Run, require_known
+from mlstm_jax.run import Run
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer.features import State, states_of
 from mlstm_jax.transfer.reader import TextReader
@@ -69,7 +69,6 @@ class Stream:
     def feed(self, piece: bytes) -> Self:
         """Read any number of bytes."""
         require(isinstance(piece, bytes), "piece", piece, "bytes, such as text.encode()")
-        require_known(self._run.params, "reading", [("the text", piece)])
         states = [self.states[:0]]
         logits = [self._logits_1V]
         for step, reached, outputs in self._reader.read([piece], self._reached):

@@ -81,7 +81,7 @@ class Fit(NamedTuple):
 def fit(train: Labelled, valid: Labelled | None, classes: Sequence[str]) -> Fit:
     """Fit with the C of most right answers, on validation texts or by cross-validation.
 
-    Raises UserError if no word is left to count, such as of proteins, or a class has one text.
+    Raises UserError if no word is left to count, or a class has one text.
     """
     try:
         return _fit(train, valid, classes)

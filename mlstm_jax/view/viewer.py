@@ -22,7 +22,6 @@ _SHOWN = 8  # active units, and next bytes
 
 # The placeholder text of the empty page.
 _EXAMPLE = "This guitar strap is"
-_EXAMPLES = {"protein": "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ"}
 
 
 class RequestError(UserError):
@@ -71,7 +70,7 @@ class Viewer:
             "layer": self._layer,
             "unit": self._unit,
             "text": self._text,
-            "example": _EXAMPLES.get(self.run.cleaning, _EXAMPLE),
+            "example": _EXAMPLE,
             "scores": self._scores(),
             "label": self._label,
         }

@@ -87,8 +87,6 @@ YES, NO = {"quoting": "yes"}, {"quoting": "no"}
         ("a.txt", UNITS, {}, ["one", "two", " three"], None),
         ("a.txt", UNITS, {"document": "paragraph"}, ["one\r\ntwo", " three"], None),
         ("a.txt", UNITS, {"document": "file"}, [UNITS], None),
-        ("a.fa", ">one\nMK\nV*\n\n>two words\r\nac\r\n>empty\n>last\nW", {},
-         ["MKV*", "ac", "", "W"], None),
         # One file behind another; and a field that is there twice matters only where it is read.
         ("a.jsonl", MARKED + MARKED, {}, ["marked", "half \ud800 \0"] * 2, None),
         ("a.jsonl", REPEATED, {}, ['a "text"'], None),
@@ -159,7 +157,6 @@ def test_the_documentation_of_python_is_built_in() -> None:
         ("a.jsonl", lines({"text": ["a"]}, {"text": 7}), r"it is a list in 1, a number in 1 of"),
         ("a.jsonl", lines({"Text": "t"}), r"fields seen are Text\..* did you mean Text\?"),
         ("a.jsonl", '{"body": "t"}\n{"id": 1}\n', r"none of its 2 records .*seen are body, id\."),
-        ("a.fasta", "MKV\n>one\nMK\n", r"line 1: a sequence needs a line '>name' before it"),
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_used_is_named_with_the_reason(tmp_path, name, content, message):
@@ -279,10 +276,6 @@ def test_gzip_that_is_not_or_is_cut_short_or_damaged(tmp_path: Path) -> None:
 def test_cleaning(text: str, radford: bytes, none: bytes) -> None:
     assert clean(text, "radford") == radford
     assert clean(text, "none") == none
-
-
-def test_cleaning_of_proteins() -> None:
-    assert [clean(text, "protein") for text in ("m kBZj*", "*", "*M")] == [b"\2MKXXX", b"", b"\2*M"]
 
 
 def test_near_duplicates_differ_in_case_and_in_white_space_of_any_kind() -> None:

@@ -142,12 +142,12 @@ def test_an_epoch_gives_every_byte_once(split: Split, shuffle: bool) -> None:
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("batch", [1, 7, 60])
-def test_with_a_stop_every_document_is_read_once_to_it(batch: int, shuffle: bool) -> None:
-    lengths = [8, 16, 7, 9, 1, 40] * 10
+def test_documents_apart_are_read_once_each(batch: int, shuffle: bool) -> None:
+    lengths = [8, 16, 7, 9, 2, 40] * 10
     split = make_split(lengths)
-    stream = TrainStream(split, batch=batch, window=8, shuffle=shuffle, stop=3)
+    stream = TrainStream(split, batch=batch, window=8, shuffle=shuffle, per_document=True)
     text, ends = split.bytes[:].tobytes(), np.cumsum(lengths)
-    whole = sorted(text[e - n : e] + b"\x03" for e, n in zip(ends, lengths, strict=True))
+    whole = sorted(text[e - n : e] for e, n in zip(ends, lengths, strict=True))
     for epoch in range(2):
         steps = range(epoch * stream.steps_per_epoch, (epoch + 1) * stream.steps_per_epoch)
         rows = texts_of(stream, steps, slice(0, batch))
@@ -173,7 +173,7 @@ def test_the_weights_make_the_mean_over_positions_that_over_targets() -> None:
     """And each batch tells which part of its rows still read."""
     # The first row's shards are twice as long as the others', of 30 documents each.
     split = make_split([100 if n % 4 == 0 else 50 for n in range(120)])
-    stream = TrainStream(split, batch=4, window=16, shards=120, stop=3)
+    stream = TrainStream(split, batch=4, window=16, per_document=True)
     found = set()
     for step in range(stream.steps_per_epoch):
         got = stream.batch(step)
@@ -241,7 +241,10 @@ ONE = partial(TrainStream, batch=1, window=16)
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: TrainStream(make_split([50] * 4), batch=8, window=8, stop=3), "4 documents, too"),
+        (
+            lambda: TrainStream(make_split([50] * 4), batch=8, window=8, per_document=True),
+            "4 documents, too",
+        ),
         (lambda: ONE(rated(None), labels="ratings"), "has none"),
         (lambda: ONE(rated([3.0, 3.0]), labels="ratings"), "only one"),
         (lambda: TrainStream(make_split([100] * 10), batch=64, window=512), r"data\.batch 64 rows"),
@@ -250,7 +253,6 @@ ONE = partial(TrainStream, batch=1, window=16)
             "16 bytes in 1 documents, too few",
         ),
         (lambda: EvaluationStream(make_split([]), window=8), "too few to score"),
-        (lambda: EvaluationStream(make_split([]), window=8, stop=3), "too few to score"),
     ],
 )
 def test_what_is_too_little_is_refused(make, message, split) -> None:
@@ -260,8 +262,8 @@ def test_what_is_too_little_is_refused(make, message, split) -> None:
     assert shards % 4 == 0
     ONE(make_split([17]), targets_are_inputs=True).batch(0)
     # Documents one by one need no whole window.
-    few = TrainStream(make_split([3, 4]), batch=2, window=32, stop=3).batch(0)
-    np.testing.assert_array_equal(few.targets_B, [3, 4])
+    few = TrainStream(make_split([3, 4]), batch=2, window=32, per_document=True).batch(0)
+    np.testing.assert_array_equal(few.targets_B, [2, 3])
     with pytest.raises(UserError, match=message):
         make()
 
@@ -271,11 +273,9 @@ def test_what_is_too_little_is_refused(make, message, split) -> None:
     # A long document is cut, a short one never.
     [([*range(20, 200)], 16), ([8192], 16), ([8191], 1), ([2], 1), ([5, 1], 2), ([1000, 1, 1], 2)],
 )
-@pytest.mark.parametrize("stop", [None, 3])
-def test_evaluation_scores_every_byte_once_save_each_pieces_first(lengths, pieces, stop) -> None:
-    """With a stop each document is a piece, and its stop is scored instead."""
+def test_evaluation_scores_every_byte_once_save_each_pieces_first(lengths, pieces) -> None:
     split = make_split(lengths)
-    stream = EvaluationStream(split, window=8, stop=stop)
+    stream = EvaluationStream(split, window=8)
     rows: list[list[bytes]] = [[] for _ in range(20)]
     scored = 0
     for step in range(stream.steps):
@@ -283,18 +283,14 @@ def test_evaluation_scores_every_byte_once_save_each_pieces_first(lengths, piece
         targets_B = batch.mask_BT.sum(axis=1)
         scored += targets_B.sum()
         follow(rows, batch, targets_B)
-    data, ends = split.bytes[:].tobytes(), np.cumsum(lengths)
-    if stop is None:
-        read = b""
-        for row in rows[:pieces]:
-            assert len(row) <= 1
-            read += b"".join(row) or data[len(read) :][:1]  # of one byte nothing is scored
-        assert read == data
-        assert rows[pieces:] == [[]] * (20 - pieces)
-    else:
-        texts = [text for row in rows for text in row]
-        assert texts == [data[e - n : e] + b"\x03" for e, n in zip(ends, lengths, strict=True)]
-    assert scored == stream.scored == len(data) - (pieces if stop is None else 0)
+    data = split.bytes[:].tobytes()
+    read = b""
+    for row in rows[:pieces]:
+        assert len(row) <= 1
+        read += b"".join(row) or data[len(read) :][:1]  # of one byte nothing is scored
+    assert read == data
+    assert rows[pieces:] == [[]] * (20 - pieces)
+    assert scored == stream.scored == len(data) - pieces
 
 
 def test_prefetch_keeps_the_order_and_passes_errors_on() -> None:

@@ -1,16 +1,13 @@
 """Whole runs: killed and resumed, interrupted, diverged, refused."""
 
 import gc
-import itertools
 import json
-import math
 import os
 import signal
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -21,7 +18,6 @@ import pytest
 from mlstm_jax import cli, environment, guard, run
 from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import Devices, Train, vary
-from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import Note, UserError
 from mlstm_jax.record import steps_in
@@ -267,28 +263,3 @@ def test_length_of_a_run() -> None:
     assert phases.total_steps(Train(steps=5, epochs=1e300), 10**9) == 5
     with pytest.raises(UserError, match=r"train\.epochs is 1e\+300, .* most 2,147,483,647 steps"):
         phases.total_steps(Train(epochs=1e300), 10**9)
-
-
-def test_proteins_are_learned_one_by_one_and_their_stop_with_them(tmp_path, monkeypatch) -> None:
-    letters = np.random.default_rng(0).choice(list("ACDE"), (4000, 8))
-    text = "".join(f">{n}\n{''.join(protein)}\n" for n, protein in enumerate(letters))
-    (tmp_path / "p.fasta").write_text(text)
-    corpus = tmp_path / "corpus"
-    prepare([str(tmp_path / "p.fasta")], corpus, split=(20, 1, 1), clean="protein")
-    steps = 400
-    once = {"train__eval_every": steps, "train__checkpoint_every": steps}
-    seconds = itertools.count()  # one for each line
-    clock = SimpleNamespace(monotonic=lambda: float(next(seconds)))
-    monkeypatch.setattr("mlstm_jax.training.report.time", clock)
-    run_train(config_of(corpus, tmp_path / "run", steps, **once))
-    lines = lines_of(tmp_path / "run")
-    last = lines["eval"][-1]
-    assert last["step"] == steps
-    # Eight letters of two bits; the stop is certain for a model that has counted them. For one that
-    # has not, each byte is a stop with a probability of 1/9: so much more entropy.
-    counted = 16 / 9
-    uncounted = counted - (math.log2(1 / 9) + 8 * math.log2(8 / 9)) / 9
-    assert counted - 0.05 < last["bpc"] < (counted + uncounted) / 2
-    assert lines["train"][-1]["bytes_seen"] == steps * 8 * 9
-    # Of the 16 bytes of a window, seven are padding.
-    assert lines["train"][-1]["bytes_per_second"] == 5 * 8 * 9

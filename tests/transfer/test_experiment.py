@@ -78,7 +78,7 @@ def test_transfer_and_classify_from_the_outside(run, tmp_path, random, capsys, r
 def test_several_states_are_transferred_and_resumed(
     run, tmp_path, random, monkeypatch, capsys, refused
 ) -> None:
-    """All layers, of texts without words, such as proteins; stopped between two states."""
+    """All layers, of texts without words; stopped between two states."""
     letters = np.array(list("acdefghiklmnpqrstvwy"))
     for name, count in (("train", 10), ("test", 6), ("others", 10)):
         lines = ["text,label"]

@@ -15,7 +15,6 @@ import pytest
 from mlstm_jax import cli, environment, host
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.errors import Note, UserError
-from mlstm_jax.model.language_model import NEVER
 from mlstm_jax.run import Run, load_run, with_compute
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer import features
@@ -84,15 +83,6 @@ def test_what_is_odd_about_a_text_is_told(run, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(features, "_LONG", 500)
     with pytest.warns(Note, match=f"{len(run.cleaned(TEXTS)[2])} bytes"):
         Featurizer(run)(TEXTS)
-    # A byte without a symbol is placed in its file, which is read in parts.
-    monkeypatch.setattr(features, "_MOST_TEXTS", 3)
-    bias_V = run.params["decoder_bias"].copy()
-    bias_V[ord("X")] = NEVER
-    made = replace(run, params=run.params | {"decoder_bias": bias_V})
-    file = tmp_path / "texts.txt"
-    file.write_text("a\nb\nc\nd\neX\n")
-    with pytest.raises(UserError, match=r"text 5 has 1 bytes that .* the first b'X'"):
-        Featurizer(made)(TextFile(file, None, run.cleaning))
 
 
 @pytest.mark.parametrize(
