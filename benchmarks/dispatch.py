@@ -193,7 +193,6 @@ def main() -> None:
 
         index, coordinator = arguments.process.split("@")
         processes, each = map(int, arguments.points[0].split("x"))
-        environment.cache_programs()
         environment.prepare(Devices(virtual_cpu=each))
         rows = measure_point(processes, int(index), coordinator, arguments)
         from measure import machine

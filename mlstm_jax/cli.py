@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from mlstm_jax import __version__, environment, shipped, terminal
+from mlstm_jax import __version__, cache, environment, shipped, terminal
 from mlstm_jax.errors import KnownError, Note, UserError, did_you_mean, explained, nearest
 from mlstm_jax.guard import WEIGHTS, Interrupted, interruptible
 
@@ -101,8 +101,6 @@ def run(words: Sequence[str]) -> None:
     environment.silence()
     if name in _ON_CPU:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    else:
-        environment.cache_programs()
     with _notes():
         call = parse(name, rest)
         call()
@@ -156,7 +154,7 @@ def _usage() -> str:
         "",
         "mlstm-jax COMMAND --help explains the options of a command; mlstm-jax --version.",
         "Compiled programs are cached in ~/.cache/mlstm_jax, at most 1 GB per type of processor.",
-        f"Set {environment.CACHE} to another folder, or to an empty value to turn the cache off.",
+        f"Set {cache.FOLDER} to another folder, or to an empty value to turn the cache off.",
     ]
     return "\n".join(lines)
 

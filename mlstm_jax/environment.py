@@ -1,21 +1,18 @@
-"""What a process sets before JAX starts, and the programs that it keeps for the next one.
+"""What a process sets before JAX starts.
 
 JAX starts with its first operation on a device, not with its import: until then the number of
-virtual CPU devices and of the threads that serve them, flags and the cache can be set. The next
-process on this machine reuses compiled programs.
+virtual CPU devices and of the threads that serve them, flags and the cache can be set.
 """
 
-import hashlib
 import logging
 import os
-import platform
 import resource
 import sys
 import warnings
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlstm_jax import cache
 from mlstm_jax.errors import UserError, first_line
 
 if TYPE_CHECKING:
@@ -42,11 +39,6 @@ _LOGGERS = ("absl", "asyncio")
 # Event loops that an error has closed, or that could not open (too many open files), say this when
 # they are deleted.
 _OF_LOOPS = ("Event loop is closed", "'_UnixSelectorEventLoop' object has no attribute '_ssock'")
-
-# The environment variable that names the folder of compiled programs.
-CACHE = "MLSTM_JAX_CACHE"
-_MOST_CACHED_BYTES = 1 << 30
-_LEAST_CACHED_SECONDS = 0.1  # of compilation
 
 
 def has_started() -> bool:
@@ -106,7 +98,6 @@ def prepare(devices: "Devices", *, deterministic: bool = False) -> None:
     Of the devices it sets the number of virtual ones; for `deterministic` see config.Train. Raises
     UserError if JAX has already started with other settings.
     """
-    cache_programs()
     if not any(name in os.environ for name in _FRACTION_NAMES):
         os.environ[_FRACTION_NAMES[0]] = str(MEMORY_FRACTION)
     if deterministic:
@@ -115,6 +106,7 @@ def prepare(devices: "Devices", *, deterministic: bool = False) -> None:
         require_deterministic()
     if devices.virtual_cpu is not None:
         _make_virtual(devices.virtual_cpu)
+    cache_programs()
 
 
 def local_devices() -> "list[jax.Device]":
@@ -198,58 +190,10 @@ def cache_programs() -> None:
     MLSTM_JAX_CACHE names the folder, by default mlstm_jax in the user's cache folder; an empty name
     turns the cache off. A program is compiled for one kind of processor, so each kind has its own
     subfolder, in case machines share a home. The function does nothing if JAX has started or
-    already has a cache folder (JAX_COMPILATION_CACHE_DIR), or if other users can write to the
-    folder: its programs are executed.
+    already has a cache folder (JAX_COMPILATION_CACHE_DIR), which is then JAX's own.
     """
-    if "JAX_COMPILATION_CACHE_DIR" in os.environ or _has_cache() or has_started():
-        return
-    folder = cache_folder()
-    if folder is None:
-        return
-    set_variable("JAX_COMPILATION_CACHE_DIR", str(folder))
-    # With a size limit JAX holds a lock while it reads and writes, so no process reads a program
-    # that another has only partly written.
-    for variable, value in (
-        ("JAX_COMPILATION_CACHE_MAX_SIZE", _MOST_CACHED_BYTES),
-        ("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", _LEAST_CACHED_SECONDS),
-    ):
-        if variable not in os.environ:
-            set_variable(variable, value)
-
-
-def _has_cache() -> bool:
-    if "jax" not in sys.modules:
-        return False
     import jax
 
     settings: Any = jax.config  # It declares no type for its options.
-    return bool(settings.jax_compilation_cache_dir)
-
-
-def cache_folder() -> Path | None:
-    """Return the folder of MLSTM_JAX_CACHE for this kind of processor; None: there is no cache."""
-    name = os.environ.get(CACHE)
-    if name == "":
-        return None
-    try:
-        if not name:
-            name = f"{os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'}/mlstm_jax"
-        folder = Path(name).absolute() / _processor()
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        status = folder.stat()
-        if status.st_uid != os.getuid() or status.st_mode & 0o022:
-            return None
-    except (OSError, RuntimeError):  # RuntimeError: the user has no home folder.
-        return None
-    return folder
-
-
-def _processor() -> str:
-    """A name for the kind of processor and XLA's flags, by the instructions that it supports."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        kind = "".join(sorted({line for line in lines if line.startswith(("flags", "Features"))}))
-    except OSError:
-        kind = platform.processor()
-    flags = os.environ.get("XLA_FLAGS", "")
-    return hashlib.sha256(f"{platform.machine()} {kind} {flags}".encode()).hexdigest()[:16]
+    if not settings.jax_compilation_cache_dir and not has_started():
+        cache.keep_programs()

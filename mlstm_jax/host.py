@@ -1,9 +1,8 @@
 """This host: its limits of memory, versions and devices, and the type that it multiplies faster.
 
-The gain of bf16 is measured once, and kept in the cache folder (environment.py).
+The gain of bf16 is measured once, and kept (cache.py).
 """
 
-import contextlib
 import functools
 import hashlib
 import math
@@ -18,7 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import mlstm_jax
-from mlstm_jax import __version__, environment, output, shipped
+from mlstm_jax import __version__, cache, shipped
+from mlstm_jax.cache import Cache
 
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")
@@ -90,8 +90,8 @@ def multiplies_bf16_faster() -> bool:
     """Return whether this device multiplies bf16 at least 1.2 times as fast as float32.
 
     NVIDIA's GPUs do since the A100. On a CPU instructions and XLA decide this, so it is measured
-    (64 rows of 768 units), once for a processor, XLA flags and a version: the gain is kept in the
-    cache folder.
+    (64 rows of 768 units), once for a processor, XLA flags and a version: the gain is kept
+    (cache.py).
     """
     import jax
     import jax.numpy as jnp
@@ -101,10 +101,11 @@ def multiplies_bf16_faster() -> bool:
         # Of an NVIDIA GPU; AMD's are called gfx942.
         capability = str(getattr(jax.local_devices()[0], "compute_capability", ""))
         return bool(re.fullmatch(r"\d+\.\d+", capability)) and float(capability) >= _A100
-    folder = environment.cache_folder()
-    path = (folder or Path(os.devnull)) / f"bf16_{metadata.version('jaxlib')}"
-    with contextlib.suppress(OSError, ValueError):
-        return float(path.read_text()) >= _LEAST_BF16_GAIN
+    kept = Cache(cache.folder() or Path(os.devnull))
+    key = f"bf16_{metadata.version('jaxlib')}"
+    known = kept.get(key)
+    if known:
+        return float(known) >= _LEAST_BF16_GAIN
     product = jax.jit(partial(jnp.dot, preferred_element_type=jnp.float32))
     least = dict.fromkeys(("float32", "bfloat16"), math.inf)
     for _ in range(8):  # other processes lengthen some
@@ -117,6 +118,5 @@ def multiplies_bf16_faster() -> bool:
             product(x, w).block_until_ready()
             least[dtype] = min(least[dtype], time.perf_counter() - started)
     gain = least["float32"] / least["bfloat16"]
-    with contextlib.suppress(OSError):
-        output.write_text(path, f"{gain:.3f}\n")
+    kept.put(key, f"{gain:.3f}".encode())
     return gain >= _LEAST_BF16_GAIN

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -10,12 +11,14 @@ import jax
 import numpy as np
 import pytest
 
-from mlstm_jax import environment, host
+from mlstm_jax import cache, environment, host
 from mlstm_jax.config import Model
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop import weights
 
 PROGRAM = """
+import sys
+sys.modules.update(dict.fromkeys(sys.argv[1:]))  # as if they were not installed
 from mlstm_jax import environment
 environment.cache_programs()
 import jax, jax.numpy as jnp, numpy as np
@@ -23,54 +26,101 @@ hits = []
 jax.monitoring.register_event_listener(lambda name, **_: hits.append(name))
 def compiled_once(x):
     return jnp.sin(x).sum()
-jax.jit(compiled_once)(np.ones(8, np.float32)).block_until_ready()
+print(jax.jit(compiled_once)(np.ones(8, np.float32)), end=" ")
 print(sum(name.endswith("cache_hits") for name in hits))
 """
 
 
-def test_a_program_is_compiled_once_a_machine(tmp_path, command_environment):
-    """Two processes begin at once, and both write; what is there is not compiled again."""
-    own = {environment.CACHE: str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+@pytest.fixture
+def begin(tmp_path, command_environment) -> Callable[..., subprocess.Popen[str]]:
+    own = {cache.FOLDER: str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
 
-    def begin() -> subprocess.Popen[str]:
-        command = [sys.executable, "-W", "error", "-c", PROGRAM]
-        return subprocess.Popen(command, env=command_environment | own, **pipe)
+    def start(*missing: str, **variables: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-W", "error", "-c", PROGRAM, *missing]
+        return subprocess.Popen(command, env=command_environment | own | variables, **pipe)
 
-    for process in [begin(), begin()]:
-        assert process.communicate(timeout=120)[0] in ("0\n", "1\n")
-    (program,) = tmp_path.glob("*/jit_compiled_once*-cache")
+    return start
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    return process.communicate(timeout=120)[0]
+
+
+def test_a_program_is_compiled_once_a_machine(tmp_path, begin) -> None:
+    """Two processes begin at once, and both write; what is there is not compiled again."""
+    both = [begin(), begin()]
+    first = said(both[0])
+    result = first.split()[0]
+    for text in (first, said(both[1])):
+        assert text in (f"{result} 0\n", f"{result} 1\n")
+    (program,) = tmp_path.glob("*/*/jit_compiled_once*")
     assert program.parent.stat().st_mode & 0o077 == 0
-    assert begin().communicate(timeout=120)[0] == "1\n"
+    assert said(begin()) == f"{result} 1\n"
+    # A damaged one is compiled again, once.
+    whole = program.read_bytes()
+    program.write_bytes(whole[:-9] + bytes([whole[-9] ^ 4]) + whole[-8:])
+    assert said(begin()) == f"{result} 0\n"
+    assert said(begin()) == f"{result} 1\n"
 
 
-def test_where_there_is_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python has a codec of its own")
+def test_environments_with_other_codecs_do_not_disturb_each_other(tmp_path, begin) -> None:
+    pytest.importorskip("zstandard")
+    for missing, hits in (((), 0), (("zstandard",), 0), ((), 1), (("zstandard",), 1)):
+        assert said(begin(*missing)).endswith(f" {hits}\n")
+    assert len([*tmp_path.glob("*/*/jit_compiled_once*")]) == 2
+
+
+def test_every_damage_of_an_entry_is_noticed(tmp_path: Path) -> None:
+    kept = cache.Cache(tmp_path)
+    value = b"a program"
+    kept.put("one", value)
+    kept.put("two", value)
+    whole = (tmp_path / "one").read_bytes()
+    damages = [b"", whole[:-1], whole + b"\0", (tmp_path / "two").read_bytes()]
+    for place in range(8 * len(whole)):
+        bits = bytearray(whole)
+        bits[place // 8] ^= 1 << place % 8
+        damages.append(bytes(bits))
+    for damaged in damages:
+        (tmp_path / "one").write_bytes(damaged)
+        assert kept.get("one") is None
+        assert not (tmp_path / "one").exists()
+        kept.put("one", value)
+        assert kept.get("one") == value
+
+
+def test_the_cache_keeps_what_was_used_last(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(cache, "_MOST_BYTES", 250)
+    kept = cache.Cache(tmp_path)
+    for age, name in enumerate(("killed.1-2", "b", "c")):
+        kept.put(name, bytes(50))
+        os.utime(tmp_path / name, (age, age))
+    assert kept.get("b")
+    kept.put("d", bytes(100))
+    assert {path.name for path in tmp_path.iterdir()} == {"b", "d"}
+
+
+def test_where_there_is_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin) -> None:
     """Turned off; set by the user; and where others may write what this process would execute."""
-    own = "JAX_COMPILATION_CACHE_DIR"
-    monkeypatch.delenv(own)
-    monkeypatch.delitem(sys.modules, "jax")
-    monkeypatch.setenv(environment.CACHE, "")
-    environment.cache_programs()
-    assert own not in os.environ
+    monkeypatch.setenv(cache.FOLDER, "")
+    assert cache.folder() is None
     with monkeypatch.context() as without_home:
         without_home.delenv("XDG_CACHE_HOME", raising=False)
         without_home.delenv("HOME")
-        without_home.delenv(environment.CACHE)
+        without_home.delenv(cache.FOLDER)
         without_home.setattr("pwd.getpwuid", {}.__getitem__)  # as of a container's user
-        environment.cache_programs()
-        assert own not in os.environ
-    monkeypatch.setenv(environment.CACHE, str(tmp_path))
-    environment.cache_programs()
-    (folder,) = tmp_path.iterdir()
-    assert os.environ[own] == str(folder)
-    monkeypatch.setenv(own, "elsewhere")
-    environment.cache_programs()
-    assert os.environ[own] == "elsewhere"
-    monkeypatch.delenv(own)
+        assert cache.folder() is None
+    monkeypatch.setenv(cache.FOLDER, str(tmp_path / "ours"))
+    place = cache.folder()
+    assert place.parent == tmp_path / "ours"
     for mode in (0o777, 0o770):
-        folder.chmod(mode)
-        environment.cache_programs()
-        assert own not in os.environ
+        place.chmod(mode)
+        assert cache.folder() is None
+    variables = {cache.FOLDER: str(tmp_path / "ours"), "JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
+    assert said(begin(**variables)).endswith(" 0\n")
+    assert [*tmp_path.glob("jit_compiled_once*")]
 
 
 STARTED = """
@@ -127,12 +177,12 @@ def test_forked_children_and_threads(tmp_path, command_environment):
     weights.save(path, weights.ModelWeights(model, "none", weights.unflatten(flat), ""))
     command = [sys.executable, "-W", "ignore", "-c", STARTED, str(path)]
     pipe = {"capture_output": True, "text": True}
-    own = {environment.CACHE: str(tmp_path / "cache")}
+    own = {cache.FOLDER: str(tmp_path / "cache")}
     done = subprocess.run(command, env=command_environment | own, **pipe)
     assert done.returncode == 0, done.stderr
     child, before, after, *others = done.stdout.split()
     assert (child, before) == ("0", "None")
-    assert [Path(after)] == [*(tmp_path / "cache").iterdir()]
+    assert [Path(after)] == [*tmp_path.glob("cache/*/z*")]
     assert others == ["3", "2", "2", "2", "2", "2", "0"]
 
 

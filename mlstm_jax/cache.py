@@ -1,0 +1,124 @@
+"""What this machine keeps for the next process: compiled programs, and the gain of bf16.
+
+Each entry is a file with a checksum. JAX's own files have none where `zstandard` is installed: a
+flipped bit in a program changed its results, or killed the process.
+"""
+
+import hashlib
+import os
+import platform
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from mlstm_jax import output
+
+# The environment variable that names the folder.
+FOLDER = "MLSTM_JAX_CACHE"
+_MOST_BYTES = 1 << 30
+_LEAST = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
+_LEAST_SECONDS = 0.1
+_CHECKSUM_BYTES = 32
+
+
+class Cache:
+    """The entries of a folder, at most 1 GB; what was not used for longest is removed first.
+
+    Processes may share the folder. One that cannot be written keeps nothing, which is no error.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder  # JAX logs the folder of a cache by this name
+
+    def get(self, key: str) -> bytes | None:
+        """The bytes of an entry; None: there is none, or it was damaged, and has been removed."""
+        path = self._path / key
+        with suppress(OSError):
+            content = path.read_bytes()
+            value = content[_CHECKSUM_BYTES:]
+            if content[:_CHECKSUM_BYTES] == _checksum(key, value):
+                os.utime(path)
+                return value
+            path.unlink()
+        return None
+
+    def put(self, key: str, value: bytes) -> None:
+        """Write an entry, completely or not at all."""
+        suffix = f".{os.getpid()}-{threading.get_ident()}"
+        with suppress(OSError):
+            self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._make_room(len(value) + _CHECKSUM_BYTES)
+            with output.atomic_file(self._path / key, suffix) as partial:
+                partial.write_bytes(_checksum(key, value) + value)
+
+    def _make_room(self, size: int) -> None:
+        """Remove the oldest files, those of killed processes among them, until `size` bytes fit."""
+        files = []
+        for entry in os.scandir(self._path):
+            with suppress(OSError):  # Another process may have removed it.
+                if entry.is_file():
+                    files.append((entry.stat().st_mtime, entry.stat().st_size, entry.path))
+        total = size + sum(length for _, length, _ in files)
+        for _, length, path in sorted(files):
+            if total <= _MOST_BYTES:
+                return
+            with suppress(OSError):
+                os.unlink(path)
+            total -= length
+
+
+def _checksum(key: str, value: bytes) -> bytes:
+    """The sha256 of an entry under its name: a file under another name is damaged, too."""
+    return hashlib.sha256(key.encode() + b"\0" + value).digest()
+
+
+def folder() -> Path | None:
+    """The folder for this kind of processor, by MLSTM_JAX_CACHE; None: there is no cache.
+
+    None, too, if other users can write to the folder: what it has is executed.
+    """
+    name = os.environ.get(FOLDER)
+    if name == "":
+        return None
+    try:
+        if not name:
+            name = f"{os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'}/mlstm_jax"
+        place = Path(name).absolute() / _processor()
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = place.stat()
+        if status.st_uid != os.getuid() or status.st_mode & 0o022:
+            return None
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home folder.
+        return None
+    return place
+
+
+def _processor() -> str:
+    """A name for the kind of processor and XLA's flags, by the instructions that it supports."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        kind = "".join(sorted({line for line in lines if line.startswith(("flags", "Features"))}))
+    except OSError:
+        kind = platform.processor()
+    flags = os.environ.get("XLA_FLAGS", "")
+    return hashlib.sha256(f"{platform.machine()} {kind} {flags}".encode()).hexdigest()[:16]
+
+
+def keep_programs() -> None:
+    """Let JAX keep its compiled programs here; JAX must not have started."""
+    place = folder()
+    if place is None:
+        return
+    import jax
+    from jax._src import compilation_cache  # JAX has no public name for a cache of one's own.
+
+    # JAX compresses by what is installed, and the name of a program need not tell how.
+    is_zlib = compilation_cache.compress_executable(b"").startswith(b"x")
+    place /= "zlib" if is_zlib else "zstd"
+    jax.config.update("jax_compilation_cache_dir", str(place))
+    if _LEAST not in os.environ:
+        jax.config.update(_LEAST.lower(), _LEAST_SECONDS)
+    programs: Any = Cache(place)  # It has the methods of JAX's CacheInterface.
+    compilation_cache._cache = programs
+    compilation_cache._cache_initialized = True
