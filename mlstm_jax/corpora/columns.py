@@ -1,19 +1,17 @@
 """Read documents of typed columns: Parquet files, and TensorFlow Datasets without TensorFlow.
 
-Parquet is read with DuckDB, or with pyarrow if a text is not UTF-8: DuckDB rejects a whole file for
-one such text, and returns none of the rows around it. A data set of TFDS must have been prepared as
-ArrayRecord files: nothing is downloaded here. TFDS decides where it is stored (`TFDS_DATA_DIR`, by
-default ~/tensorflow_datasets).
+DuckDB reads Parquet; it refuses a file in which one text is not UTF-8. A data set of TFDS must have
+been prepared as ArrayRecord files: nothing is downloaded here. TFDS decides where it is stored
+(`TFDS_DATA_DIR`, by default ~/tensorflow_datasets).
 """
 
 import os
 import re
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from mlstm_jax.corpora.documents import SEVERAL_LABELS, Document, Recipe, Reject, first, rating_of
-from mlstm_jax.corpora.records import no_column, reject
+from mlstm_jax.corpora.documents import SEVERAL_LABELS, Document, Recipe, first, rating_of
+from mlstm_jax.corpora.records import no_column, text_columns
 from mlstm_jax.corpora.sources import TFDS, Source
 from mlstm_jax.errors import UserError, extra, first_line
 
@@ -23,79 +21,107 @@ if TYPE_CHECKING:
 _ROWS_A_FETCH = 4096
 # From DuckDB's error messages, of a column of strings and of `decode`.
 _NOT_UTF8 = re.compile("Invalid string encoding|could not convert blob to UTF8", re.IGNORECASE)
-_STRINGS = ("string", "large_string", "string_view")  # pyarrow's
 
 
-def read_parquet(source: Source, recipe: Recipe) -> Iterator[Document | Reject | None]:
-    """Yield the documents of a file, None for each record without text, and rejects.
+def read_parquet(source: Source, recipe: Recipe) -> Iterator[Document | None]:
+    """Yield the documents of a file, and None for each record without text.
 
-    Raises UserError if it cannot be read, or has no text column, label column or readable text.
+    Raises UserError if it cannot be read, has no text column or label column, or has one of the
+    columns that are read twice.
     """
     import duckdb
 
-    done = 0
     # One thread is fast enough, and each holds a group of rows.
     with duckdb.connect(config={"threads": 1}) as con:
         try:
-            con.execute(_parquet_rows(con, source, recipe))
+            query = _parquet_rows(con, source, recipe)
+            con.execute(query)
             while rows := con.fetchmany(_ROWS_A_FETCH):
                 for text, rating, label in rows:
                     yield None if text is None else _document(recipe, text, rating, label)
-                done += len(rows)
-            return
         except duckdb.Error as error:
-            if not _NOT_UTF8.search(str(error)):
-                raise _not_parquet(source, error) from error
-    bad: Reject | None = None
-    good = done
-    for record in islice(_read_bytes(source, recipe), done, None):
-        if isinstance(record, Reject):
-            bad = bad or record
-        else:
-            good += 1
-        yield record
-    if bad and not good:
-        raise UserError(bad.message)
+            why = f"{source}: cannot be read as Parquet: {first_line(error)}"
+            if _NOT_UTF8.search(str(error)):
+                why = (
+                    f"{source}, row {_bad_row(con, query):,}: not UTF-8 text, for which DuckDB "
+                    f"refuses the file: {first_line(error)} Correct the text, or write the table "
+                    "as CSV or JSON lines, in which such a record is skipped."
+                )
+            raise UserError(why) from error
 
 
 def _parquet_rows(con: "duckdb.DuckDBPyConnection", source: Source, recipe: Recipe) -> str:
     """The SQL of all records of a file: text, rating as text, and label."""
-    path = re.sub(r"([*?[])", r"[\1]", source.name)  # DuckDB sees no pattern in it
-    table = f"read_parquet({quoted(path)}, hive_partitioning = false)"
+    path = quoted(re.sub(r"([*?[])", r"[\1]", source.name))  # DuckDB sees no pattern in it
+    table = f"read_parquet({path}, hive_partitioning = false, file_row_number = true)"
+    # DuckDB renames columns that differ in case only; the order is that of the file.
     described = con.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()
-    types = {row[0]: row[1] for row in described}
-    texts = [field for field in recipe.text_columns if field in types]
-    ratings = [field for field in recipe.rating_columns if field in types]
+    names = _column_names(con, path)
+    columns = {}
+    for name, (renamed, kind, *_) in zip(names, described, strict=False):
+        columns[name] = ('"' + renamed.replace('"', '""') + '"', kind)
+    texts = text_columns(source, recipe, names)
+    ratings = [name for name in recipe.rating_columns if name in columns]
     label = recipe.label_column
-    not_text = [field for field in texts if types[field] not in ("VARCHAR", "BLOB")]
-    wrong = ""
-    if not texts:
-        wrong = no_column(source, recipe.text_columns, list(types))
-    elif label is not None and label not in types:
+    if label is not None and label not in columns:
         option = f"`label_column` ({SEVERAL_LABELS})"
-        wrong = no_column(source, [label], list(types), option)
-    elif not_text:
-        wrong = (
-            f"{source}: its column {not_text[0]} is {types[not_text[0]]}, not text; name another "
-            "with `text_column`."
-        )
-    if wrong:
-        raise UserError(wrong)
+        raise UserError(no_column(source, [label], names, option))
+    for name in texts:
+        kind = columns[name][1]
+        if kind not in ("VARCHAR", "BLOB"):
+            raise UserError(
+                f"{source}: its column {name} is {kind}, not text; name another with `text_column`."
+            )
 
-    def column(field: str) -> str:
-        name = '"' + field.replace('"', '""') + '"'
-        if types[field] == "BLOB":  # some writers do not mark texts as UTF-8
-            return f"decode({name})"
-        if types[field] == "FLOAT":  # 0.1, not 0.10000000149011612
-            return f"{name}::VARCHAR::DOUBLE"
-        return name
+    def column(name: str) -> str:
+        renamed, kind = columns[name]
+        if kind == "BLOB":  # some writers do not mark texts as UTF-8
+            return f"decode({renamed})"
+        if kind == "FLOAT":  # 0.1, not 0.10000000149011612
+            return f"{renamed}::VARCHAR::DOUBLE"
+        return renamed
 
-    def first_of(fields: list[str]) -> str:
-        values = [f"{column(name)}::VARCHAR" for name in fields]
+    def first_of(names: list[str]) -> str:
+        values = [f"{column(name)}::VARCHAR" for name in names]
         return f"coalesce({', '.join([*values, 'NULL'])})"
 
     label_value = "NULL" if label is None else column(label)
-    return f"SELECT {first_of(texts)}, {first_of(ratings)}, {label_value} FROM {table}"
+    return (
+        f"SELECT {first_of(texts)} AS text, {first_of(ratings)} AS rating, {label_value} AS label "
+        f"FROM {table}"
+    )
+
+
+def _column_names(con: "duckdb.DuckDBPyConnection", path: str) -> list[str]:
+    """The names of a file's columns, without the fields inside of columns."""
+    schema = f"SELECT name, coalesce(num_children, 0) FROM parquet_schema({path})"
+    names = []
+    inside = 0  # fields that are still to come in the present column
+    for name, children in con.execute(schema).fetchall()[1:]:
+        if inside:
+            inside += children - 1
+        else:
+            names.append(name)
+            inside = children
+    return names
+
+
+def _bad_row(con: "duckdb.DuckDBPyConnection", query: str) -> int:
+    """The number, from 1, of the first record that DuckDB cannot read, found by bisection."""
+    import duckdb
+
+    low = 0
+    table = query.rpartition(" FROM ")[2]
+    ((high,),) = con.execute(f"SELECT count(*) FROM {table}").fetchall()
+    while high - low > 1:
+        middle = (low + high) // 2
+        rows = f"{query} WHERE file_row_number BETWEEN {low} AND {middle - 1}"
+        try:
+            con.execute(f"SELECT max(hash(text, rating, label)) FROM ({rows})").fetchall()
+            low = middle
+        except duckdb.Error:
+            high = middle
+    return low + 1
 
 
 def quoted(text: str) -> str:
@@ -103,61 +129,11 @@ def quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _not_parquet(source: Source, error: Exception) -> UserError:
-    return UserError(f"{source}: cannot be read as Parquet: {first_line(error)}")
-
-
 def _document(recipe: Recipe, text: str, rating: object, label: object) -> Document:
     record = None
     if recipe.label_column is not None:
         record = {recipe.label_column: label}
     return Document(text, rating_of(rating), record)
-
-
-def _read_bytes(source: Source, recipe: Recipe) -> Iterator[Document | Reject | None]:
-    """Do the same with pyarrow, which returns texts as bytes, UTF-8 or not."""
-    what = "has a text that is not UTF-8; convert the file, or install pyarrow to skip its row"
-    with extra("parquet", f"{source}: {what}"):
-        import pyarrow
-        import pyarrow.parquet
-    try:
-        with pyarrow.parquet.ParquetFile(source.path) as file:
-            there = [name for name in recipe.columns if name in file.schema_arrow.names]
-            row = 0
-            for batch in file.iter_batches(_ROWS_A_FETCH, columns=there):
-                columns = {}
-                for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                    if pyarrow.types.is_dictionary(column.type):
-                        column = column.dictionary_decode()
-                    if str(column.type) in _STRINGS:
-                        column = column.cast(pyarrow.large_binary())
-                    if pyarrow.types.is_float32(column.type):  # 0.1, as DuckDB's reader gives
-                        column = column.cast(pyarrow.string()).cast(pyarrow.float64())
-                    columns[name] = column.to_pylist()
-                for values in zip(*columns.values(), strict=True):
-                    row += 1
-                    record = dict(zip(columns, values, strict=True))
-                    yield _document_of(source, row, record, recipe)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise _not_parquet(source, error) from error
-
-
-def _document_of(
-    source: Source, row: int, record: dict[str, object], recipe: Recipe
-) -> Document | Reject | None:
-    text = first(record, recipe.text_columns)
-    if text is None:
-        return None
-    assert isinstance(text, bytes)
-    try:
-        decoded = text.decode()
-    except UnicodeDecodeError as error:
-        why = f"not UTF-8 text (byte 0x{text[error.start]:02x}); correct it at its source."
-        excerpt = text.decode(errors="backslashreplace")
-        return reject("not UTF-8", source, f"row {row:,}", why, excerpt)
-    rating = str(_text_of(first(record, recipe.rating_columns)))
-    label = record.get(recipe.label_column or "")
-    return _document(recipe, decoded, rating, _text_of(label))
 
 
 def read_tfds(source: Source, recipe: Recipe) -> Iterator[Document | None]:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from mlstm_jax import output
-from mlstm_jax.corpora.documents import Record, Reject, Unit
+from mlstm_jax.corpora.documents import Recipe, Record, Reject, Unit
 from mlstm_jax.corpora.sources import Source
 from mlstm_jax.errors import UserError, did_you_mean, nearest
 
@@ -45,6 +45,25 @@ def no_column(
         f"{source}: no column {' or '.join(wanted)}; its columns are {', '.join(columns)}. Name "
         f"the right one with {option}{did_you_mean(near)}"
     )
+
+
+def text_columns(
+    source: Source, recipe: Recipe, names: Sequence[str], advice: str = ""
+) -> list[str]:
+    """The columns of a table that may hold the text, by preference.
+
+    Raises UserError if there is none, with more `advice`; or if the table has one of the columns
+    that are read twice.
+    """
+    for name in recipe.columns:
+        if names.count(name) > 1:
+            raise UserError(
+                f"{source} has {names.count(name)} columns named {name}; rename all but one."
+            )
+    found = [name for name in recipe.text_columns if name in names]
+    if not found:
+        raise UserError(no_column(source, recipe.text_columns, names) + advice)
+    return found
 
 
 def text_records(

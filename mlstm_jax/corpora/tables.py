@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from mlstm_jax.corpora.documents import Recipe, Reject
-from mlstm_jax.corpora.records import EXCERPT, Line, RecordOrReject, no_column, reject
+from mlstm_jax.corpora.records import EXCERPT, Line, RecordOrReject, reject, text_columns
 from mlstm_jax.corpora.sources import Source
 from mlstm_jax.errors import UserError
 
@@ -67,25 +67,12 @@ class Table(NamedTuple):
 
     def column(self, header: list[str], line: str) -> int:
         """The column of the text; UserError if it is not there, or a name is there twice."""
-        there = [name for name in self.recipe.columns if name in header]
-        texts = [name for name in self.recipe.text_columns if name in header]
-        wrong = ""
-        for name in there:
-            if header.count(name) > 1:
-                wrong = (
-                    f"{self.source}: its header has {header.count(name)} columns named {name}; "
-                    "rename all but one."
-                )
-        if not texts:
-            wrong = (
-                no_column(self.source, self.recipe.text_columns, header)
-                + f" Its first line was taken for the header, with the delimiter "
-                f"{self.delimiter!r}: {line.strip()[:EXCERPT]!r}. If the file has none, add one, "
-                f"such as {f'label{self.delimiter}text'!r}."
-            )
-        if wrong:
-            raise UserError(wrong)
-        return header.index(texts[0])
+        advice = (
+            f" Its first line was taken for the header, with the delimiter {self.delimiter!r}: "
+            f"{line.strip()[:EXCERPT]!r}. If the file has none, add one, such as "
+            f"{f'label{self.delimiter}text'!r}."
+        )
+        return header.index(text_columns(self.source, self.recipe, header, advice)[0])
 
 
 def csv_records(

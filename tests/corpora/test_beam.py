@@ -31,8 +31,6 @@ def test_the_same_corpus(tmp_path: Path) -> None:
     (folder / "stray.tsv").write_text("".join(["text\tn\n", *rows]))
     twice = b'{"text": "a", "text": "b"}\n'
     (folder / "dirty.jsonl").write_bytes(b"".join([*GOOD, b"bad\n", twice]))
-    query = "SELECT 'parquet ' || i AS text FROM range(99) t(i)"
-    write_parquet(folder / "dirty.parquet", query, b"parquet 77")
     # Of near-duplicates the one that is kept has no rating, where the other has.
     copies: list[dict[str, object]] = []
     for n in range(20):
