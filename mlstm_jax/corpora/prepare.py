@@ -13,7 +13,6 @@ are read twice, to count their documents and to write them.
 import dataclasses
 import os
 import shutil
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -23,6 +22,7 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
+from mlstm_jax.corpora import compression
 from mlstm_jax.corpora.documents import CleanDocument, Recipe, Reject, Unit
 from mlstm_jax.corpora.options import (
     DEFAULTS,
@@ -54,6 +54,7 @@ from mlstm_jax.output import atomic_directory, partial_folder, remove_leftovers
 from mlstm_jax.terminal import ProgressLine
 
 _BYTES_A_REPORT = 1 << 20
+_READ_ERRORS: tuple[type[Exception], ...] = (OSError, *compression.ERRORS)
 
 OnRead = Callable[[int], None]
 Sources = str | Path | Sequence[str | Path]
@@ -262,7 +263,7 @@ def _raw_documents(source: Source, document: Unit, on_read: OnRead) -> Iterator[
                     on_read(position - told)
                     told = position
             on_read(raw.tell() - told)
-    except (OSError, EOFError, zlib.error) as error:  # also from gzip
+    except _READ_ERRORS as error:
         raise UserError(f"{source}: cannot be read: {error}; fetch or create it again.") from error
     if parts:
         yield b"".join(parts)

@@ -3,16 +3,15 @@
 Only a newline ends a line, so that line numbers match an editor's.
 """
 
-import gzip
 import io
 import math
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import BinaryIO
 
+from mlstm_jax.corpora import compression
 from mlstm_jax.corpora.columns import read_parquet, read_tfds
 from mlstm_jax.corpora.documents import (
     CleanDocument,
@@ -34,7 +33,7 @@ from mlstm_jax.corpora.records import (
     reject,
     text_records,
 )
-from mlstm_jax.corpora.sources import Source, check_source
+from mlstm_jax.corpora.sources import STDIN, Source, check_source
 from mlstm_jax.corpora.tables import csv_records
 from mlstm_jax.errors import UserError, did_you_mean, nearest, note
 
@@ -42,8 +41,6 @@ LONGEST_LINE = 2**28  # bytes; a longer one is probably not text
 _LINES_A_REPORT = 1000
 _END_OF_FILE = b"\x1a"  # Ctrl-Z, which DOS programs write at the end of a text
 _MOST_FIELDS_SHOWN = 20
-_GZIP_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error)
-_NOT_GZIP = "Not a gzipped file"  # from the gzip module's message on what follows whole gzip data
 NOT_TEXT = "text of another type"
 
 
@@ -184,16 +181,18 @@ def read_source(
                 excerpt = as_json(text)
                 why = f"its text is {excerpt[:EXCERPT]}, not a string"
                 yield reject(NOT_TEXT, source, where, why, excerpt)
-    except _GZIP_ERRORS as error:
-        if records and str(error).startswith(_NOT_GZIP):
+    except compression.ERRORS as error:
+        kind = source.compression or compression.GZIP
+        if records and str(error).startswith(kind.behind):
             why = (
-                "left out the bytes behind its gzip data, which are not gzip; if a part is "
-                "missing, fetch or create the file again."
+                f"left out the bytes behind its {kind.name} data, which are not {kind.name}; if a "
+                "part is missing, fetch or create the file again."
             )
-            yield reject("bytes behind gzip data", source, "", why, is_note=True)
+            yield reject(f"bytes behind {kind.name} data", source, "", why, is_note=True)
         else:
-            why = f"the gzip data is cut short or damaged ({error}); fetch or create it again."
-            cut = reject("gzip cut short or damaged", source, f"after record {records:,}", why)
+            what = f"{kind.name} cut short or damaged"
+            why = f"the {what.replace(' ', ' data is ', 1)} ({error}); fetch or create it again."
+            cut = reject(what, source, f"after record {records:,}", why)
             first_reject = first_reject or cut
             yield cut
     except OSError as error:
@@ -213,6 +212,12 @@ def _records(
             numbered = enumerate(io.StringIO(topic), 1)
             yield from text_records(numbered, recipe.document or "paragraph", column)
         return
+    if source == STDIN and source.kind == "csv" and not source.copy:  # is read more than once
+        copied = source.repeatable()
+        assert copied.copy
+        with copied.copy:
+            yield from _records(copied, recipe, on_read)
+        return
     with source.open() as raw:
         lines = _lines(source, raw, recipe, on_read)
         if source.kind == "txt":
@@ -226,7 +231,7 @@ def _records(
 
 def _scan(source: Source, recipe: Recipe) -> Iterator[Line]:
     """Yield the lines of a file from its start, as far as they can be read."""
-    with source.open() as raw, suppress(*_GZIP_ERRORS):  # reported when the file is read
+    with source.open() as raw, suppress(*compression.ERRORS):  # reported when the file is read
         yield from _lines(source, raw, recipe, None)
 
 
@@ -256,7 +261,7 @@ def _lines(
 
 def limited_lines(source: Source, raw: BinaryIO) -> Iterator[bytes]:
     """Yield the lines of a file, unpacked; UserError if one is longer than `LONGEST_LINE`."""
-    stream = gzip.GzipFile(fileobj=raw) if source.is_gzip else raw
+    stream = source.compression.open(raw) if source.compression else raw
     number = 0
     while line := stream.readline(LONGEST_LINE + 1):
         number += 1

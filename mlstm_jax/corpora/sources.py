@@ -16,17 +16,27 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from mlstm_jax.errors import UserError
+from mlstm_jax.corpora.compression import COMPRESSIONS, Compression
+from mlstm_jax.corpora.documents import TEXT_COLUMNS
+from mlstm_jax.errors import UserError, note
 
 PYDOC = "pydoc:"
 TFDS = "tfds:"
 
 _TEXT = ("json", "jsonl", "csv", "tsv", "txt")
 _KINDS = (*_TEXT, "parquet")
+_MOST_SHOWN = 5  # names of files
 _URL = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
-_GZIP_MAGIC = b"\x1f\x8b"
-_START = 100  # bytes of standard input that show its kind
+_START = 8192  # bytes that show what a file or standard input is
 _BEFORE_JSON = codecs.BOM_UTF8 + b" \t\r\n"
+# What programs leave in place of a large file: the beginning of its text, and how to get the file.
+_POINTERS = {
+    b"version https://git-lfs.github.com/spec/": "a pointer of Git LFS; run `git lfs pull`",
+    b"/annex/objects/": "a pointer of git-annex; run `git annex get`",
+}
+# The fields of a CSV header: a word, or several.
+_HEADER_FIELD = re.compile(r"\s*(\"?)[^\W\d]\w*([ _.-]\w+)*\1\s*")
+DELIMITERS = (",", "\t", ";", "|")
 
 
 @dataclass(frozen=True)
@@ -37,7 +47,7 @@ class Source:
     copy: BinaryIO | None = field(default=None, compare=False)  # of standard input
 
     def __str__(self) -> str:
-        return self.name
+        return "standard input" if self.name == "-" else self.name
 
     @property
     def is_file(self) -> bool:
@@ -54,28 +64,26 @@ class Source:
         return self.path.resolve().parts if self.is_file else (self.name,)
 
     @property
-    def is_gzip(self) -> bool:
-        """Whether the name ends in .gz."""
-        return self.path.suffix.lower() == ".gz"
+    def compression(self) -> Compression | None:
+        """The compression that the suffix of a file's name tells."""
+        suffix = self.path.suffix.lower()
+        return next((kind for kind in COMPRESSIONS if kind.suffix == suffix), None)
 
     @property
     def kind(self) -> str:
         """A known suffix of a file, without its dot and .gz, else ""; or "pydoc" or "tfds".
 
-        Standard input is "jsonl" if it begins with {, after any byte order mark and white space,
-        else "txt".
+        The kind of standard input is found from its beginning.
         """
         if self.name == "-":
             if self.copy:
-                start = os.pread(self.copy.fileno(), _START, 0)
-            else:
-                start = cast(io.BufferedReader, sys.stdin.buffer).peek(1)
-            return "jsonl" if start.lstrip(_BEFORE_JSON).startswith(b"{") else "txt"
+                return _kind_of(os.pread(self.copy.fileno(), _START, 0))
+            return _kind_of(cast(io.BufferedReader, sys.stdin.buffer).peek(1))
         if not self.is_file:
             return self.name.partition(":")[0]
         path = self.path
         known: Collection[str] = _KINDS
-        if self.is_gzip:
+        if self.compression:
             path = path.with_suffix("")
             known = _TEXT
         suffix = path.suffix.lower()[1:]
@@ -89,21 +97,35 @@ class Source:
     def open(self) -> BinaryIO:
         """Open the file, or standard input."""
         if self.copy:
-            self.copy.seek(0)
-            return os.fdopen(os.dup(self.copy.fileno()), "rb")
+            return Path(self.copy.name).open("rb")  # with a place of its own
         return sys.stdin.buffer if self.name == "-" else self.path.open("rb")
 
     def repeatable(self) -> "Source":
         """Return a source to read many times: standard input as a `copy`, which is to be closed."""
         if self.name != "-":
             return self
-        copy = tempfile.TemporaryFile()  # noqa: SIM115
+        copy = tempfile.NamedTemporaryFile()  # noqa: SIM115
         shutil.copyfileobj(sys.stdin.buffer, copy)
         copy.flush()
         return replace(self, copy=cast(BinaryIO, copy))
 
 
 STDIN = Source("-")
+
+
+def _kind_of(start: bytes) -> str:
+    """The kind of a text by its beginning: json for an array, jsonl, csv with a header, or txt."""
+    text = start.lstrip(_BEFORE_JSON)
+    kinds = {b"{": "jsonl", b"[": "json"}
+    if text[:1] in kinds:
+        return kinds[text[:1]]
+    header, *others = text.decode(errors="replace").splitlines() or [""]
+    for delimiter in DELIMITERS:
+        fields = header.split(delimiter)
+        is_header = len(fields) > 1 and all(map(_HEADER_FIELD.fullmatch, fields))
+        if is_header and (not others or delimiter in others[0]):
+            return "csv"
+    return "csv" if header in TEXT_COLUMNS else "txt"
 
 
 def find_sources(names: Sequence[str], without: Collection[Path] = ()) -> list[Source]:
@@ -183,7 +205,7 @@ def manifest_names(sources: Sequence[Source]) -> list[str]:
 
 
 def check_source(source: Source) -> None:
-    """Raise UserError if `source` is a file of an unknown kind; reads two bytes."""
+    """Raise UserError if `source` is a file of an unknown kind; reads its beginning."""
     if wrong := _unusable(source):
         raise UserError(f"{source}: {wrong}")
 
@@ -206,22 +228,30 @@ def _unusable(source: Source) -> str | None:
             "is a pipe, a socket or a device, not a file; write its output to a file and name "
             "that, or leave it out."
         )
-    if source.kind == "parquet":
-        if source.name.encode(errors="ignore").decode() == source.name:
-            return None
-        return "its name is not UTF-8, so DuckDB cannot open this Parquet file; rename it."
     if not source.kind:
         suffix = path.suffix or "its name has no suffix"
         return f"a file of an unknown kind ({suffix}); known kinds are {_known()}."
     try:
         with path.open("rb") as raw:
-            is_gzip = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+            start = raw.read(_START)
     except OSError as error:
         return f"cannot be read: {error.strerror}"
-    if is_gzip and not source.is_gzip:
-        return f"is compressed with gzip; rename it to {path.name}.gz"
-    if source.is_gzip and not is_gzip:
-        return "is not gzip, though its name ends in .gz; remove the .gz."
+    for beginning, what in _POINTERS.items():
+        if start.startswith(beginning):
+            return f"is not the file, but {what}."
+    if source.kind == "parquet":
+        if source.name.encode(errors="ignore").decode() == source.name:
+            return None
+        return "its name is not UTF-8, so DuckDB cannot open this Parquet file; rename it."
+    named = source.compression
+    for kind in COMPRESSIONS:
+        if start.startswith(kind.magic) and named != kind:
+            return f"is compressed with {kind.name}; rename it to {path.name}{kind.suffix}"
+    if named and not start.startswith(named.magic):
+        return (
+            f"is not {named.name}, though its name ends in {named.suffix}; remove the "
+            f"{named.suffix}."
+        )
     return None
 
 
@@ -239,16 +269,19 @@ def _files_in(folder: Path, without: Collection[Path]) -> list[Path]:
     """The files to read in a named folder and its subfolders.
 
     As in Spark, part files may be empty, and names of other files begin with . or _. Entries that
-    are no files are not skipped silently: `check_source` reports them.
+    are no files are not skipped silently: `check_source` reports them. A note names the files of
+    unknown kinds, which are left out.
     """
     files: list[Path] = []
     empty: list[Path] = []
+    unknown: list[Path] = []
     for inner in _folders_in(folder, "._"):
         for path in inner.iterdir():
-            is_known = path.name[0] not in "._" and Source(str(path)).kind in _KINDS
-            if not is_known or path.is_dir() or _is_under(path, without):
+            if path.name[0] in "._" or path.is_dir() or _is_under(path, without):
                 continue
-            if path.is_file() and not path.stat().st_size:
+            if Source(str(path)).kind not in _KINDS:
+                unknown.append(path)
+            elif path.is_file() and not path.stat().st_size:
                 empty.append(path)
             else:
                 files.append(path)
@@ -257,6 +290,13 @@ def _files_in(folder: Path, without: Collection[Path]) -> list[Path]:
         if empty:
             why = f"all files of a known kind in this folder are empty, such as {min(empty)}."
         raise UserError(f"{folder}: {why}")
+    if unknown:
+        shown = ", ".join(path.name for path in sorted(unknown)[:_MOST_SHOWN])
+        more = ", ..." if len(unknown) > _MOST_SHOWN else ""
+        note(
+            f"{folder}: {len(unknown):,} of its files were left out, because their kinds are "
+            f"unknown: {shown}{more}. Known kinds are {_known()}."
+        )
     return sorted(files)
 
 
@@ -308,4 +348,6 @@ def _is_under(path: Path, folders: Collection[Path]) -> bool:
 
 
 def _known() -> str:
-    return f"{', '.join(f'.{kind}' for kind in _TEXT)}, each also with .gz after it, and .parquet"
+    kinds = ", ".join(f".{kind}" for kind in _TEXT)
+    compressed = " or ".join(kind.suffix for kind in COMPRESSIONS)
+    return f"{kinds}, each also with {compressed} after it, and .parquet"

@@ -11,19 +11,26 @@ from typing import NamedTuple
 
 from mlstm_jax.corpora.documents import Recipe, Reject
 from mlstm_jax.corpora.records import EXCERPT, Line, RecordOrReject, reject, text_columns
-from mlstm_jax.corpora.sources import Source
+from mlstm_jax.corpora.sources import DELIMITERS, STDIN, Source
 from mlstm_jax.errors import UserError
 
 _BARE_RETURN = "new-line character seen in unquoted field"  # from the csv module's error message
 # A longer CSV record has an unclosed quote, which must not swallow the rest of the file.
 _MOST_LINES_A_RECORD = 10_000
-_DELIMITERS = (",", "\t", ";", "|")
 _QUOTED = re.compile('"(?:[^"]|"")*"')
 _QUOTED_AFTER_SPACES = re.compile(' +"(?:[^"]|"")*"')
 _SEPARATOR = re.compile(r"sep=(.)\r?\n?")  # the first line of Excel's CSV files
+_QUOTE = "CSV quote"
+_JOINED = "fields with line breaks and delimiters"
+# What a second line of a header says about its columns.
+_TYPES = re.compile(
+    r"bool(ean)?|categor(y|ical)|char|continuous|date(time)?|discrete|(float|int)(8|16|32|64)?|"
+    r"double|integer|number|numeric|object|real|str(ing)?|text|varchar",
+    re.IGNORECASE,
+)
 
 
-class _Lines:
+class _Feed:
     """The lines of a CSV file for its reader; lines can be given back and read again."""
 
     def __init__(self, lines: Iterator[Line]) -> None:
@@ -31,7 +38,7 @@ class _Lines:
         self._returned: deque[Line] = deque()
         self.taken: list[Line] = []  # by the record being read
 
-    def __iter__(self) -> "_Lines":
+    def __iter__(self) -> "_Feed":
         return self
 
     def __next__(self) -> str:
@@ -48,7 +55,7 @@ class _Lines:
         self._returned.extendleft(reversed(lines))
 
 
-class Table(NamedTuple):
+class CsvFormat(NamedTuple):
     """How to read a CSV file."""
 
     source: Source
@@ -72,6 +79,8 @@ class Table(NamedTuple):
             f"{line.strip()[:EXCERPT]!r}. If the file has none, add one, such as "
             f"{f'label{self.delimiter}text'!r}."
         )
+        if self.source == STDIN:
+            advice += " If these are lines of text, write them to a .txt file."
         return header.index(text_columns(self.source, self.recipe, header, advice)[0])
 
 
@@ -84,34 +93,50 @@ def csv_records(
     """Yield the rows of CSV, keyed by the names in its header, and notes on doubtful ones.
 
     The delimiter is that of the name (.csv, .tsv), unless a first line `sep=;` names another, or
-    the header has a text column only with another. Tab-separated fields are read without quotes,
-    unless the file shows that they are quoted: `scan` reads its lines from the start, any number of
-    times.
+    the header has a text column, or several columns, only with another. Tab-separated fields are
+    read without quotes, unless the file shows that they are quoted: `scan` reads its lines from the
+    start, any number of times.
 
-    Raises UserError if the header has no text column, or twice a column that is read.
+    Raises UserError if the header has no text column, or twice a column that is read, or if another
+    header follows with the same columns in another order.
     """
     # A review may exceed the csv module's 131,072 characters; the limit applies to the process.
     csv.field_size_limit(2**31 - 1)
-    usual = "," if source.kind == "csv" else "\t"
+    usual = "\t" if source.kind == "tsv" else ","
     first = next(filter(str.strip, _text_lines(scan())), "")
     named = _SEPARATOR.fullmatch(first)
-    table = Table(source, recipe, named[1] if named else usual)
+    found = CsvFormat(source, recipe, named[1] if named else usual)
     if not named:
-        for delimiter in (usual, *_DELIMITERS):
-            if _has_text_column(table._replace(delimiter=delimiter), first):
-                table = table._replace(delimiter=delimiter)
-                break
-        if table.delimiter != usual:
-            why = f"read with the delimiter {table.delimiter!r}, which its first line has, instead"
+        found = _with_delimiter(found, first)
+        if found.delimiter != usual:
+            why = f"read with the delimiter {found.delimiter!r}, which its first line has, instead"
             yield reject("another delimiter", source, "", f"{why} of {usual!r}.", is_note=True)
     if recipe.quoting:
-        table = table._replace(quoted=recipe.quoting == "yes")
-    elif table.delimiter == "\t":
-        plain = table._replace(quoted=False)
-        may_be_quoted = _has_text_column(table, first)
-        if _has_text_column(plain, first) and not (may_be_quoted and _is_quoted(table, scan)):
-            table = plain
-    yield from _rows(table, lines)
+        found = found._replace(quoted=recipe.quoting == "yes")
+    elif found.delimiter == "\t":
+        plain = found._replace(quoted=False)
+        may_be_quoted = _has_text_column(found, first)
+        if _has_text_column(plain, first) and not (may_be_quoted and _is_quoted(found, scan)):
+            found = plain
+    # Where every quote is as CSV wants it, no stray one can have joined records.
+    joined = []
+    rows = _Rows(found, lines)
+    for row in rows:
+        if isinstance(row, Reject) and row.kind == _JOINED:
+            joined.append(row)
+        else:
+            yield row
+    if rows.has_stray_quotes:
+        yield from joined
+
+
+def _with_delimiter(usual: CsvFormat, header: str) -> CsvFormat:
+    """The format with the delimiter that gives the header a text column, or else most columns."""
+    formats = [usual, *(usual._replace(delimiter=one) for one in DELIMITERS)]
+    for one in formats:
+        if _has_text_column(one, header):
+            return one
+    return max(formats, key=lambda one: header.count(one.delimiter))
 
 
 def _text_lines(lines: Iterable[Line]) -> Iterator[str]:
@@ -121,15 +146,15 @@ def _text_lines(lines: Iterable[Line]) -> Iterator[str]:
             yield line[1]
 
 
-def _has_text_column(table: Table, line: str) -> bool:
+def _has_text_column(form: CsvFormat, line: str) -> bool:
     try:
-        header = next(table.reader([line]), [])
+        header = next(form.reader([line]), [])
     except csv.Error:
         return False
-    return not set(map(str.strip, header)).isdisjoint(table.recipe.text_columns)
+    return not set(map(str.strip, header)).isdisjoint(form.recipe.text_columns)
 
 
-def _is_quoted(table: Table, scan: Callable[[], Iterator[Line]]) -> bool:
+def _is_quoted(form: CsvFormat, scan: Callable[[], Iterator[Line]]) -> bool:
     """Whether the fields of a file are quoted.
 
     They are if every field with a quote is wholly in quotes. Otherwise they are if reading with
@@ -141,110 +166,153 @@ def _is_quoted(table: Table, scan: Callable[[], Iterator[Line]]) -> bool:
     for line in _text_lines(scan()):
         if '"' in line:
             has_quotes = True
-            fields = (field for field in line.rstrip("\r\n").split(table.delimiter) if '"' in field)
+            fields = (field for field in line.rstrip("\r\n").split(form.delimiter) if '"' in field)
             all_quoted = all(map(_QUOTED.fullmatch, fields))
             if not all_quoted:
                 break
     if all_quoted:
         return has_quotes
-    plain = _rejected(table._replace(quoted=False), scan())
+    plain = _faults(form._replace(quoted=False), scan())
     if plain == (0, 0):
         return False
-    rejected, doubtful = _rejected(table, scan())
+    rejected, doubtful = _faults(form, scan())
     return rejected < plain[0] or (rejected == plain[0] and doubtful == 0 < plain[1])
 
 
-def _rejected(table: Table, lines: Iterator[Line]) -> tuple[int, int]:
-    """The number of rejects, and of doubtful records: noted, or with fewer fields than others."""
+def _faults(form: CsvFormat, lines: Iterator[Line]) -> tuple[int, int]:
+    """The number of rejects, and of doubtful records: of fewer fields than others, or joined."""
     rejected = 0
-    noted = 0
+    doubtful = 0
     sizes: Counter[int] = Counter()  # records by their number of fields
-    for row in _rows(table, lines):
+    for row in _Rows(form, lines):
         if not isinstance(row, Reject):
             sizes[len(row[1])] += 1
-        elif row.is_note:
-            noted += 1
-        else:
+        elif row.kind == _JOINED:
+            doubtful += 1
+        elif not row.is_note:
             rejected += 1
-    return rejected, noted + sizes.total() - sizes[max(sizes, default=0)]
+    return rejected, doubtful + sizes.total() - sizes[max(sizes, default=0)]
 
 
-def _rows(table: Table, lines: Iterator[Line]) -> Iterator[RecordOrReject]:
-    """Yield the rows of a table, rejects, and notes."""
-    source = table.source
-    feed = _Lines(lines)
-    header: list[str] = []
-    needed = 0  # column of the text
-    reader = table.reader(feed)
-    while True:
-        feed.taken.clear()
-        row: list[str] = []
-        bad: tuple[str, str] | None = None
-        try:
-            row = next(reader, [])
-        except csv.Error as error:
-            bad = _not_csv(error, feed.taken)
-        taken = list(feed.taken)
-        if not taken:
-            return
-        if isinstance(last := taken[-1], Reject):  # A line of bytes that are not text.
-            yield last
-            reader = table.reader(feed)
-            if len(taken) > 1:  # A record had begun, which is lost up to here.
-                kind, why = bad or ("CSV quote", "cut short by an unreadable line.")
-                number, text = _numbered(taken[0])
-                yield reject(kind, source, number, why, text)
-            continue
-        number, text = _numbered(taken[0])
-        if not header:
+class _Rows:
+    """The rows of a table, rejects, and notes."""
+
+    def __init__(self, form: CsvFormat, lines: Iterator[Line]) -> None:
+        self._form = form
+        self._feed = _Feed(lines)
+        self._header: list[str] = []
+        self._column = 0  # of the text
+        self.has_stray_quotes = False  # in a field without quotes around it
+
+    def __iter__(self) -> Iterator[RecordOrReject]:
+        form = self._form
+        feed = self._feed
+        reader = form.reader(feed)
+        records = 0
+        while True:
+            feed.taken.clear()
+            row: list[str] = []
+            bad: tuple[str, str] | None = None
+            try:
+                row = next(reader, [])
+            except csv.Error as error:
+                bad = _not_csv(error, feed.taken)
+            taken = list(feed.taken)
+            if not taken:
+                return
+            if isinstance(last := taken[-1], Reject):  # A line of bytes that are not text.
+                yield last
+                reader = form.reader(feed)
+                if len(taken) > 1:  # A record had begun, which is lost up to here.
+                    kind, why = bad or (_QUOTE, "cut short by an unreadable line.")
+                    yield self._reject(kind, why, taken[0])
+                continue
+            if not self._header:
+                self._read_header(row, bad, taken[0])
+                continue
+            bad = bad or self._wrong(row, taken)
             if bad:
-                raise UserError(reject(bad[0], source, number, f"the header: {bad[1]}").message)
-            if row and not _SEPARATOR.fullmatch(text):
-                header = [name.strip() for name in row]
-                needed = table.column(header, text)
-            continue
-        if row and (len(row) <= needed or any(row[len(header) :])):
+                text = _numbered(taken[0])[1]
+                why = f"{bad[1]} It begins {text[:40]!r}, read with the delimiter"
+                yield self._reject(bad[0], f"{why} {form.delimiter!r}.", taken[0])
+                # A stray quote may have swallowed whole records: skip only its first line.
+                feed.give_back(taken[1:])
+                reader = form.reader(feed)
+            elif row:
+                records += 1
+                if doubt := self._doubt(row, taken, records):
+                    yield self._reject(*doubt, taken[0], is_note=True)
+                    if doubt[0] != _JOINED:
+                        continue
+                yield _numbered(taken[0])[0], dict(zip(self._header, row, strict=False))
+
+    def _reject(self, kind: str, why: str, line: Line, is_note: bool = False) -> Reject:
+        number, text = _numbered(line)
+        self.has_stray_quotes = self.has_stray_quotes or kind == _QUOTE
+        return reject(kind, self._form.source, number, why, text, is_note)
+
+    def _read_header(self, row: list[str], bad: tuple[str, str] | None, line: Line) -> None:
+        text = _numbered(line)[1]
+        if bad:
+            raise UserError(self._reject(bad[0], f"the header: {bad[1]}", line).message)
+        if row and not _SEPARATOR.fullmatch(text):
+            self._header = [name.strip() for name in row]
+            self._column = self._form.column(self._header, text)
+
+    def _wrong(self, row: list[str], taken: list[Line]) -> tuple[str, str] | None:
+        """The kind of a bad row, and what is wrong with it."""
+        width = len(self._header)
+        wrong: tuple[str, str] | None = None
+        if row and (len(row) <= self._column or any(row[width:])):
             why = (
-                f"{len(row)} columns where the header has {len(header)}; a field that contains the "
+                f"{len(row)} columns where the header has {width}; a field that contains the "
                 "delimiter or a newline must be quoted."
             )
-            bad = ("CSV columns", why)
-        if table.quoted and _has_space_before_quote(table, row, taken):
-            bad = ("CSV quote", "a space before a quoted field; remove it.")
-        if bad:
-            why = f"{bad[1]} It begins {text[:40]!r}, read with the delimiter {table.delimiter!r}."
-            yield reject(bad[0], source, number, why, text)
-            # A stray quote may have swallowed whole records: skip only its first line.
-            feed.give_back(taken[1:])
-            reader = table.reader(feed)
-        elif row:
-            if len(taken) > 1 and _may_join_records(table, header, row):
-                place = f"lines {number:,} to {number + len(taken) - 1:,}"
-                why = (
-                    "a field in quotes has line breaks and delimiters; if a stray quote has joined "
-                    "several records, double it, and put its field in quotes."
-                )
-                kind = "fields with line breaks and delimiters"
-                yield reject(kind, source, place, why, text, is_note=True)
-            yield number, dict(zip(header, row, strict=False))
+            wrong = ("CSV columns", why)
+        if not self._form.quoted:
+            return wrong
+        for field in row:
+            if '"' not in field:
+                continue
+            # The same text in quotes has its own quotes doubled.
+            quoted = field.replace('"', '""')
+            if f'"{quoted}"' not in "".join(_text_lines(taken)):
+                self.has_stray_quotes = True
+                if _QUOTED_AFTER_SPACES.fullmatch(field):
+                    wrong = (_QUOTE, "a space before a quoted field; remove it.")
+        return wrong
 
+    def _doubt(self, row: list[str], taken: list[Line], records: int) -> tuple[str, str] | None:
+        """The kind of a note on a row and its text; all but _JOINED mean that it is skipped.
 
-def _has_space_before_quote(table: Table, row: list[str], taken: list[Line]) -> bool:
-    """Whether a field is in quotes after spaces.
-
-    The same text in quotes has a quote after the delimiter, and its own quotes doubled.
-    """
-    for field in filter(_QUOTED_AFTER_SPACES.fullmatch, row):
-        lines = table.delimiter + "".join(_text_lines(taken))
-        if table.delimiter + field in lines:
-            return True
-    return False
-
-
-def _may_join_records(table: Table, header: list[str], row: list[str]) -> bool:
-    """Whether a field has line breaks and as many delimiters as a record."""
-    delimiters = max(1, len(header) - 1)
-    return any("\n" in field and field.count(table.delimiter) >= delimiters for field in row)
+        Raises UserError if the row is a header with other columns.
+        """
+        names: list[str] = []
+        if records == 1 or row[self._column].strip() in self._header:
+            names = [name.strip() for name in row]
+        if names == self._header:
+            why = "the header again, as in files that were joined; the line was skipped."
+            return "header again", why
+        if len(names) > 1 and sorted(names) == sorted(self._header):
+            why = (
+                f"another header, {self._form.delimiter.join(names)}, whose columns have another "
+                "order than those of the first line; keep the files apart, or write them with the "
+                "same columns."
+            )
+            raise UserError(self._reject("another header", why, taken[0]).message)
+        if records == 1 and len(names) > 1 and all(map(_TYPES.fullmatch, names)):
+            return "types", "the types of the columns, no record; the line was skipped."
+        breaks = self._form.delimiter
+        most = max(1, len(self._header) - 1)
+        if len(taken) > 1 and any("\n" in one and one.count(breaks) >= most for one in row):
+            last = _numbered(taken[0])[0] + len(taken) - 1
+            why = (
+                f"a field in quotes has line breaks and delimiters, up to line {last:,}, and the "
+                "file has stray quotes; if one has joined several records, double it, and put its "
+                "field in quotes."
+            )
+            return _JOINED, why
+        return None
 
 
 def _numbered(line: Line) -> tuple[int, str]:
@@ -262,13 +330,13 @@ def _not_csv(error: csv.Error, taken: Iterable[Line]) -> tuple[str, str]:
         )
     if '\\"' in "".join(_text_lines(taken)):
         return (
-            "CSV quote",
+            _QUOTE,
             f"not CSV ({error}): quotes are escaped with a backslash, as Spark and MySQL write "
             "them by default; write the file again with each quote doubled (Spark: option escape "
             "'\"').",
         )
     return (
-        "CSV quote",
+        _QUOTE,
         f'not CSV ({error}): a quote is stray or not closed; put a field that contains a " '
         'in quotes, and double each " in it.',
     )

@@ -233,7 +233,7 @@ def check_disk(sources: Sequence[Source], out: Path, scratch: Path, *, sorts: bo
     """
     text = 0
     for source in sources:
-        is_compressed = source.is_gzip or source.kind == "parquet"
+        is_compressed = source.compression or source.kind == "parquet"
         text += source.size * (_COMPRESSION if is_compressed else 1)
     advice = "free some space, or write the corpus to another disk with `out`."
     temporary = 0

@@ -66,8 +66,9 @@ LONG = "x" * 200_000
 UNITS = "one\r\ntwo\r\n \r\n\r\n three\n"
 MARKED = b'\xef\xbb\xbf{"text": "marked"}\n{"text": "half \\ud800 \\u0000"}\n'
 REPEATED = b'{"id": 1, "id": 2, "text": "a \\"text\\"", "x": {"text": ""}, "y": ["text", "text"]}\n'
-JOINED = 'text\tn\n"begins\t1\nends"\t2\n'
+JOINED = 'text\tn\n"begins\t1\nends"\t2\nsay "so"\t3\n'
 SPACED = '"n"\ttext\n1\t" ""a ""b"" c"""\n2\t"two\nlines"\n3\t" """""\n'
+QUOTED = 'text,n\n"one,\nline, and, ""more""",1\n'
 YES, NO = {"quoting": "yes"}, {"quoting": "no"}
 
 
@@ -98,7 +99,7 @@ YES, NO = {"quoting": "yes"}, {"quoting": "no"}
         ("a.csv", "sep=|\r\ntext|label\r\none, two|1\r\n", {}, ["one, two"], None),
         ("a.tsv", "sep=|\r\ntext|label\r\none, two|1\r\n", {}, ["one, two"], None),
         # Separated by tabs and not quoted: every line is a record.
-        ("a.tsv", JOINED, {}, ['"begins', 'ends"'], None),
+        ("a.tsv", JOINED, {}, ['"begins', 'ends"', 'say "so"'], None),
         ("a.tsv", 'text\tn\n"all"\t1\nsay "so"\t2\n', {}, ['"all"', 'say "so"'], None),
         ("a.tsv", 'text\tn\n5" and 6"\t1\n"\t2\n', {}, ['5" and 6"', '"'], None),
         ("a.tsv", 'text\t"n" x\nplain\t1\n', {}, ["plain"], None),
@@ -108,10 +109,17 @@ YES, NO = {"quoting": "yes"}, {"quoting": "no"}
         ("a.tsv", '"text"\t"n"\n"a"\t"1"\n', {}, ["a"], None),
         ("a.tsv", SPACED, YES, [' "a "b" c"', "two\nlines", ' ""'], None),
         ("a.csv", SPACED.replace("\t", ","), YES, [' "a "b" c"', "two\nlines", ' ""'], None),
-        # A quote may have joined records.
-        ("a.tsv", JOINED, YES, ["begins\t1\nends"], "lines 2 to 3: a field"),
-        ("a.csv", JOINED.replace("\t", ","), {}, ["begins,1\nends"], "lines 2 to 3: a field"),
-        ("a.csv", JOINED.replace("\t", ","), NO, ['"begins', 'ends"'], None),
+        # A quote may have joined records, in a file with stray quotes only.
+        ("a.tsv", JOINED, YES, ["begins\t1\nends", 'say "so"'], "line 2: a field .* line 3, and"),
+        ("a.csv", JOINED.replace("\t", ","), {}, ["begins,1\nends", 'say "so"'], "line 2: a field"),
+        ("a.csv", JOINED.replace("\t", ","), NO, ['"begins', 'ends"', 'say "so"'], None),
+        ("a.csv", QUOTED, {}, ['one,\nline, and, "more"'], None),
+        # Headers that are no records.
+        ("a.csv", "text,n\na,1\ntext,n\nb,2\ntext,n\n", {}, ["a", "b"], "line 3: the header"),
+        ("a.tsv", "n\ttext\n1\ta\nn\ttext\n2\tb\n", {}, ["a", "b"], "line 3: the header"),
+        ("a.csv", "text,n\nstring,int64\na,1\n", {}, ["a"], "line 2: the types of the columns"),
+        ("a.csv", "text,n\na,1\nstring,int\n", {}, ["a", "string"], None),
+        ("a.csv", "text\ntext a\nstring\n", {}, ["text a", "string"], None),
     ],
     ids=lambda value: str(value)[:40],
 )  # fmt: skip
@@ -145,6 +153,9 @@ def test_the_documentation_of_python_is_built_in() -> None:
         ("a.csv", '"n", "text"\n1, "a"\n', r"no column text .*columns are n, \"text\"\."),
         ("a.csv", "text,text\n1,2\n", r"has 2 columns named text; rename"),
         ("a.csv", "id,stars,text,stars\n1,2,3,4\n", r"has 2 columns named stars"),
+        ("a.csv", "text,n\na,1\nn,text\n2,b\n", r"line 3: another header, n,text, whose columns"),
+        ("a.csv", "review;n\na;1\n", r"its columns are review, n\. .* delimiter ';'"),
+        ("a.txt", "version https://git-lfs.github.com/spec/v1\n", r"pointer of Git LFS; run"),
         ("a.csv", "", r"has no record"),
         ("a.csv", "text\n \n", r"none of its 1 records has text in text or .*: it is blank in 1"),
         ("a.csv", "1,t\n0,u\n", r"first line was taken for the header, .* ',': '1,t'\. If the"),
@@ -179,6 +190,13 @@ def test_a_line_has_a_largest_length(tmp_path, monkeypatch, name):
         (b"one\ntwo", ["one", "two"]),
         (b'{"text": "a"}\n{"text": null}\n', ["a", None]),
         (b'\xef\xbb\xbf\r\n{"text": "a"}\n', ["a"]),
+        (b'[{"text": "a"},\n {"text": "b"}]\n', ["a", "b"]),
+        (b"\xef\xbb\xbflabel,text\r\n1,a b\r\n0,c\r\n", ["a b", "c"]),
+        (b'"text"\t"label"\n"a"\t"1"\n', ["a"]),
+        (b"text\na, b\n", ["a, b"]),
+        (b"Well, yes\nno\n", ["Well, yes", "no"]),
+        (b"Yes, I am.\nNo, not.\n", ["Yes, I am.", "No, not."]),
+        (b"yes,no\nno\n", ["yes,no", "no"]),
     ],
 )
 def test_standard_input(monkeypatch, data, expected):

@@ -12,7 +12,7 @@ import pytest
 
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.corpora.sources import find_sources
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import Note, UserError
 
 from .written import rated, write_parquet
 
@@ -64,7 +64,7 @@ def test_folders_and_patterns_are_the_files_in_them(tmp_path, monkeypatch) -> No
     monkeypatch.chdir(tmp_path)
     write_layouts(Path("in/deep"))
     Path("in/.hidden").mkdir()
-    for name in ("in/README", "in/_SUCCESS.txt", "in/.hidden/a.json"):
+    for name in ("in/_SUCCESS.txt", "in/.hidden/a.json"):
         Path(name).write_text("no text of ours")
     Path("in/part-1.json").touch()
     odd = f"{tmp_path}/in/a[1]*.jsonl"
@@ -83,6 +83,18 @@ def test_folders_and_patterns_are_the_files_in_them(tmp_path, monkeypatch) -> No
         made = prepare(["in"], Path("in/corpus"), split=(1, 0, 0), overwrite=True)
         names = [source.name for source in made.manifest.sources]
         assert names == [*sorted(LAYOUTS), "a[1]*.jsonl"]
+
+
+def test_files_that_a_folder_is_read_without_are_named(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    write_layouts(folder)
+    for name in ("a.jsonl.xz", "part-00003", "b.jsonl.bz2", "notes.md"):
+        (folder / name).write_text("text")
+    left_out = "in: 4 of its files were left out, .*: a.jsonl.xz, b.jsonl.bz2, notes.md, part-00003"
+    with pytest.warns(Note, match=left_out):
+        assert len(find_sources([str(folder)])) == 3
+    with pytest.raises(UserError, match="unknown kind"):
+        find_sources([f"{folder}/*"])
 
 
 def small(path: Path) -> Path:
