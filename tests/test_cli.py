@@ -93,7 +93,7 @@ def test_from_text_to_a_score_and_a_sentence(text_file, tmp_path, monkeypatch, c
     [
         ("trian", "unknown command 'trian'; did you mean train or transfer? `mlstm-jax --help`"),
         ("prepare absent.jsonl --out x", "absent.jsonl"),
-        ("prepare pydoc: --out x --split 1;2", "'1;2' is not three numbers"),
+        ("prepare pydoc: --out x --split 1;2", "--split 1;2 needs three numbers"),
         ("prepare pydoc: --out /proc/x", "/proc/x: cannot write in /proc"),
         ("train --config smal_512", "did you mean small_512 or"),
         ("train small_512 --config=tuned_512", "not small_512 and tuned_512."),
@@ -119,7 +119,7 @@ def test_from_text_to_a_score_and_a_sentence(text_file, tmp_path, monkeypatch, c
         ("train --data.corpus c --out x.csv/deep/run", "x.csv is a file; choose another folder"),
         ("sweep model --out x", "did you mean models"),
         ("train --out loop/run --data.corpus c", "loop/run: cannot"),
-        ("train --data.corpus x.csv", "x.csv: is not a corpus; make one with `mlstm-jax prepare"),
+        ("train --data.corpus x.csv", "x.csv is not a corpus. Check the name, or make one with"),
         ("classify reviews-1024 a x.csv --out x.xlsx", "out is 'x.xlsx', but it must be a .csv"),
         ("classify c x.csv", "c DIR INPUT"),
         ("generate reviews-1024 this", "give the text to continue with `--prompt`"),

@@ -153,6 +153,6 @@ def _as_weights(words: list[str]) -> SplitWeights:
     try:
         train, valid, test = json.loads(f"[{words[0]}]")
     except ValueError:
-        why = "is not three numbers for train, valid and test, such as 1000,1,1"
-        raise ValueError(f"{words[0]!r} {why}") from None
+        why = "needs three numbers, for train, valid and test, such as 8,1,1, or 8,1,0 without test"
+        raise ValueError(f"--split {words[0]} {why}") from None
     return train, valid, test

@@ -57,8 +57,8 @@ def prepare(
     given = {name: some for name, some in splits.items() if some}
     if given and sources:
         raise UserError(
-            f"{sources[0]}: belongs to no split; name it after --train, --valid or --test, or use "
-            "none of these options."
+            f"{sources[0]} is not assigned to a split; put it after --train, --valid or --test, or "
+            "use none of the three."
         )
     with interruptible(note=lambda: "no temporary files are left"):
         show(make_corpus(given or sources, out, options, overwrite=overwrite, show_progress=True))

@@ -110,7 +110,6 @@ def check_given(sources: Mapping[SplitName, Sequence[str]], options: PrepareOpti
         # With `dedupe` none, nothing changes either.
         if getattr(options, option) not in (getattr(DEFAULTS, option), "none"):
             raise UserError(
-                f"{option}: splits given with `train`, `valid` and `test` are kept unchanged, all "
-                "documents in their order; leave the option out, or name the files without their "
-                "splits."
+                f"`{option}` cannot be used with `train`, `valid` and `test`: files that are "
+                "already split are kept as they are, all documents in their order."
             )

@@ -277,8 +277,8 @@ def _check_disjoint(sources_of: Mapping[str, Sequence[Source]]) -> None:
             other = split_of.setdefault(source.place, split)
             if other != split:
                 raise UserError(
-                    f"{source}: is named for `{other}` and `{split}`; a score on text that was "
-                    "trained on says nothing about new text, so name it for only one."
+                    f"{source} is in both `{other}` and `{split}`, so the score would say nothing "
+                    "about new text; use it in one split only."
                 )
 
 
@@ -316,7 +316,7 @@ def _write(
     rejects.check(records + len(rejects), options.max_reject_fraction, rejects_file)
     if recipe.rating_column and not is_rated:
         raise UserError(
-            f"no record has a number in `rating_column` {recipe.rating_column!r}; give the field "
+            f"no record has a number in `rating_column` {recipe.rating_column!r}; name the field "
             "or column of the ratings, or leave the option out."
         )
     split: SplitWeights | None = None

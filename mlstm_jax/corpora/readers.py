@@ -102,17 +102,15 @@ class _MissingText:
     def error(self) -> UserError:
         columns = " or ".join(self._columns)
         if not self._kinds:
-            return UserError(
-                f"{self._source}: has no record; leave it out, or give a file with a text."
-            )
+            return UserError(f"{self._source} has no record; leave it out.")
         why = f"{self._source}: none of its {self._kinds.total():,} records has text in {columns}"
         fields = ", ".join(self._fields) or "(none)"
         del self._kinds["missing"]
         if self._kinds:
             shown = ", ".join(f"{kind} in {n:,}" for kind, n in self._kinds.items())
             return UserError(
-                f"{why}: it is {shown} of them. Write a string there, or name another field with "
-                f"`text_column`; the fields seen are {fields}."
+                f"{why} ({shown}). Write strings there, or name another field with `text_column`; "
+                f"the fields seen are {fields}."
             )
         near: dict[str, None] = {}
         for column in self._columns:
@@ -128,7 +126,7 @@ def kind_of(value: object) -> str:
     if value is None:
         return "missing"
     if isinstance(value, str):
-        return "blank"
+        return f"{value.strip()!r}, which means missing" if value.strip() else "blank"
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

@@ -108,7 +108,7 @@ def csv_records(
     found = CsvFormat(source, recipe, named[1] if named else usual)
     if not named:
         found = _with_delimiter(found, first)
-        if found.delimiter != usual:
+        if found.delimiter != usual and source != STDIN:
             why = f"read with the delimiter {found.delimiter!r}, which its first line has, instead"
             yield reject("another delimiter", source, "", f"{why} of {usual!r}.", is_note=True)
     if recipe.quoting:

@@ -263,9 +263,9 @@ def open_corpus(path: Path, *, verify: bool = False) -> Corpus:
     try:
         text = manifest.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise UserError(
-            f"{path}: is not a corpus; make one with `mlstm-jax prepare SOURCE --out FOLDER`."
-        ) from error
+        what = f"{path} is not a corpus" if path.exists() else f"there is no corpus {path}"
+        advice = "Check the name, or make one with `mlstm-jax prepare SOURCE --out FOLDER`."
+        raise UserError(f"{what}. {advice}") from error
     except OSError as error:
         raise FileError(with_remedy(f"{manifest}: cannot be read", error)) from error
     except ValueError as error:  # a path with a NUL

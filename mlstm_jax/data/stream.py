@@ -91,8 +91,9 @@ class DocumentLabels:
             is_usable = self._deviation > 0
         if not is_usable:
             raise UserError(
-                f"a label head needs ratings that differ, but the {split.name} split has "
-                f"{'only one' if len(known) else 'none'}; prepare the corpus with "
+                "a head for labels needs at least two different ratings, but "
+                f"{'all texts' if len(known) else 'the texts'} of the {split.name} split have "
+                f"{'the same one' if len(known) else 'none'}; prepare the corpus with "
                 "`rating_column`, or leave the head out."
             )
 
@@ -160,8 +161,8 @@ class TrainStream:
         size = int(split.offsets[-1])
         if not size:
             raise UserError(
-                f"the {split.name} split is empty: the corpus was prepared without one; "
-                "prepare it again with a share for it, such as `split` 1000,1,1."
+                f"the corpus has no text in its {split.name} split; prepare it again, for example "
+                "with `split` 20,1,1."
             )
         documents = len(split.offsets) - 1
         if per_document:

@@ -111,7 +111,7 @@ def test_a_corpus_to_score_alone_in_the_current_folder(tmp_path, monkeypatch, ca
     assert str(here) in capsys.readouterr().out
     cli.main(["inspect", str(here)])
     assert capsys.readouterr().out
-    with pytest.raises(UserError, match="the train split is empty: the corpus was prepared w"):
+    with pytest.raises(UserError, match="the corpus has no text in its train split"):
         TrainStream(open_corpus(here).split("train"), batch=2, window=8)
 
 

@@ -10,8 +10,10 @@ from types import SimpleNamespace
 import duckdb
 import pytest
 
+from mlstm_jax.corpora.documents import Recipe
 from mlstm_jax.corpora.prepare import prepare
-from mlstm_jax.corpora.sources import find_sources
+from mlstm_jax.corpora.readers import read_source
+from mlstm_jax.corpora.sources import Source, find_sources
 from mlstm_jax.errors import Note, UserError
 
 from .written import rated, write_parquet
@@ -219,3 +221,35 @@ def test_links_to_folders_are_followed_and_each_folder_read_once(tmp_path: Path)
     wanted = [f"{folder}/data/{name}" for name in sorted(LAYOUTS)]
     for source in (folder, f"{folder}/**/*.gz", f"{folder}/**", f"{tmp_path}/in/**/**/20*"):
         assert sorted(found_names(str(source))) == wanted
+
+
+@pytest.mark.parametrize(
+    ("names", "row", "expected"),
+    [
+        (["Rating", "rating", "text"], [1.0, 4.0, "a"], ("a", 4.0)),
+        (["Text", "text", "Label"], ["wrong", "a", "x"], ("a", None)),
+        (["text", "reviewText", "Stars"], ["a", "wrong", 3.0], ("a", None)),
+        (["label", "TEXT", "x"], ["1", "a", "b"], "no column text or .* did you mean TEXT"),
+        (
+            ["text", "text", "label"],
+            ["a", "b", "1"],
+            "has 2 columns named text; rename all but one",
+        ),
+        (["stars", "text", "stars"], [1.0, "a", 2.0], "has 2 columns named stars; rename"),
+    ],
+)
+def test_one_table_in_two_formats_gives_one_result(tmp_path, names, row, expected) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.Table.from_arrays([pyarrow.array([value]) for value in row], names)
+    parquet.write_table(table, tmp_path / "a.parquet")
+    lines = [",".join(names), ",".join(map(str, row)), ""]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    for path in (tmp_path / "a.parquet", tmp_path / "a.csv"):
+        source = Source(str(path))
+        if isinstance(expected, str):
+            with pytest.raises(UserError, match=expected):
+                list(read_source(source, Recipe()))
+        else:
+            (found,) = read_source(source, Recipe())
+            assert (found.text, found.rating) == expected

@@ -245,8 +245,8 @@ ONE = partial(TrainStream, batch=1, window=16)
             lambda: TrainStream(make_split([50] * 4), batch=8, window=8, per_document=True),
             "4 documents, too",
         ),
-        (lambda: ONE(rated(None), labels="ratings"), "has none"),
-        (lambda: ONE(rated([3.0, 3.0]), labels="ratings"), "only one"),
+        (lambda: ONE(rated(None), labels="ratings"), "split have none"),
+        (lambda: ONE(rated([3.0, 3.0]), labels="ratings"), "split have the same one"),
         (lambda: TrainStream(make_split([100] * 10), batch=64, window=512), r"data\.batch 64 rows"),
         (
             lambda: ONE(make_split([16]), targets_are_inputs=True),

@@ -180,7 +180,7 @@ def test_another_start_on_one_process_is_named(corpus, tmp_path, random, launche
 def test_no_corpus_on_one_process_ends_all(corpus, tmp_path, launcher) -> None:
     configs = [runs.make_config(path, tmp_path / "run") for path in (corpus, tmp_path / "none")]
     for text in refused(launcher, *configs):
-        assert "none: is not a corpus" in text
+        assert "there is no corpus" in text
 
 
 @pytest.mark.slow
