@@ -25,6 +25,23 @@ if TYPE_CHECKING:
 MEMORY_FRACTION = 0.92
 _FRACTION_NAMES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
+# JAX's settings, from its variables or a program, that would change results or end in an error
+# inside of JAX, and the values that this package computes with.
+_FLAGS: dict[str, tuple[object, ...]] = {
+    "jax_disable_jit": (False,),
+    "jax_enable_x64": (False,),
+    "jax_high_dynamic_range_gumbel": (False,),
+    "jax_random_seed_offset": (0,),
+    "jax_threefry_partitionable": (True,),
+    "jax_transfer_guard": (None, "allow", "log"),
+}
+# These end in an error in training only.
+_FLAGS_OF_TRAINING: dict[str, tuple[object, ...]] = {
+    "jax_debug_infs": (False,),
+    "jax_debug_nans": (False,),
+    "jax_numpy_dtype_promotion": ("standard",),
+}
+
 # Address space that JAX and its threads take on two cores before they read a model; with less,
 # its C++ ends the process.
 _LEAST_ADDRESS_SPACE = 1.8e9
@@ -83,6 +100,20 @@ def require_own_jax() -> None:
         )
 
 
+def _require_flags(flags: dict[str, tuple[object, ...]]) -> None:
+    """Raise UserError for a setting of JAX with which nothing here computes."""
+    import jax
+
+    for name, allowed in flags.items():
+        value = getattr(jax.config, name, allowed[0])
+        if value not in allowed:
+            raise UserError(
+                f"JAX's setting {name} is {value}, with which mlstm_jax gives no or other "
+                f"results; unset the variable {name.upper()}, or "
+                f"`jax.config.update({name!r}, {allowed[0]!r})`."
+            )
+
+
 def set_variable(variable: str, value: str | float) -> None:
     """Set a variable that JAX reads when it is imported, in a JAX that has been imported, too."""
     os.environ[variable] = str(value)
@@ -96,8 +127,9 @@ def prepare(devices: "Devices", *, deterministic: bool = False) -> None:
     """Set what JAX reads when it starts, its cache included; keep what the user has set.
 
     Of the devices it sets the number of virtual ones; for `deterministic` see config.Train. Raises
-    UserError if JAX has already started with other settings.
+    UserError if JAX has already started with other settings, or has settings that do not fit.
     """
+    _require_flags(_FLAGS_OF_TRAINING)
     if not any(name in os.environ for name in _FRACTION_NAMES):
         os.environ[_FRACTION_NAMES[0]] = str(MEMORY_FRACTION)
     if deterministic:
@@ -112,9 +144,11 @@ def prepare(devices: "Devices", *, deterministic: bool = False) -> None:
 def local_devices() -> "list[jax.Device]":
     """Return the devices of this process; JAX starts if it has not.
 
-    Raises UserError if the machine has no device of JAX_PLATFORMS, or too little address space.
+    Raises UserError if the machine has no device of JAX_PLATFORMS, or too little address space, or
+    if JAX has settings that change results.
     """
     require_own_jax()
+    _require_flags(_FLAGS)
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if space != resource.RLIM_INFINITY and space < _LEAST_ADDRESS_SPACE:
         raise UserError(

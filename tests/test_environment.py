@@ -11,10 +11,12 @@ import jax
 import numpy as np
 import pytest
 
+import mlstm_jax as mlstm
 from mlstm_jax import cache, environment, host
 from mlstm_jax.config import Model
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop import weights
+from tests.training.runs import config_of
 
 PROGRAM = """
 import sys
@@ -200,6 +202,34 @@ def test_a_device_that_jax_lacks_is_named(error, told, monkeypatch) -> None:
     monkeypatch.setattr(jax, "local_devices", Mock(side_effect=error))
     with pytest.raises(UserError, match=f"JAX_PLATFORMS='x': .*{told}"):
         environment.local_devices()
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("jax_enable_x64", True),
+        ("jax_high_dynamic_range_gumbel", True),
+        ("jax_numpy_dtype_promotion", "strict"),
+        ("jax_random_seed_offset", 5),
+        ("jax_threefry_partitionable", False),
+        ("jax_transfer_guard", "disallow"),
+        ("jax_debug_nans", True),
+        ("jax_disable_jit", True),
+    ],
+)
+def test_a_setting_of_jax_that_spoils_results_is_named(flag, value, corpus, tmp_path) -> None:
+    """Other text for a seed, or an error inside of JAX. Some spoil only training."""
+    before = getattr(jax.config, flag)
+    jax.config.update(flag, value)
+    try:
+        with pytest.raises(UserError, match=f"setting {flag} is {value}, .*{flag.upper()}"):
+            mlstm.train(config_of(corpus, tmp_path / "run", 2))
+        if flag not in ("jax_debug_nans", "jax_numpy_dtype_promotion"):
+            with pytest.raises(UserError, match=f"setting {flag} is {value},"):
+                mlstm.load("reviews-1024")
+    finally:
+        jax.config.update(flag, before)
+    assert not (tmp_path / "run").exists()
 
 
 def test_too_little_address_space_is_named(monkeypatch) -> None:
