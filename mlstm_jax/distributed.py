@@ -6,18 +6,22 @@ if process 0 is lost, JAX itself ends the others.
 
 Nothing can interrupt an all-reduce that waits for a lost process, so a process that must stop says
 why and ends with `os._exit`. If some do not start, JAX would abort the others and name nobody. So
-each leaves a file in the shared run folder until all are connected, and gives up before JAX does.
+each keeps touching a file in the shared run folder until all are connected, and gives up before JAX
+does.
 """
 
 import json
 import math
 import os
+import secrets
+import signal
 import socket
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +34,15 @@ from mlstm_jax.errors import KnownError, UserError, explained, require
 
 _SECONDS = 1.0  # between two looks at the other processes
 _GRACE_SECONDS = 3.0  # for a process to stop by itself, for the same reason as another
-_UNLIMITED = 2**31 - 1  # milliseconds of a wait that the watching thread ends
+_STALE_SECONDS = 5.0  # the file of a waiting process is touched every second
+_SECONDS_TO_SEE = 10.0  # a new file: NFS shows it a little later to other machines
 _MOST = 5  # names in a message
 _LONGEST = 1e6  # seconds of a time limit: JAX counts in 32 bits
 _STOP = "mlstm_jax/stop"
+_RESTART = (
+    "Only the steps since the last checkpoint are lost: start all processes again with the same "
+    "command."
+)
 # Variables with the number of processes and the index of this one. mpirun is first: in a SLURM job
 # its processes also have the variables of the srun that it uses.
 _LAUNCHERS = (
@@ -63,8 +72,12 @@ def process_info(options: Distributed, environment: Mapping[str, str]) -> tuple[
         index = _as_number(_KUBERNETES, environment[_KUBERNETES])
     if count is None and options.coordinator is None:
         return 0, 1
-    require(count is not None, "distributed.processes", count, "set: no launcher sets it")
-    require(index is not None, "distributed.index", index, "set: no launcher sets it")
+    for name, value in (("processes", count), ("index", index)):
+        if value is None:
+            raise UserError(
+                f"distributed.{name} is not set; srun, mpirun or Kubernetes would, but none of "
+                "them started this process."
+            )
     assert index is not None
     assert count is not None
     require(0 <= index < count, "distributed.index", index, f"0 to {count - 1}")
@@ -96,28 +109,57 @@ def choose_gpu(index: int, hosts: Sequence[str], visible: Sequence[str | None]) 
     return here.index(index)
 
 
-def _initialize(seconds: float, *arguments: Any, **options: Any) -> None:
+def _initialize(seconds: float, waits: Callable[[], None], **options: Any) -> None:
     """Call `jax.distributed.initialize`, which waits where Python receives no signal.
 
-    Raises TimeoutError if it takes longer.
+    Calls `waits` every second. Raises TimeoutError if it takes longer than `seconds`.
     """
     done = Future[None]()
 
     def call() -> None:
         try:
-            done.set_result(jax.distributed.initialize(*arguments, **options))
+            done.set_result(jax.distributed.initialize(**options))
         except BaseException as error:
             done.set_exception(error)
 
     threading.Thread(target=call, daemon=True).start()
-    done.result(seconds)
+    deadline = time.monotonic() + seconds
+    while not done.done() and time.monotonic() < deadline:
+        waits()
+        with suppress(TimeoutError):
+            done.exception(min(_SECONDS, max(0.0, deadline - time.monotonic())))
+    done.result(0)
+
+
+def require_free_port(coordinator: str) -> None:
+    """Raise UserError unless process 0 can listen at HOST:PORT; JAX would die of SIGSEGV."""
+    host, _, port = coordinator.rpartition(":")
+    try:
+        if _is_local(coordinator):
+            socket.create_server((host, int(port))).close()
+        elif socket.has_dualstack_ipv6():
+            socket.create_server(
+                ("", int(port)), family=socket.AF_INET6, dualstack_ipv6=True
+            ).close()
+        else:
+            socket.create_server(("", int(port))).close()
+    except (OSError, OverflowError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UserError(
+            f"process 0 cannot listen at distributed.coordinator {coordinator} ({why}); choose "
+            "another port, for all processes."
+        ) from error
+
+
+def _is_local(coordinator: str) -> bool:
+    return coordinator.startswith(("localhost:", "127."))
 
 
 class Cluster:
     """The processes of a run; the outermost context manager of a run.
 
-    An error that leaves the context is told to the other processes and ends all of them. `index` is
-    that of this process, from 0; `names` are those of all in messages.
+    An error that leaves the context is told to the other processes and ends all of them. `index`:
+    this process's, from 0. `names`: one for each process, for messages.
     """
 
     def __init__(self, options: Distributed, folder: Path) -> None:
@@ -125,7 +167,7 @@ class Cluster:
         self.host = socket.gethostname()
         self._options = options
         self._folder = folder
-        self.names = [f"process 0 ({self.host})"]
+        self.names = [f"process {index}" for index in range(self.processes)]
         self._store: Any = None
         self._gathered = 0
         self._leaving = threading.Event()
@@ -136,23 +178,31 @@ class Cluster:
         return self.index == 0
 
     def __enter__(self) -> "Cluster":
-        if self.processes > 1:
-            self._connect()
-            threading.Thread(target=self._watch, daemon=True).start()
+        if self.processes == 1:
+            return self
+        self._connect()
+        threading.Thread(target=self._watch, daemon=True).start()
+        try:
+            self._meet()
+        except BaseException as error:
+            self._fail(error)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self.processes == 1:
             return
-        if error is None:
-            self._store.wait_at_barrier("mlstm_jax/end", _UNLIMITED)
-            self._leaving.set()
-            if self.is_first:
-                # The store ends with process 0, and JAX aborts whoever still has a connection to
-                # it. This call returns when the others have closed theirs, or are gone.
-                self._store.get_live_nodes(list(range(self.processes)))
-            jax.distributed.shutdown()
-            return
+        if error is not None:
+            self._fail(error)
+        self.barrier()
+        self._leaving.set()
+        if self.is_first:
+            # The store ends with process 0, and JAX aborts whoever still has a connection to it.
+            # This call returns when the others have closed theirs, or are gone.
+            self._store.get_live_nodes(list(range(self.processes)))
+        jax.distributed.shutdown()
+
+    def _fail(self, error: BaseException) -> None:
+        """End this process because of an error."""
         seconds = self._options.heartbeat_timeout_seconds
         if isinstance(error, jax.errors.JaxRuntimeError) and seconds < _LONGEST:
             # If a lost process caused it, the watching thread names that process: the heartbeat is
@@ -167,13 +217,24 @@ class Cluster:
         self._gathered += 1
         key = f"mlstm_jax/{self._gathered}"
         self._store.key_value_set(f"{key}/{self.index}", json.dumps(value))
-        values = []
-        for index in range(self.processes):
-            text = self._store.blocking_key_value_get(f"{key}/{index}", _UNLIMITED)
-            values.append(json.loads(text))
+        texts = [self._wait_for(f"{key}/{index}") for index in range(self.processes)]
         # All have begun this call, so all have read the values of the one before.
         self._store.key_value_delete(f"mlstm_jax/{self._gathered - 1}/{self.index}")
-        return values
+        return [json.loads(text) for text in texts]
+
+    def barrier(self) -> None:
+        """Wait until all processes have made this call."""
+        self.gather(None)
+
+    def _wait_for(self, key: str) -> str:
+        """The value of a key, once it is set. Python receives signals every second."""
+        while True:
+            try:
+                value: str = self._store.blocking_key_value_get(key, int(1000 * _SECONDS))
+                return value
+            except jax.errors.JaxRuntimeError as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise
 
     def require_equal(self, values: dict[str, Any], advice: str) -> None:
         """Raise UserError with `advice`, on all, unless all processes have the same values."""
@@ -203,7 +264,8 @@ class Cluster:
         if isinstance(error, KnownError):
             self._end(str(error), error.exit_code)
         elif isinstance(error, KeyboardInterrupt):
-            self._end("interrupted", 130)
+            number = signal.Signals(*error.args or [signal.SIGINT])
+            self._end(f"interrupted by {number.name}", 128 + number)
         else:
             terminal.tell("".join(traceback.format_exception(error)))
             self._end(f"{type(error).__name__}: {error}", 1)
@@ -232,8 +294,11 @@ class Cluster:
         return self._folder / f"process-{self.index}.partial"
 
     def _connect(self) -> None:
-        """Start JAX's coordination, and choose the GPU of this process."""
+        """Start JAX's coordination."""
         options = self._options
+        coordinator = options.coordinator
+        if coordinator and self.is_first:
+            require_free_port(coordinator)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._file.write_text(json.dumps([self.index, self.host, self.processes]))
         self._say(f"waiting for all {self.processes} processes")
@@ -242,14 +307,16 @@ class Cluster:
         jax.config.update("jax_enable_preemption_service", False)  # It would handle SIGTERM.
         if {"grpc_proxy", "https_proxy", "http_proxy"} & set(os.environ):
             os.environ.update(grpc_proxy="")  # A site's proxy does not know these machines.
-        coordinator = options.coordinator
-        is_local = coordinator is not None and coordinator.startswith(("localhost:", "127."))
+        bind_address = None
+        if coordinator and _is_local(coordinator):
+            bind_address = coordinator
         try:
             _initialize(
                 seconds,
-                coordinator,
-                self.processes,
-                self.index,
+                self._file.touch,
+                coordinator_address=coordinator,
+                num_processes=self.processes,
+                process_id=self.index,
                 # It finds the coordinator where srun, mpirun or Kubernetes tells it.
                 cluster_detection_method="deactivate" if coordinator else None,
                 initialization_timeout=int(seconds) + 60,
@@ -257,61 +324,101 @@ class Cluster:
                 heartbeat_timeout_seconds=math.ceil(
                     min(options.heartbeat_timeout_seconds, _LONGEST)
                 ),
-                coordinator_bind_address=coordinator if is_local else None,
+                coordinator_bind_address=bind_address,
             )
         except TimeoutError:
             self._give_up()
         except ValueError as error:
             raise UserError(
-                f"the launcher does not tell where process 0 is ({error}); set "
+                f"the launcher does not give the address of process 0 ({error}); set "
                 "`distributed.coordinator` HOST:PORT."
             ) from error
         finally:
             self._file.unlink(missing_ok=True)
         self._store = global_state.client
+
+    def _meet(self) -> None:
+        """Learn the machines of all, choose the GPU of this process, and compare the run folder."""
         own = [self.host, os.environ.get("CUDA_VISIBLE_DEVICES")]
         hosts, visible = zip(*self.gather(own), strict=True)
         self.names = [f"process {index} ({host})" for index, host in enumerate(hosts)]
         if "JAX_LOCAL_DEVICE_IDS" not in os.environ:
             gpu = choose_gpu(self.index, hosts, visible)
             jax.config.update("jax_cuda_visible_devices", "all" if gpu is None else str(gpu))
+        self._require_one_folder()
+
+    def _require_one_folder(self) -> None:
+        """Raise UserError, on all, unless all see a new file of process 0 in the run folder.
+
+        A copy of the folder on each machine has the same files, and nothing else would show it
+        until the first checkpoint, which would never be complete.
+        """
+        name = self.gather(f"shared-{secrets.token_hex(8)}.partial")[0]
+        file = self._folder / name
+        if self.is_first:
+            file.touch()
+        self.barrier()
+        deadline = time.monotonic() + _SECONDS_TO_SEE
+        while not file.exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        seen = self.gather([file.exists(), str(self._folder.absolute())])
+        if self.is_first:
+            file.unlink()
+        blind = [index for index, (sees, _) in enumerate(seen) if not sees]
+        if blind:
+            who = blind[0]
+            raise UserError(
+                f"{self.names[who]} does not see what process 0 writes to the run folder: "
+                f"{seen[who][1]} there is another folder than {seen[0][1]} on {self.names[0]}. "
+                "Set `out` to a folder on a file system that all processes share."
+            )
 
     def _give_up(self) -> None:
         """Say which processes are missing, and end this one."""
-        started = {}
         seconds = self._options.timeout_seconds
-        oldest = self._file.stat().st_mtime - seconds  # Older ones are of an earlier start.
+        self._file.touch()
+        oldest = self._file.stat().st_mtime - _STALE_SECONDS  # Older ones are of an earlier start.
+        started = {}
         for path in self._folder.glob("process-*.partial"):
-            if path.stat().st_mtime >= oldest:
-                index, host, processes = json.loads(path.read_text())
-                started[index] = f"process {index} ({host}) of {processes}"
+            with suppress(OSError, ValueError):  # It may be written or removed just now.
+                if path.stat().st_mtime >= oldest:
+                    index, host, processes = json.loads(path.read_text())
+                    started[index] = f"process {index} ({host}) of {processes}"
         missing = [str(index) for index in range(self.processes) if index not in started]
+        where = self._options.coordinator or "the address that the launcher gives"
+        why = f"All wait in {self._folder}, so not all can reach process 0 at {where}"
+        if missing:
+            why = f"Missing: {', '.join(missing)}; waiting in {self._folder}"
         self._end(
-            f"not all processes met within {seconds:g} s. Missing: {', '.join(missing) or 'none'}; "
-            f"started in {self._folder}: {'; '.join(started.values())}. Start all with the same "
-            f"`distributed.processes` and run folder; all must reach process 0 at "
-            f"{self._options.coordinator or 'the address that the launcher tells'}.",
+            f"{len(started)} of {self.processes} processes wait after {seconds:g} s. {why}: "
+            f"{'; '.join(started.values())}. Start all with the same `distributed.processes` and "
+            f"run folder; all must reach process 0 at {where}.",
             1,
         )
 
     def _watch(self) -> None:
         """End this process when another one stops or is lost."""
+        code = 1
+        text = None
+        while text is None and not self._leaving.wait(_SECONDS):
+            try:
+                stopped = self._store.key_value_dir_get(_STOP)
+                if stopped:
+                    who, reason, code = json.loads(stopped[0][1])
+                    text = f"{self.names[who]} stopped: {reason}"
+                else:
+                    text = self._lost()
+            except jax.errors.JaxRuntimeError:  # The store has ended.
+                text = f"{self.names[0]} is gone. {_RESTART}"
+        if text is not None and not self._leaving.wait(_GRACE_SECONDS):
+            self._end(text, code or 1, tell=False)
+
+    def _lost(self) -> str | None:
+        """Say which process is lost; None: none is."""
         every = list(range(self.processes))
-        while not self._leaving.wait(_SECONDS):
-            stopped = self._store.key_value_dir_get(_STOP)
-            if stopped:
-                who, reason, code = json.loads(stopped[0][1])
-                text = f"{self.names[who]} stopped: {reason}"
-            else:
-                alive = self._store.get_live_nodes(every)
-                lost = [index for index in every if index not in alive]
-                if not lost:
-                    continue
-                code = 1
-                text = (
-                    f"{self.names[lost[0]]} is gone: it sent no heartbeat for "
-                    f"{self._options.heartbeat_timeout_seconds:g} s. Only the steps since the last "
-                    "checkpoint are lost: start all processes again with the same command."
-                )
-            if not self._leaving.wait(_GRACE_SECONDS):
-                self._end(text, code or 1, tell=False)
+        alive = self._store.get_live_nodes(every)
+        lost = [index for index in every if index not in alive]
+        if not lost:
+            return None
+        seconds = self._options.heartbeat_timeout_seconds
+        return f"{self.names[lost[0]]} is gone: it sent no heartbeat for {seconds:g} s. {_RESTART}"

@@ -88,7 +88,7 @@ def interruptible(*signals: signal.Signals, note: Callable[[], str] = str) -> It
         elif now - raised >= _SECONDS_OF_CLEANUP:
             raised = now
             received.append(signal.Signals(number))
-            raise _Received
+            raise _Received(number)
 
     def repeat_ignored(unraisable: Any) -> None:
         nonlocal raised

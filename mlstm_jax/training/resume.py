@@ -136,7 +136,7 @@ def resume_newest(
         checkpoints.close()
         if cluster.is_first:
             checkpoints.set_aside(list(damaged))
-        cluster.gather(None)  # The others wait for it.
+        cluster.barrier()
         checkpoints.open()
         notes.append(
             f"resuming from step {step}, the newest complete checkpoint; unreadable ones are "

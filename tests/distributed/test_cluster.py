@@ -2,6 +2,7 @@
 
 import re
 import signal
+import socket
 import sys
 import time
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 
 from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import Config, Devices, Model, Phase, vary
+from mlstm_jax.distributed import require_free_port
+from mlstm_jax.errors import UserError
 from mlstm_jax.interop import published
 from mlstm_jax.run import write_imported
 from mlstm_jax.training import metrics
@@ -74,25 +77,79 @@ with Cluster(options, Path(folder)) as cluster:
 
 
 @pytest.mark.parametrize(
-    ("started", "processes", "wrong", "code", "said"),
+    ("started", "processes", "place", "wrong", "code", "said"),
     [
         # Process 0 ends last: JAX aborts a process that has a connection to it when it ends.
-        ((0, 1), 2, "", 0, ""),
-        ((0, 1), 2, "there is no such folder", 2, "there is no such folder"),
-        ((1,), 3, "", 1, "Missing: 0, 2;"),
+        ((0, 1), 2, "link", "", 0, ""),
+        ((0, 1), 2, "run", "there is no such folder", 2, "there is no such folder"),
+        ((0, 1), 2, "copy", "", 2, r"process 1 \(.*\) does not see what process 0 writes"),
+        ((1,), 3, "run", "", 1, "1 of 3 processes wait after 8 s. Missing: 0, 2;"),
     ],
 )
-def test_processes_end_together(started, processes, wrong, code, said, launcher, tmp_path) -> None:
-    """At the end, after an error of one, and if some do not start."""
-    address, seconds = runs.free_address(), 60 if len(started) == processes else 3
+def test_processes_end_together(started, processes, place, wrong, code, said, launcher, tmp_path):
+    """At the end, after an error of one, if one has a copy of the run folder, if some do not start.
+
+    A link to the run folder is no copy, and a file of an earlier start no process that has started.
+    """
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "process-2.partial").write_text('[2, "node", 3]')
+    (tmp_path / "link").symlink_to(folder)
+    address, seconds = runs.free_address(), 60 if len(started) == processes else 8
     for index in started:
-        words = (address, index, processes, seconds, tmp_path / "run", wrong)
+        words = (address, index, processes, seconds, tmp_path / ("run", place)[index], wrong)
         launcher.call(sys.executable, "-c", PROCESS, *words)
     for text in launcher.ended(code):
-        assert said in text
+        assert re.search(said, text)
+        assert "Traceback" not in text
+
+
+def test_a_taken_port_is_named() -> None:
+    for host in ("127.0.0.1", "node1"):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            address = f"{host}:{taken.getsockname()[1]}"
+            with pytest.raises(
+                UserError, match=rf"cannot listen at .* {address} \(Address already"
+            ):
+                require_free_port(address)
+        require_free_port(address)
 
 
 HEARTBEAT = ("--distributed.heartbeat-timeout-seconds", "5")
+
+# It connects as process 1 of two and does no more, as one that is lost or hangs at that moment.
+HALF_STARTED = """
+import sys, time
+import jax
+jax.config.update("jax_enable_recoverability", True)
+jax.distributed.initialize(sys.argv[1], 2, 1, heartbeat_timeout_seconds=5)
+print("connected", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("victim", "number", "code", "said"),
+    [
+        (1, signal.SIGKILL, 1, r"process 1 is gone: it sent no heartbeat for 5 s"),
+        (0, signal.SIGTERM, 128 + signal.SIGTERM, "interrupted by SIGTERM"),
+    ],
+)
+def test_a_process_that_only_connects(victim, number, code, said, corpus, tmp_path, launcher):
+    """The others notice when it is lost, and receive signals while they wait for it."""
+    address = runs.free_address()
+    config = runs.make_config(corpus, tmp_path / "run")
+    words = ("--distributed.processes", "2", *HEARTBEAT)
+    launcher.train([config], *words, coordinator=address)
+    half = launcher.call(sys.executable, "-c", HALF_STARTED, address)
+    assert b"connected" in half.stdout.readline()
+    launcher.started[victim].send_signal(number)
+    text = launcher.started[0].communicate(timeout=120)[0].decode()
+    assert launcher.started[0].returncode == code, text
+    assert re.search(said, text), text
+    assert "Traceback" not in text
+
+
 GONE = (
     r"process 1 \(.*\) is gone: it sent no heartbeat for 5 s.*"
     "start all processes again with the same command"
@@ -107,7 +164,7 @@ STUCK = r"no progress for 20 s while the (devices compute|checkpoint of) step.*s
     ("victim", "number", "options", "expected"),
     [
         (1, signal.SIGKILL, HEARTBEAT, GONE),
-        (0, signal.SIGKILL, HEARTBEAT, ""),  # JAX ends the others, in words of its own
+        (0, signal.SIGKILL, HEARTBEAT, "process 0 .* is gone|"),  # JAX may be first
         (1, signal.SIGSTOP, HEARTBEAT, GONE),
         (1, signal.SIGSTOP, WATCHDOG, STUCK),
     ],
