@@ -1,7 +1,7 @@
 """Right answers: the language models in NumPy, and how far a device's answers may be from them.
 
-The models are in float64, straight from the equations, and share nothing with the package. Every
-operation is analytic, so a derivative is exact to rounding by the complex step Im f(x + ih) / h
+The recurrent models are the package's own twins in NumPy (model/numpy_model.py), here in float64;
+the Transformer is written from its equations. Every operation is analytic, so a derivative is exact to rounding by the complex step Im f(x + ih) / h
 with h = 1e-30. The tests and gpu_check.py compare with them. It is here because a machine with a
 GPU has the benchmarks, but not what the tests need.
 
@@ -23,25 +23,9 @@ from typing import Any
 
 import numpy as np
 
+from mlstm_jax.model.numpy_model import NumpyModel
+
 Tree = dict[str, Any]
-# What a layer has after a step, and then its output: of its parameters, its input and its state.
-Step = Callable[[Tree, np.ndarray, Tree], Tree]
-
-
-def sigmoid(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-x))
-
-
-def normalise(v: np.ndarray, g: np.ndarray) -> np.ndarray:
-    return v * g / np.sqrt((v * v).sum(axis=0))
-
-
-def mlstm(p: Tree, x: np.ndarray, state: Tree) -> Tree:
-    w = {m: normalise(p[f"{m}_v"], p[f"{m}_g"]) for m in ("wmx", "wmh", "wx", "wh")}
-    m = (x @ w["wmx"]) * (state["h"] @ w["wmh"])
-    i, f, o, u = np.split(x @ w["wx"] + m @ w["wh"] + p["b"], 4, axis=1)
-    c = sigmoid(f) * state["c"] + sigmoid(i) * np.tanh(u)
-    return {"c": c, "h": sigmoid(o) * np.tanh(c)}
 
 
 def dense(p: Tree, x: np.ndarray) -> np.ndarray:
@@ -49,42 +33,26 @@ def dense(p: Tree, x: np.ndarray) -> np.ndarray:
     return x @ p["kernel"] + p.get("bias", 0)
 
 
-def matrix(p: Tree, name: str) -> np.ndarray:
-    """A matrix of a layer, normalised if it has a gain."""
-    return normalise(p[f"{name}_v"], p[f"{name}_g"]) if f"{name}_v" in p else p[name]
-
-
-def lstm(p: Tree, x: np.ndarray, state: Tree) -> Tree:
-    z = x @ matrix(p, "wx") + state["h"] @ matrix(p, "wh") + p["b"]
-    i, f, g, o = np.split(z, 4, axis=1)
-    c = sigmoid(f) * state["c"] + sigmoid(i) * np.tanh(g)
-    return {"c": c, "h": sigmoid(o) * np.tanh(c)}
-
-
-def gru(p: Tree, x: np.ndarray, state: Tree) -> Tree:
-    h, (b_nh, b_r, b_z, b_nx) = state["h"], np.split(p["b"], 4)
-    xr, xz, xn = np.split(x @ matrix(p, "wx"), 3, axis=1)
-    hn, hr, hz = np.split(h @ matrix(p, "wh"), 3, axis=1)
-    r, z = sigmoid(xr + hr + b_r), sigmoid(xz + hz + b_z)
-    n = np.tanh(xn + b_nx + r * (hn + b_nh))
-    return {"h": (1 - z) * n + z * h}
-
-
-STEPS: dict[str, Step] = {"mlstm": mlstm, "lstm": lstm, "gru": gru}
+def flattened(tree: Tree, before: str = "") -> Tree:
+    """The leaves of a tree by their paths."""
+    flat: Tree = {}
+    for name, leaf in tree.items():
+        if isinstance(leaf, dict):
+            flat |= flattened(leaf, f"{before}{name}/")
+        else:
+            flat[before + name] = leaf
+    return flat
 
 
 def forward(kind: str, params: Tree, inputs: np.ndarray, carry: Tree) -> tuple[np.ndarray, Tree]:
     """bytes [B, T], each state [B, L, H] by its name -> logits [B, T, 256], states after."""
-    count = carry["h"].shape[1]
-    states = [{name: x[:, n] for name, x in carry.items()} for n in range(count)]
-    logits = []
-    for t in range(inputs.shape[1]):
-        x = params["embedding"][inputs[:, t]]
-        for n in range(count):
-            states[n] = STEPS[kind](params[f"layer_{n}"], x, states[n])
-            x = states[n]["h"]
-        logits.append(x @ params["decoder_kernel"] + params["decoder_bias"])
-    after = {name: np.stack([state[name] for state in states], axis=1) for name in carry}
+    flat = flattened(params)
+    model = NumpyModel(kind, flat, dtype=np.result_type(*flat.values()))
+    state = model.start(len(inputs))
+    for name, before in carry.items():
+        getattr(state, name)[:] = before.swapaxes(0, 1)
+    logits = [model.logits(model.step(bytes_B, state)) for bytes_B in inputs.T]
+    after = {name: getattr(state, name).swapaxes(0, 1) for name in carry}
     return np.stack(logits, axis=1), after
 
 

@@ -1,6 +1,9 @@
 """The programs in examples/."""
 
+import csv
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,3 +58,51 @@ def test_dynamic_evaluation_learns_and_scores_no_byte_with_parameters_that_have_
     for wrong in ([], [files[1], "--decay=0.1"]):
         with pytest.raises(SystemExit):
             example.main([str(run.folder), str(tmp_path / "text"), *wrong])
+
+
+def test_onnx_files_give_the_same_in_any_batch(model, tmp_path, monkeypatch) -> None:
+    """`export` compares the outputs with the package's; here two texts are read in pieces."""
+    pytest.importorskip("onnx")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    example = load_example("export_onnx")
+    path = tmp_path / "m.onnx"
+    assert 0 < example.export(path, model, None) < 1e-5
+    session = onnxruntime.InferenceSession(path)
+    texts = [model.cleaned("my guitar is good"), model.cleaned("the café works")]
+    first = [text[:9] for text in texts]
+    given = example.inputs_of(first, model.config.model.shape)
+    names = ["h_after", "c_after"]
+    h, c = session.run(names, given)
+    rest = [text[9:] for text in texts]
+    given = example.inputs_of(rest, model.config.model.shape) | {"h": h, "c": c}
+    _, c = session.run(names, given)
+    whole = model.encode(["my guitar is good", "the café works"], "c", all_layers=True)
+    np.testing.assert_allclose(c.reshape(2, -1), whole, atol=1e-5)
+    monkeypatch.setattr(example, "TOLERANCE", 0)
+    with pytest.raises(SystemExit, match="onnxruntime differs by"):
+        example.export(tmp_path / "no.onnx", model, None)
+    assert not (tmp_path / "no.onnx").exists()
+
+
+def test_a_program_with_onnxruntime_alone_labels_a_csv(tmp_path, capsys) -> None:
+    """A blank text gets no label, as from `classify`."""
+    pytest.importorskip("onnx")
+    path = tmp_path / "reviews.onnx"
+    example = load_example("export_onnx")
+    example.main(["reviews-1024", str(path), "--classifier", "reviews-1024/sentiment"])
+    assert "within" in capsys.readouterr().out
+    texts = ["I loved it.", "A dull,\r\nstupid &quot;mess&quot; of a café. ", " \n"]
+    with (tmp_path / "new.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([["text"], *([text] for text in texts)])
+    blocked = "import sys; sys.modules.update(jax=None, mlstm_jax=None, scipy=None)\n"
+    program = tmp_path / "label.py"
+    program.write_text(blocked + (EXAMPLES / "label_with_onnx.py").read_text(encoding="utf-8"))
+    words = [sys.executable, program, path, tmp_path / "new.csv", tmp_path / "labels.csv"]
+    subprocess.run(words, check=True, timeout=60)
+    with (tmp_path / "labels.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["text"] for row in rows] == texts
+    assert [row["label"] for row in rows] == ["positive", "negative", ""]
+    answers = mlstm_jax.load("reviews-1024").classify(texts[:2])
+    found = [float(row["positive"]) for row in rows[:2]]
+    np.testing.assert_allclose(found, [answer["positive"] for answer in answers], atol=1e-5)

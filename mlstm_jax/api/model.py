@@ -23,7 +23,6 @@ from mlstm_jax.terminal import ProgressLine
 from mlstm_jax.training import metrics, parallel
 from mlstm_jax.training.evaluation import Evaluator, Score, corpus_of, report_of
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.transfer import onnx_file
 from mlstm_jax.transfer.classifier import Classifier, load_classifier
 from mlstm_jax.transfer.classify import label_texts
 from mlstm_jax.transfer.features import FeatureState, Featurizer, State, TextFile, states_of
@@ -55,6 +54,7 @@ class TrainedModel:
         path: run folder, or file of weights.
         checkpoint, compute: the arguments of `load`.
         step: of the checkpoint, in updates; 0 for imported weights.
+        cleaning: how its texts are cleaned.
         config: of the run that trained it.
         hidden: number of units H in a layer.
 
@@ -82,6 +82,7 @@ class TrainedModel:
         self.checkpoint = checkpoint
         self.compute = compute
         self.step = run.step
+        self.cleaning = run.cleaning
         self.config: Config = run.config
         self.hidden = run.config.model.hidden
         self._featurizers: dict[object, Featurizer] = {}
@@ -516,39 +517,27 @@ class TrainedModel:
     def export(
         self,
         out: str | Path | None = None,
-        dtype: Literal["float32", "float16", "int8"] = "float32",
+        dtype: Literal["float32", "float16"] = "float32",
         *,
-        classifier: Transferred | str | Path | None = None,
         overwrite: bool = False,
     ) -> Path:
-        """Write the model as one .safetensors or .onnx file that other programs can read.
+        """Write the model as one .safetensors file that other programs can read.
 
         Args:
-            out: file to write, .safetensors or .onnx; unset: the run's name with .safetensors, in
-                the current folder. .onnx, of an mLSTM, needs the extra `onnx`; the file is compared
-                with JAX before it is written.
-            dtype: float32; float16, not of onnx, for half the size, with parameters rounded to 11
-                bits; or int8, only of onnx, for matrices of 7 bits and a scale for each column.
-            classifier: of onnx: what `transfer` returned, or its folder, for the output
-                `probabilities`.
+            out: file to write; unset: the run's name with .safetensors, in the current folder.
+            dtype: float32; or float16 for half the size, with parameters rounded to 11 bits.
             overwrite: replace an existing file.
 
         Raises:
-            ValueError: the path has another suffix, or exists; the format does not have the dtype
-                or a classifier, or the model; or a parameter is too large for float16.
+            ValueError: the path has another suffix, or exists; or a parameter is too large for
+                float16.
             OSError: it cannot be written.
         """
         path = Path(out or f"{self._place.name}.safetensors")
-        is_known = path.suffix in (".safetensors", ".onnx")
-        require(is_known, "out", str(path), "a file that ends in .safetensors or .onnx")
+        is_known = path.suffix == ".safetensors"
+        require(is_known, "out", str(path), "a file that ends in .safetensors")
         output.require_file(path, overwrite=overwrite)
-        made = runs.as_weights(self._run)
-        if path.suffix == ".onnx":
-            chosen = None if classifier is None else self._classifier(classifier)
-            onnx_file.save(path, self._run, made.source, dtype, chosen)
-        else:
-            require(classifier is None, "classifier", classifier, "unset, or `out` an .onnx")
-            weights.save(path, made, dtype)
+        weights.save(path, runs.as_weights(self._run), dtype)
         return path
 
     @cached_property

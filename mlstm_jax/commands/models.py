@@ -20,7 +20,6 @@ from mlstm_jax.terminal import is_terminal, show
 from mlstm_jax.training.evaluation import corpus_of
 from mlstm_jax.training.state import parameter_count
 from mlstm_jax.training.sweep import sweep as run_sweep
-from mlstm_jax.transfer import onnx_file
 from mlstm_jax.transfer.classifier import Classifier, load_classifier
 from mlstm_jax.transfer.features import State
 from mlstm_jax.transfer.generate import as_text
@@ -310,30 +309,21 @@ def import_(
 def export(
     run: RunFolder,
     out: Path | None = None,
-    dtype: Literal["float32", "float16", "int8"] = "float32",
-    classifier: Path | None = None,
+    dtype: Literal["float32", "float16"] = "float32",
     overwrite: Overwrite = False,
     checkpoint: Checkpoint = "best",
 ) -> None:
-    """Export a model as one file, .safetensors or .onnx, that other programs can read.
+    """Export a model as one .safetensors file that other programs can read.
 
     The arrays are named as in language_model.py and mlstm.py; the metadata hold the model's
-    sizes and the cleaning of its texts. `mlstm-jax import mlstm` reads the file. A program that
-    reads an .onnx file needs neither JAX nor this package (docs/onnx.md).
+    sizes and the cleaning of its texts. `mlstm-jax import mlstm` reads the file.
 
     Args:
-        out: file to write, .safetensors or .onnx; unset: the run's name with .safetensors, in the
-            current folder. .onnx, of an mLSTM, needs the extra "onnx"; the file is compared with
-            JAX before it is written.
-        dtype: float32; float16, not of onnx, for half the size, with parameters rounded to 11
-            bits; or int8, only of onnx, for matrices of 7 bits and a scale for each column.
-        classifier: of onnx: folder of `mlstm-jax transfer`, for the output `probabilities`.
+        out: file to write; unset: the run's name with .safetensors, in the current folder.
+        dtype: float32; or float16 for half the size, with parameters rounded to 11 bits.
     """
     output.require_file(out, overwrite=overwrite)
     model = load(run, checkpoint)
-    written = model.export(out, dtype, classifier=classifier, overwrite=overwrite)
+    written = model.export(out, dtype, overwrite=overwrite)
     size = written.stat().st_size
     show(f"{written}: {size:,} bytes, the model of {run}, {model._run.origin}")
-    if written.suffix == ".onnx":
-        about = onnx_file.read_about(written)
-        show(f"{about['versions']}: within {about['difference']:.1e} of JAX, by the largest value")

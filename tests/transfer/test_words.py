@@ -122,8 +122,6 @@ def test_what_needs_the_states_alone_refuses_words(model, made, tmp_path, refuse
     alone = "for a classifier of states alone.*without `words`"
     with pytest.raises(UserError, match=f"score after each character is {alone}"):
         model.heatmap("my guitar is bad", score=made)
-    with pytest.raises(UserError, match=f"format onnx is {alone}"):
-        model.export(tmp_path / "m.onnx", classifier=made.folder)
     with pytest.raises(UserError, match="texts is '0 strings'"):
         made.classifier.probabilities(np.ones((1, 64)))
     page = "view", model.path, "--classifier", made.folder, "--port", -1  # so that none is served

@@ -1,0 +1,296 @@
+"""Recurrent models in NumPy alone: weights, step, reading, sampling. It needs no other file.
+
+The equations are those of mlstm.py and gated.py. One byte costs one product a recurrent matrix; an
+input is a byte, so its products with the first layer's matrices are tables of 256 rows. Sigmoids
+are tanh(x / 2) / 2 + 1/2, where the weights hold the first half. Rows are sorted by length, so that
+one that has ended costs nothing.
+
+The letters of dimensions are those of mlstm_jax/__init__.py. `mlstm-jax export NAME.pyz` packs this
+file with a model, for programs that have only NumPy.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float32]
+Product = Callable[[Array], Array]  # x [B, H] → x W
+
+_ROWS = 256  # of texts at a time: more are hardly faster
+# So few rows are multiplied one by one: BLAS copies a matrix before it multiplies it by another.
+_MOST_SINGLE = 4
+_NEVER = -5e3  # logits below it are of bytes that the model has no symbol for
+_STATES = {"mlstm": ("c", "h"), "lstm": ("c", "h"), "gru": ("h",)}
+
+
+class Carry(NamedTuple):
+    """The state of all layers, which steps change in place."""
+
+    h: Array  # [L, B, H]
+    c: Array  # of a GRU unused
+
+    def rows(self, first: int) -> "Carry":
+        """The rows from one on, in the same memory."""
+        return Carry(self.h[:, first:], self.c[:, first:])
+
+
+class Summary(NamedTuple):
+    """What reading some texts gives."""
+
+    index: NDArray[np.intp]  # which texts they are, [N]
+    states: dict[str, Array]  # by name, each [N, L, H]
+    nats_N: NDArray[np.float64]  # of all bytes of a text but the first; 0 unless scored
+
+
+class Each(NamedTuple):
+    """The states and the prediction after each byte of a text."""
+
+    states: dict[str, Array]  # h and c, each [T, L, H]
+    logits_TV: Array
+
+
+def float_product(v_IO: Array, scale_O: Array) -> Product:
+    """The product with W = scale · V in float32."""
+    w_IO = np.ascontiguousarray(v_IO * scale_O)
+
+    def product(x: Array) -> Array:
+        if len(x) > _MOST_SINGLE:
+            return x @ w_IO
+        return np.stack([row @ w_IO for row in x])
+
+    return product
+
+
+class NumpyModel:
+    """A recurrent model, read in float32."""
+
+    def __init__(
+        self,
+        kind: str,
+        params: Mapping[str, NDArray[Any]],
+        product: Callable[[Array, Array], Product] = float_product,
+        dtype: Any = np.float32,
+    ) -> None:
+        """Take the parameters of an mlstm, lstm or gru by name, as in weights.safetensors.
+
+        `product` makes the function that multiplies by a recurrent matrix of columns V · scale. The
+        tests compute in float64 and complex numbers.
+        """
+        cast = {name: np.ascontiguousarray(array, dtype) for name, array in params.items()}
+        self.states = _STATES[kind]
+        self._dtype = dtype
+        self._advance = _advance_gru if kind == "gru" else _advance_lstm
+        self._decoder_HV = cast["decoder_kernel"]
+        self._bias_V = cast["decoder_bias"]
+        self._layers = []
+        while f"layer_{len(self._layers)}/b" in cast:
+            self._layers.append(_Layer(kind, f"layer_{len(self._layers)}/", cast, product))
+        self._layers[0].tabulate(cast["embedding"])
+        self.shape = (len(self._layers), len(self._decoder_HV))
+
+    def start(self, rows: int) -> Carry:
+        """The state of some texts before their first byte, zero."""
+        layers, hidden = self.shape
+        shape = (layers, rows, hidden)
+        return Carry(np.zeros(shape, self._dtype), np.zeros(shape, self._dtype))
+
+    def step(self, bytes_B: NDArray[np.uint8], carry: Carry) -> Array:
+        """Read a byte of each row: change the carry, and return h of the top layer, [B, H]."""
+        x: Any = bytes_B
+        for layer, h, c in zip(self._layers, carry.h, carry.c, strict=True):
+            self._advance(layer.z(x, h), h, c)
+            x = h
+        return x  # type: ignore[no-any-return]
+
+    def logits(self, h_BH: Array) -> Array:
+        """The scores of each next byte, float32 [B, 256], after h of the top layer."""
+        logits_BV: Array = h_BH @ self._decoder_HV
+        logits_BV += self._bias_V
+        return logits_BV
+
+    def read(
+        self,
+        texts: Sequence[bytes],
+        *,
+        score: bool = False,
+        rows: int = _ROWS,
+        advance: Callable[[int], None] = lambda _: None,
+    ) -> Iterator[Summary]:
+        """Yield what is known after each text, some texts at a time, the shortest first.
+
+        States are c and h after the last byte, and mean_h and max_h over all bytes; a text without
+        bytes has zeros. `advance` is told how many bytes have been read.
+        """
+        lengths = np.array([len(text) for text in texts], np.int64)
+        order = np.argsort(lengths, kind="stable")
+        for first in range(0, len(order), rows):
+            index = order[first : first + rows]
+            yield self._read_rows(index, [texts[n] for n in index], score, advance)
+
+    def _read_rows(
+        self,
+        index: NDArray[np.intp],
+        texts: Sequence[bytes],
+        score: bool,
+        advance: Callable[[int], None],
+    ) -> Summary:
+        """Read texts that are sorted by length."""
+        length_B = np.array([len(text) for text in texts])
+        bytes_TB = np.zeros((length_B[-1], len(texts)), np.uint8)
+        for row, text in enumerate(texts):
+            bytes_TB[: len(text), row] = np.frombuffer(text, np.uint8)
+        carry = self.start(len(texts))
+        sum_LBH = np.zeros_like(carry.h)
+        max_LBH = np.full_like(carry.h, -1.0)  # h is above it
+        nats_B = np.zeros(len(texts))
+        for t, bytes_B in enumerate(bytes_TB):
+            live = int(np.searchsorted(length_B, t, side="right"))
+            rest = carry.rows(live)
+            h_BH = self.step(bytes_B[live:], rest)
+            sum_LBH[:, live:] += rest.h
+            np.maximum(max_LBH[:, live:], rest.h, out=max_LBH[:, live:])
+            scored = int(np.searchsorted(length_B, t + 1, side="right"))
+            if score and scored < len(texts):
+                logits_BV = self.logits(h_BH[scored - live :])
+                nats_B[scored:] += nats(logits_BV, bytes_TB[t + 1, scored:])
+            advance(len(texts) - live)
+        max_LBH[:, length_B == 0] = 0
+        mean_LBH = sum_LBH / np.maximum(length_B, 1)[:, None]
+        states = {"h": carry.h, "c": carry.c, "mean_h": mean_LBH, "max_h": max_LBH}
+        kept = {name: states[name] for name in (*self.states, "mean_h", "max_h")}
+        for name, state in kept.items():
+            kept[name] = state.swapaxes(0, 1).astype(np.float32, copy=False)
+        return Summary(index, kept, nats_B)
+
+    def read_each(self, text: bytes, carry: Carry) -> Each:
+        """Read a piece of one text, whose carry [L, 1, H] changes: the states after each byte."""
+        layers, hidden = self.shape
+        shape = (len(text), layers, hidden)
+        each = {name: np.empty(shape, np.float32) for name in self.states}
+        logits_TV = np.empty((len(text), len(self._bias_V)), np.float32)
+        for t, byte in enumerate(np.frombuffer(text, np.uint8)):
+            h_1H = self.step(byte[None], carry)
+            for name, array in each.items():
+                array[t] = getattr(carry, name)[:, 0]
+            logits_TV[t] = self.logits(h_1H)
+        return Each(each, logits_TV)
+
+
+class _Layer:
+    """The weights of a layer, and its pre-activations."""
+
+    def __init__(self, kind: str, prefix: str, params: Mapping[str, Array], product: Any) -> None:
+        self._kind = kind
+        self._b = params[f"{prefix}b"]
+        names = ("wmx", "wmh", "wx", "wh") if kind == "mlstm" else ("wx", "wh")
+        matrices: dict[str, Any] = {}
+        for name in names:
+            v_IO, scale_O = _matrix(prefix + name, params)
+            if kind == "lstm":  # from the gates i, f, g, o
+                v_IO = _gates_in_order(v_IO)
+                scale_O = _gates_in_order(scale_O)
+            if name in ("wx", "wh"):
+                scale_O = scale_O * _halves(kind, name, len(scale_O))
+            is_input = name in ("wmx", "wx")
+            matrices[name] = v_IO * scale_O if is_input else product(v_IO, scale_O)
+        if kind == "lstm":
+            self._b = _gates_in_order(self._b)
+        hidden = len(self._b) // 4
+        if kind == "gru":
+            # nh, r, z, nx: the first belongs to h Wh.
+            self._b_nh = self._b[:hidden]
+            self._b = self._b[hidden:]
+        self._b = self._b * _halves(kind, "wx", len(self._b))
+        self._m = matrices
+
+    def tabulate(self, embedding_VE: Array) -> None:
+        """Make tables of 256 rows of the input matrices: the inputs are bytes."""
+        for name in ("wmx", "wx"):
+            if name in self._m:
+                self._m[name] = embedding_VE @ self._m[name]
+
+    def _of_input(self, name: str, x: Any) -> Array:
+        if x.dtype == np.uint8:
+            return self._m[name][x]  # type: ignore[no-any-return]
+        return x @ self._m[name]  # type: ignore[no-any-return]
+
+    def z(self, x: Any, h: Array) -> Any:
+        """The pre-activations, those of sigmoids halved; of a GRU the parts of x and h."""
+        of_x = self._of_input("wx", x)
+        of_x += self._b
+        if self._kind == "gru":
+            of_h = self._m["wh"](h)
+            of_h[:, : len(self._b_nh)] += self._b_nh
+            return of_x, of_h
+        if self._kind == "mlstm":
+            m = self._m["wmh"](h)
+            m *= self._of_input("wmx", x)
+            h = m
+        z = self._m["wh"](h)
+        z += of_x
+        return z
+
+
+def _advance_lstm(z_BG: Array, h: Array, c: Array) -> None:
+    """Change h and c of a layer by its z = [i f o u]."""
+    hidden = h.shape[-1]
+    np.tanh(z_BG, out=z_BG)
+    gates = z_BG[:, : 3 * hidden]
+    gates *= 0.5
+    gates += 0.5
+    i, f, o, u = np.split(z_BG, 4, axis=-1)
+    c *= f
+    u *= i
+    c += u
+    np.tanh(c, out=h)
+    h *= o
+
+
+def _advance_gru(z: tuple[Array, Array], h: Array, _: Array) -> None:
+    """Change h of a layer by x Wx = [r z n] and h Wh = [n r z]."""
+    hidden = h.shape[-1]
+    of_x, of_h = z
+    gates = np.tanh(of_x[:, : 2 * hidden] + of_h[:, hidden:])
+    gates *= 0.5
+    gates += 0.5
+    r, keep = np.split(gates, 2, axis=-1)
+    n = np.tanh(of_x[:, 2 * hidden :] + r * of_h[:, :hidden])
+    h -= n
+    h *= keep
+    h += n
+
+
+def nats(logits_BV: Array, byte_B: NDArray[np.uint8]) -> Array:
+    """The cross-entropy of a byte after each row's logits, [B]."""
+    shifted = logits_BV - logits_BV.max(axis=1, keepdims=True)
+    total_B: Array = np.log(np.exp(shifted).sum(axis=1))
+    return total_B - shifted[np.arange(len(byte_B)), byte_B]
+
+
+def _matrix(name: str, params: Mapping[str, Array]) -> tuple[Array, Array]:
+    """V and the scale of each column, with W = V · scale."""
+    if name in params:
+        return params[name], np.ones(params[name].shape[1], np.float32)
+    v_IO = params[f"{name}_v"]
+    # As ops.weight_norm, which keeps a column of zeros.
+    norm_O = np.sqrt(np.maximum((v_IO * v_IO).sum(axis=0), 1e-12))
+    return v_IO, params[f"{name}_g"] / norm_O
+
+
+def _gates_in_order(x: Array) -> Array:
+    """From the gates i, f, g, o to i, f, o, u, in the last dimension."""
+    i, f, g, o = np.split(x, 4, axis=-1)
+    return np.concatenate([i, f, o, g], axis=-1)
+
+
+def _halves(kind: str, name: str, size: int) -> Array:
+    """A half for each column of z of a sigmoid, 1 for the others."""
+    if kind != "gru":
+        sigmoids = np.arange(size) < size * 3 // 4
+    elif name == "wx":
+        sigmoids = np.arange(size) < size * 2 // 3
+    else:
+        sigmoids = np.arange(size) >= size // 3
+    return np.where(sigmoids, np.float32(0.5), np.float32(1))
