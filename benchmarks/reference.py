@@ -1,9 +1,10 @@
 """Right answers: the language models in NumPy, and how far a device's answers may be from them.
 
 The recurrent models are the package's own twins in NumPy (model/numpy_model.py), here in float64;
-the Transformer is written from its equations. Every operation is analytic, so a derivative is exact to rounding by the complex step Im f(x + ih) / h
-with h = 1e-30. The tests and gpu_check.py compare with them. It is here because a machine with a
-GPU has the benchmarks, but not what the tests need.
+the Transformer is written from its equations. Every operation is analytic, so a derivative is
+exact to rounding by the complex step Im f(x + ih) / h with h = 1e-30. The tests and gpu_check.py
+compare with them. It is here because a machine with a GPU has the benchmarks, but not what the
+tests need.
 
 A sum of n terms may be taken in any order, and is in another on another processor. Each order is
 off by at most n/2 units in the last place of the largest partial sum, so two of them differ by at

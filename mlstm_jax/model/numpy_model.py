@@ -39,7 +39,7 @@ class Carry(NamedTuple):
 class Summary(NamedTuple):
     """What reading some texts gives."""
 
-    index: NDArray[np.intp]  # which texts they are, [N]
+    text_N: NDArray[np.intp]  # which texts they are
     states: dict[str, Array]  # by name, each [N, L, H]
     nats_N: NDArray[np.float64]  # of all bytes of a text but the first; 0 unless scored
 
@@ -84,7 +84,7 @@ class NumpyModel:
         self._advance = _advance_gru if kind == "gru" else _advance_lstm
         self._decoder_HV = cast["decoder_kernel"]
         self._bias_V = cast["decoder_bias"]
-        self._layers = []
+        self._layers: list[_Layer] = []
         while f"layer_{len(self._layers)}/b" in cast:
             self._layers.append(_Layer(kind, f"layer_{len(self._layers)}/", cast, product))
         self._layers[0].tabulate(cast["embedding"])
@@ -102,7 +102,7 @@ class NumpyModel:
         for layer, h, c in zip(self._layers, carry.h, carry.c, strict=True):
             self._advance(layer.z(x, h), h, c)
             x = h
-        return x  # type: ignore[no-any-return]
+        return x
 
     def logits(self, h_BH: Array) -> Array:
         """The scores of each next byte, float32 [B, 256], after h of the top layer."""
@@ -126,12 +126,12 @@ class NumpyModel:
         lengths = np.array([len(text) for text in texts], np.int64)
         order = np.argsort(lengths, kind="stable")
         for first in range(0, len(order), rows):
-            index = order[first : first + rows]
-            yield self._read_rows(index, [texts[n] for n in index], score, advance)
+            text_B = order[first : first + rows]
+            yield self._read_rows(text_B, [texts[n] for n in text_B], score, advance)
 
     def _read_rows(
         self,
-        index: NDArray[np.intp],
+        text_B: NDArray[np.intp],
         texts: Sequence[bytes],
         score: bool,
         advance: Callable[[int], None],
@@ -162,7 +162,7 @@ class NumpyModel:
         kept = {name: states[name] for name in (*self.states, "mean_h", "max_h")}
         for name, state in kept.items():
             kept[name] = state.swapaxes(0, 1).astype(np.float32, copy=False)
-        return Summary(index, kept, nats_B)
+        return Summary(text_B, kept, nats_B)
 
     def read_each(self, text: bytes, carry: Carry) -> Each:
         """Read a piece of one text, whose carry [L, 1, H] changes: the states after each byte."""
@@ -213,8 +213,8 @@ class _Layer:
 
     def _of_input(self, name: str, x: Any) -> Array:
         if x.dtype == np.uint8:
-            return self._m[name][x]  # type: ignore[no-any-return]
-        return x @ self._m[name]  # type: ignore[no-any-return]
+            return self._m[name][x]
+        return x @ self._m[name]
 
     def z(self, x: Any, h: Array) -> Any:
         """The pre-activations, those of sigmoids halved; of a GRU the parts of x and h."""
