@@ -44,8 +44,28 @@ def _errors(prior: Classifier, examples: Examples, classes: Sequence[str]) -> in
     With few examples, all classified correctly, the standard error is underestimated. So with
     fewer than 50, and the prior's own class names, the evidence against it must be stronger.
     """
-    is_own = "\n".join(classes).casefold() == "\n".join(prior.classes).casefold()
+    is_own = sorted(_folded(classes)) == sorted(_folded(prior.classes))
     return 3 if is_own and len(examples.labels) < _FEW else 1
+
+
+def _folded(names: Sequence[str]) -> list[str]:
+    return [name.casefold() for name in names]
+
+
+def _oriented(prior: Classifier, examples: Examples, classes: Sequence[str]) -> Classifier:
+    """Return a prior of two classes as a classifier of these two.
+
+    Names that are its own say which is which; of others, the smaller loss of the examples does.
+    """
+    own = _folded(prior.classes)
+    given = _folded(classes)
+    prior = prior._replace(classes=list(classes))
+    reverse = prior._replace(weights_KD=-prior.weights_KD, intercepts_K=-prior.intercepts_K)
+    if given == own:
+        return prior
+    if given == own[::-1] or reverse.loss(examples) < prior.loss(examples):
+        return reverse
+    return prior
 
 
 def _is_few(examples: Examples) -> bool:
@@ -89,11 +109,13 @@ def fit(
     """Fit a classifier; every class must occur.
 
     The log-odds of the prior, a classifier of two classes, are one more feature, so that it is
-    linear in the features, too. If these classes are also two, C may be 0: the prior as it is.
+    linear in the features, too. If these classes are also two, C may be 0: the prior as it is; the
+    examples only say which of its classes is which.
     """
     values = examples.features.astype(np.float64)
     if prior and not C:
-        return prior._replace(classes=classes, C=C, deviations_D=values.std(axis=0))
+        known = _oriented(prior, examples, classes)
+        return known._replace(C=C, deviations_D=values.std(axis=0))
     inputs, logistic = _pipeline(examples, len(classes), C, prior).fit(values, examples.labels)
     scaler = inputs.transformer_list[0][1] if prior else inputs
     fitted = getattr(logistic, "estimators_", [logistic])  # one for each class, or one for both

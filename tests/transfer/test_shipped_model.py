@@ -60,12 +60,21 @@ def test_it_comes_with_a_classifier(model: mlstm.TrainedModel) -> None:
     assert heat.values[turn] > 0 > heat.values[-1]
 
 
-def test_four_labels_do_not_make_worse_what_it_knows_without_any(model) -> None:
-    labels = ["up", "up", "down", "down"]
-    fresh = ["The best guitar I ever had.", "Moving and funny.", "Awful.", "A terrible plot."]
-    train, test = (GOOD + BAD, labels), (fresh, labels)
-    result = model.transfer(train, test, options=mlstm.TransferOptions(state="mean_h")).result
-    assert (result.has_prior, result.test) == (True, 1)
+NEW = ["This is great, I love it.", "It is a waste of money."]
+
+
+def test_four_labels_change_nothing_whatever_the_names_of_the_classes(model) -> None:
+    of_names = {}
+    for blame, praise in (("down", "up"), ("rotten", "fresh"), ("negative", "Positive")):
+        labels = [praise, praise, blame, blame]
+        made = model.transfer((GOOD + BAD, labels), (NEW, [praise, blame]))
+        assert (made.result.has_prior, made.result.C, made.result.test) == (True, 0, 1)
+        of_names[praise] = [shares[praise] for shares in model.classify(NEW, made)]
+    for shares in of_names.values():
+        assert shares == pytest.approx(of_names["up"], rel=1e-9)
+
+
+def test_a_prior_is_the_models_own_classifier() -> None:
     own = load_classifier(shipped.model(Path(NAME) / "sentiment"))
     units = [Column(state, 0, unit) for state in ("c", "mean_h") for unit in range(1024)]
     assert transfer._prior(own, units[:1024]) is None
