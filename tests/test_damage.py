@@ -94,7 +94,7 @@ def written(rated_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
     (folder / "safetensors").mkdir()
     weights.save(folder / "safetensors/a.safetensors", run.as_weights(loaded))
     (folder / "classifier").mkdir()
-    counts = Words(["good", "so good"], np.ones(2), draw.normal(size=(3, 2)), np.zeros(3))
+    counts = Words("words", ["good", "so good"], np.ones(2), draw.normal(size=(3, 2)), np.zeros(3))
     weights_KD = draw.normal(size=(3, 16))
     made = Classifier(weights_KD, np.zeros(3), ["a", "b", "c"], 1.0, words=counts)
     about = Description("h", False, weights.fingerprint(loaded.params), None)

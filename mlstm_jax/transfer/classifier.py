@@ -21,7 +21,8 @@ from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.run import Run
 from mlstm_jax.transfer.features import Features, FeatureState, State, layers_of
-from mlstm_jax.transfer.words import MEAN, Words
+from mlstm_jax.transfer.labels import Digests
+from mlstm_jax.transfer.words import MEAN, Counted, Words
 
 FORMAT = 2
 _SHOWN = 10  # names of classes
@@ -36,14 +37,17 @@ class Examples(NamedTuple):
     features: Features
     labels: Labels
     texts: Sequence[str] = ()
+    same: Digests | None = None  # see `labels.folds`
 
 
 def subset(examples: Examples, count: int, seed: int) -> Examples:
     """Return `count` examples at random, at least one of each class."""
     order = np.random.default_rng(seed).permutation(len(examples.labels))
     _, first = np.unique(examples.labels[order], return_index=True)
+    first = np.sort(first)  # in an order that the names of the classes do not change
     chosen = np.concatenate([order[first], np.delete(order, first)])[:count]
-    return Examples(examples.features[chosen], examples.labels[chosen])
+    same = None if examples.same is None else examples.same[chosen]
+    return Examples(examples.features[chosen], examples.labels[chosen], same=same)
 
 
 def named(classes: Sequence[str]) -> str:
@@ -107,7 +111,7 @@ class Classifier(NamedTuple):
     about: Description = Description("c", False, "", None)
 
     def __repr__(self) -> str:
-        words = f" and {len(self.words.vocabulary):,} words and pairs" if self.words else ""
+        words = f" and {self.words}" if self.words else ""
         features = f"{self.weights_KD.shape[1]} features{words}"
         return f"{type(self).__name__} of {features}: {named(self.classes)}"
 
@@ -216,6 +220,7 @@ class Classifier(NamedTuple):
             "arrays": digest.of_arrays(written),
         }
         if words:
+            described["counted"] = words.counted
             described |= {"vocabulary": words.vocabulary, "word_weight": words.weight}
         with output.write_errors(folder):
             (folder / "classifier.json").unlink(missing_ok=True)
@@ -233,7 +238,8 @@ class _File(Description):
     C: float | None  # None: infinite
     softmax: bool
     arrays: dict[str, int]  # checksums of those of classifier.safetensors
-    vocabulary: list[str] | None = None  # of word counts, in the order of the columns
+    counted: Counted = "words"
+    vocabulary: list[str] | None = None  # of counts, in the order of the columns
     word_weight: Annotated[float, Between(0, 1)] = MEAN
 
     def __post_init__(self) -> None:
@@ -283,7 +289,8 @@ def load_classifier(folder: Path) -> Classifier:
     if not file.vocabulary:
         return classifier
     numbers = (loaded["idf"], loaded["word_weights"], loaded["word_intercepts"])
-    return classifier._replace(words=Words(file.vocabulary, *numbers, file.word_weight))
+    words = Words(file.counted, file.vocabulary, *numbers, file.word_weight)
+    return classifier._replace(words=words)
 
 
 def _missing(given: Path, folder: Path) -> str:

@@ -1,9 +1,7 @@
 """Label texts, and note those whose label or accuracy cannot be relied on.
 
-Accuracy is too high on texts that a model or a classifier has learned from. A text is recognised by
-four bytes of the md5 by which `prepare` finds duplicates, so case, white space and the line breaks
-of HTML do not matter. One of n digests equals that of another text by chance with a probability of
-n / 2^32: of the pretrained model, one in 126,000 texts.
+Accuracy is too high on texts that a model or a classifier has learned from; `labels.digests` finds
+them.
 """
 
 from collections import Counter
@@ -11,21 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mlstm_jax import shipped
-from mlstm_jax.corpora.documents import clean, order_key
-from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import note
 from mlstm_jax.run import Run
 from mlstm_jax.transfer.classifier import Classifier
 from mlstm_jax.transfer.features import Featurizer, TextFile
-from mlstm_jax.transfer.labels import Labelled
+from mlstm_jax.transfer.labels import Digests, Labelled, digests
 
 # Fewer of the texts change their accuracy by less than 0.1 points, and may be equal by chance.
 _LEAST = 0.001
-
-Digests = NDArray[np.uint32]
 
 # What texts are, in `sentence`.
 READ = "among those that the model has read with their ratings, so accuracy is too high"
@@ -81,17 +74,6 @@ def label_texts(
         count = counts[finding]
         if finding not in learned or not is_negligible(count, total):
             note(sentence(finding, count, total, first))
-
-
-def digests(texts: Sequence[str], cleaning: Cleaning) -> Digests:
-    """Return a digest of each text, [texts]."""
-    return np.array([digest_of(clean(text, cleaning)) for text in texts], np.uint32)
-
-
-def digest_of(cleaned: bytes) -> int:
-    """Return the digest of a cleaned text."""
-    cleaned = cleaned.replace(b"<br />", b" ")  # many people remove it from IMDB's reviews
-    return int(order_key(cleaned, 0, "normalized")[:8], 16)
 
 
 def read_with_ratings(run: Run) -> Digests:

@@ -46,11 +46,10 @@ class Result:
     majority: float  # test accuracy of always predicting the most common class of train
     has_prior: bool  # whether the model's own classifier, or a fit with its log-odds, was chosen
     units: list[Column]  # by |weight|, the largest first
-    baseline: dict[str, float] | None  # TF-IDF: C, and accuracies of train, valid and test
-    baseline_failure: str | None  # why it cannot be fitted
-    # Accuracy of features and words together, by part; empty without a baseline.
-    together: dict[str, float]
-    word_weight: float | None  # of words in these; see `words.best_weight`
+    baseline: dict[str, float]  # TF-IDF: C, and accuracies of train, valid and test
+    counted: words.Counted  # by TF-IDF
+    together: dict[str, float]  # accuracy of features and words together, by part
+    word_weight: float  # of words in these; see `words.best_weight`
     best_unit: Column  # the single unit that best separates the classes of train
     best_unit_test: float  # its test accuracy
     top_units: dict[int, float]  # k → test accuracy of the first k
@@ -73,8 +72,7 @@ class Result:
         low, high = self.interval
         texts = f"{self.texts['test']:,} texts"
         score = f"test accuracy {self.test:.3f} ({low:.3f} to {high:.3f}, 95% of {texts})"
-        if self.together:
-            score += f", with words {self.together['test']:.3f}"
+        score += f", with words {self.together['test']:.3f}"
         return f"{score}; {named(self.classes)}; state {self.state}"
 
 
@@ -83,15 +81,15 @@ def run(
     classes: list[str],
     state: FeatureState,
     columns: list[Column],
-    counted: words.Fit | str,
+    counted: words.Fit,
     prior: Classifier | None = None,
     on_part: Callable[[int, str], None] = lambda number, name: None,
 ) -> tuple[Classifier, Result]:
-    """Fit and measure; return the classifier, with TF-IDF if it can be fitted, and the results.
+    """Fit and measure; return the classifier, with TF-IDF, and the results.
 
     Args:
         examples: of train, test and maybe valid; without valid, C is cross-validated.
-        counted: TF-IDF of these texts, or why it cannot be fitted.
+        counted: TF-IDF of these texts.
         on_part: called with the number of parts done, of `PROGRESS`, and the name of the next part.
     """
     from sklearn.metrics import confusion_matrix
@@ -121,23 +119,16 @@ def run(
     confusion = confusion_matrix(test.labels, predicted, labels=range(len(classes)))
     commonest = int(np.bincount(train.labels).argmax())
 
-    both = chosen
-    weight = None
+    assert choice.held_out_NK is not None
+    labels = (valid or train).labels
+    weight = words.best_weight(choice.held_out_NK, counted.held_out_NK, labels)
+    both = chosen._replace(words=replace(counted.words, weight=weight))
     together = {}
-    baseline = None
-    failure = None
-    if isinstance(counted, str):
-        failure = counted
-    else:
-        assert choice.held_out_NK is not None
-        labels = (valid or train).labels
-        weight = words.best_weight(choice.held_out_NK, counted.held_out_NK, labels)
-        both = chosen._replace(words=replace(counted.words, weight=weight))
-        baseline = {"C": counted.C, "valid": counted.accuracy}
-        for name, part in examples.items():
-            together[name] = both.score(part)
-            predicted = counted.words.probabilities(part.texts).argmax(axis=1)
-            baseline.setdefault(name, float((predicted == part.labels).mean()))
+    baseline = {"C": counted.C, "valid": counted.accuracy}
+    for name, part in examples.items():
+        together[name] = both.score(part)
+        predicted = counted.words.probabilities(part.texts).argmax(axis=1)
+        baseline.setdefault(name, float((predicted == part.labels).mean()))
     result = Result(
         classes=classes,
         texts={name: len(examples[name].labels) if name in examples else 0 for name in PARTS},
@@ -151,7 +142,7 @@ def run(
         has_prior=choice.has_prior,
         units=[columns[column] for column in ranking[: max(TOP_UNITS)]],
         baseline=baseline,
-        baseline_failure=failure,
+        counted=counted.words.counted,
         together=together,
         word_weight=weight,
         best_unit=columns[best],
@@ -274,10 +265,10 @@ def _accuracies(result: Result) -> list[list[object]]:
     add(f"{result.best_unit}, the best alone", result.best_unit_test)
     for k, score in result.top_units.items():
         add(f"{k} of largest weight", score)
-    if base := result.baseline:
-        add("TF-IDF, words and pairs", base["test"], base["train"], base["valid"])
-    if both := result.together:
-        add("features and words together, `words`", both["test"], both["train"], both.get("valid"))
+    base = result.baseline
+    add(f"TF-IDF, {words.COUNTED[result.counted]}", base["test"], base["train"], base["valid"])
+    both = result.together
+    add("features and TF-IDF together, `words`", both["test"], both["train"], both.get("valid"))
     add("the commonest class", result.majority)
     return rows
 
@@ -285,8 +276,6 @@ def _accuracies(result: Result) -> list[list[object]]:
 def _remarks(result: Result, model: str) -> list[str]:
     """What the baseline, the prior and the held-out texts say, and notes."""
     remarks = []
-    if not result.baseline:
-        remarks.append(f"TF-IDF is omitted: {markdown(result.baseline_failure)}")
     if result.has_prior and result.C:
         remarks.append(
             "The log-odds of the model's own classifier are one more feature. It comes with the "
@@ -335,8 +324,7 @@ def _draw(folder: Path, result: Result) -> list[str]:
     axes.fill_between(examples_N, 100 * least_N, 100 * largest_N, alpha=0.25)
     axes.plot(examples_N, 100 * mean_N, marker="o", label="all features")
     lines = {"best unit alone": (":", result.best_unit_test)}
-    if result.baseline:
-        lines["TF-IDF, all examples"] = ("--", result.baseline["test"])
+    lines["TF-IDF, all examples"] = ("--", result.baseline["test"])
     lines["commonest class"] = ("-.", result.majority)
     for name, (style, score) in lines.items():
         axes.axhline(100 * score, ls=style, color="gray", label=name)

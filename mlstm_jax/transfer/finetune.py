@@ -43,7 +43,7 @@ from mlstm_jax.training.train import train
 from mlstm_jax.transfer import classify, words
 from mlstm_jax.transfer.classifier import Classifier, Description, Examples
 from mlstm_jax.transfer.features import Featurizer
-from mlstm_jax.transfer.labels import Labelled, codes, with_held_out
+from mlstm_jax.transfer.labels import Labelled, codes, digests, with_held_out
 
 # Rows of a batch, and the fewest updates of an epoch with enough windows (results/finetune/).
 _LEAST_ROWS = 2
@@ -183,7 +183,7 @@ def finetune(
     examples = read(tuned, *texts)
     held_out = examples["valid"]
     alone = calibrated(head(tuned, classes), held_out)
-    fitted = classify.digests(texts["train"].texts, run.cleaning)
+    fitted = digests(texts["train"].texts, run.cleaning)
     if counted:
         words_NK = counted.probabilities(texts["valid"].texts)
         states_NK = alone.probabilities(held_out.features)

@@ -1,24 +1,54 @@
-"""Texts and the class of each, from a source of any kind that `prepare` reads."""
+"""Texts and the class of each, from a source of any kind that `prepare` reads.
 
-import hashlib
+Texts are the same if they are equal apart from case, white space and the line breaks of HTML: for
+the choice of held-out texts, for cross-validation and where known texts are counted.
+"""
+
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from itertools import compress, pairwise
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax.corpora.documents import SEVERAL_LABELS, Recipe, clean, label_of, rating_of
+from mlstm_jax.corpora.documents import (
+    SEVERAL_LABELS,
+    Recipe,
+    clean,
+    label_of,
+    order_key,
+    rating_of,
+)
 from mlstm_jax.corpora.readers import kind_of, read_documents
 from mlstm_jax.corpora.sources import Source
 from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import UserError, did_you_mean, nearest, note
 
 _SHOWN = 5
+_FEW_NUMBERS = 5  # as many may be classes, such as stars
+
+Digests = NDArray[np.uint32]
+
+
+def digests(texts: Sequence[str], cleaning: Cleaning) -> Digests:
+    """Return a digest of each text, [texts]; texts that are the same have the same one.
+
+    It is four bytes of the md5 by which `prepare` finds duplicates. One of n digests equals that of
+    another text by chance with a probability of n / 2^32: of the texts that the pretrained model
+    has read, one in 126,000.
+    """
+    return np.array([digest_of(clean(text, cleaning)) for text in texts], np.uint32)
+
+
+def digest_of(cleaned: bytes) -> int:
+    """Return the digest of a cleaned text."""
+    # Many people remove it from IMDB's reviews.
+    cleaned = cleaned.replace(b"<br />", b" ").replace(b"<BR />", b" ")
+    return int(order_key(cleaned, 0, "normalized")[:8], 16)
 
 
 def codes(labels: Sequence[str], classes: Sequence[str]) -> NDArray[np.int64]:
@@ -112,41 +142,80 @@ def with_held_out(
     out a fifth, or for wrong classes, see `require_classes`.
     """
     kept = {name: some.without_blank(cleaning) for name, some in texts.items()}
+    classes = require_classes(kept["train"])
     if part not in kept:
-        train, held = hold_out(kept["train"])
+        train, held = hold_out(kept["train"], cleaning)
         if not held.texts:
             raise UserError(
-                f"{train.name} has {len(train.texts):,} texts, too few to hold out a fifth; also "
-                f"give `{part}`."
+                f"{train.name} has only {len(train.texts):,} texts, too few to hold out a fifth; "
+                f"pass `{part}` as well."
             )
         held = held._replace(name=f"the fifth of {train.name} that is held out")
         kept |= {"train": train, part: held}
-    classes = require_classes(kept["train"])
     for some in kept.values():
         require_classes(some, classes)
     return kept, classes
 
 
-def hold_out(labelled: Labelled) -> tuple[Labelled, Labelled]:
+def hold_out(labelled: Labelled, cleaning: Cleaning) -> tuple[Labelled, Labelled]:
     """Return four fifths and a fifth of the texts, with about a fifth of each class.
 
-    The choice depends on the texts and labels, not on their order. Equal texts stay together, and
-    one text of each class stays in the larger part.
+    The choice depends on the texts and on which of them have the same label, not on their order or
+    the names of the labels. Texts that are the same stay together, and one text of each class stays
+    in the larger part.
     """
-    labels_of = defaultdict[str, set[str]](set)
-    for text, label in zip(labelled.texts, labelled.labels, strict=True):
-        labels_of[text].add(label)
-
-    def place(text: str) -> tuple[list[str], bytes]:
-        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-        return sorted(labels_of[text]), digest
-
+    same_N = digests(labelled.texts, cleaning).tolist()
+    labels_of = defaultdict[int, set[str]](set)
+    for same, label in zip(same_N, labelled.labels, strict=True):
+        labels_of[same].add(label)
+    # The texts of each label, or of several if the same text has them; the smallest first.
+    groups = defaultdict[frozenset[str], list[int]](list)
+    for same in sorted(labels_of):
+        groups[frozenset(labels_of[same])].append(same)
     held = set()
-    for before, text in list(pairwise(sorted(labels_of, key=place)))[1::5]:
-        if labels_of[before] == labels_of[text]:
-            held.add(text)
-    train = labelled.select([text not in held for text in labelled.texts])
-    return train, labelled.select([text in held for text in labelled.texts])
+    number = 0
+    for group in groups.values():
+        for same in group:
+            # Of five texts the third; the first of a group may be the only one of its class.
+            if number % 5 == 2 and same != group[0]:
+                held.add(same)
+            number += 1
+    train = labelled.select([same not in held for same in same_N])
+    return train, labelled.select([same in held for same in same_N])
+
+
+def folds(labels_N: NDArray[np.int64], same_N: Digests | None, most: int) -> Any:
+    """Return the folds of cross-validation, `most` or fewer, with about as many of each class.
+
+    Texts of one digest are in one fold. Without digests no two texts are the same. Returns None if
+    a class has only one text.
+    """
+    from sklearn.model_selection import PredefinedSplit, StratifiedKFold
+
+    if same_N is None:
+        same_N = np.arange(len(labels_N), dtype=np.uint32)
+    # In the order of digests, which is as good as a random one.
+    _, first, place_N = np.unique(same_N, return_index=True, return_inverse=True)
+    count = min(most, *np.bincount(labels_N[first], minlength=labels_N.max() + 1))
+    if count < 2:
+        return None
+    fold = np.zeros(len(first), np.int64)
+    for number, (_, held_out) in enumerate(StratifiedKFold(count).split(first, labels_N[first])):
+        fold[held_out] = number
+    return PredefinedSplit(fold[place_N])
+
+
+def require_folds(labelled: Labelled, same_N: Digests) -> None:
+    """Raise UserError if a class has only one text, so that `folds` gives none."""
+    texts_of = defaultdict[str, set[int]](set)
+    for same, label in zip(same_N.tolist(), labelled.labels, strict=True):
+        texts_of[label].add(same)
+    for label, texts in texts_of.items():
+        if len(texts) < 2:
+            raise UserError(
+                f"{labelled.name}: the class {label!r} has only one text, but cross-validation "
+                "needs two; add texts of this class, or pass `valid`."
+            )
 
 
 def of_classes(texts: list[str], values: Sequence[object], places: Sequence[str]) -> Labelled:
@@ -201,6 +270,13 @@ def require_classes(labelled: Labelled, classes: Sequence[str] | None = None) ->
         )
     elif len(names) < 2:
         problem = f"only the label {', '.join(names)}; a classifier needs at least two."
+    elif _are_numbers(labelled):
+        problem = (
+            f"{len(names):,} different labels ({', '.join(names[:_SHOWN])}, ...): these labels are "
+            "numbers, not classes. To predict numbers, fit a regression to `mlstm_jax.Features` "
+            '("Numbers" in docs/transfer.md). If they are names, write a letter before each, such '
+            "as v3.1."
+        )
     elif len(names) > max(100, len(labelled.texts) // 2):
         problem = (
             f"{len(names):,} different labels ({', '.join(names[:_SHOWN])}, ...) for "
@@ -219,6 +295,16 @@ def require_classes(labelled: Labelled, classes: Sequence[str] | None = None) ->
                 "classes; if they mean one, give them one name."
             )
     return names
+
+
+def _are_numbers(labelled: Labelled) -> bool:
+    """Whether labels are values on a scale, such as 4.987, and not classes, such as 1 to 5."""
+    values = [rating_of(name) for name in set(labelled.labels)]
+    numbers = [value for value in values if value is not None]
+    if len(numbers) < len(values) or len(numbers) <= _FEW_NUMBERS:
+        return False
+    broken = [value for value in numbers if not value.is_integer()]
+    return 2 * len(broken) > len(numbers) or 2 * len(numbers) > len(labelled.texts)
 
 
 def _skeleton(name: str) -> object:

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mlstm_jax.errors import UserError
-from mlstm_jax.transfer.classifier import Classifier, Examples, Floats, Labels, nats
+from mlstm_jax.transfer.classifier import Classifier, Examples, Floats, nats
+from mlstm_jax.transfer.labels import folds
 
 CS = tuple(2.0**power for power in range(-8, 1))
 
@@ -151,7 +151,7 @@ def best_fit(
 
     `on_fit` is called with the number of values of C tried so far.
 
-    Without `valid`, a class with a single example makes cross-validation impossible: then the first
+    Without `valid`, a class with a single text makes cross-validation impossible: then the first
     candidate is chosen if there is a prior, otherwise the weakest penalty.
     """
     is_few = _is_few(train)
@@ -162,7 +162,7 @@ def best_fit(
         candidates = [(prior, C) for C in Cs] + candidates
     if prior and len(classes) == 2:
         candidates.insert(0, (prior, 0.0))
-    if valid is None and np.bincount(train.labels).min() < 2:
+    if valid is None and folds(train.labels, train.same, _FOLDS) is None:
         used, C = candidates[0 if prior else -1]
         return Choice(fit(train, classes, C, used), used is not None, np.nan, None)
     labels = (valid or train).labels
@@ -200,21 +200,7 @@ def _held_out(
         _pipeline(train, len(classes), C, prior),
         train.features.astype(np.float64),
         train.labels,
-        cv=folds(train.labels, classes),
+        cv=folds(train.labels, train.same, _FOLDS),
         method="predict_proba",
     )
     return shares_NK
-
-
-def folds(labels: Labels, classes: Sequence[str]) -> Any:
-    """Return the folds of cross-validation; UserError if a class has one text."""
-    from sklearn.model_selection import StratifiedKFold
-
-    counts = np.bincount(labels)
-    least = int(counts.argmin())
-    if counts[least] < 2:
-        raise UserError(
-            f"class {classes[least]!r} has only one text, too few for cross-validation; add such "
-            "texts, or give validation texts with `valid`."
-        )
-    return StratifiedKFold(min(_FOLDS, counts[least]), shuffle=True, random_state=0)

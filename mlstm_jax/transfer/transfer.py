@@ -18,7 +18,7 @@ from mlstm_jax.fields import Checked
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.run import Run
 from mlstm_jax.terminal import ProgressLine, tell
-from mlstm_jax.transfer import classify, experiment
+from mlstm_jax.transfer import classify, experiment, words
 from mlstm_jax.transfer.classifier import Classifier, Description, Examples, load_classifier
 from mlstm_jax.transfer.experiment import PARTS, REPORT, Result, write_report
 from mlstm_jax.transfer.features import (
@@ -31,10 +31,7 @@ from mlstm_jax.transfer.features import (
     read_features,
     write_features,
 )
-from mlstm_jax.transfer.labels import Labelled, codes, with_held_out
-from mlstm_jax.transfer.logistic import folds
-from mlstm_jax.transfer.words import Fit
-from mlstm_jax.transfer.words import fit as fit_words
+from mlstm_jax.transfer.labels import Labelled, codes, digests, require_folds, with_held_out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,21 +96,16 @@ def transfer(
     given, classes = with_held_out(texts, run.cleaning, "test")
     texts = {name: given[name] for name in PARTS if name in given}
     labels = {name: codes(part.labels, classes) for name, part in texts.items()}
+    same = {name: digests(part.texts, run.cleaning) for name, part in texts.items()}
     if "valid" not in texts:
-        folds(labels["train"], classes)  # raises an error if there are none
+        require_folds(texts["train"], same["train"])
     notes = classify.note_known(run, texts)
     model = fingerprint(run.params)
     featurizer = Featurizer(run, states=states, all_layers=options.all_layers)
     quiet = not show_progress
     features = _features(out, featurizer, model, texts, quiet=quiet)
     with ProgressLine("TF-IDF", 1, status="", quiet=quiet):
-        try:
-            counted: Fit | str = fit_words(texts["train"], texts.get("valid"), classes)
-        except UserError as error:
-            if options.words:
-                raise
-            counted = str(error)
-    fitted = np.unique(classify.digests(texts["train"].texts, run.cleaning))
+        counted = words.fit(texts["train"], texts.get("valid"), classes, same["train"])
     transferred = {}
     for state in states:
         columns = featurizer.columns_of(state)
@@ -123,7 +115,7 @@ def transfer(
             values = features[name]
             if len(states) > 1:
                 values = values[:, columns]
-            examples[name] = Examples(values, labels[name], part.texts)
+            examples[name] = Examples(values, labels[name], part.texts, same[name])
         with (
             ProgressLine(f"classifier of {state}", experiment.PROGRESS, quiet=quiet) as progress,
             # With two threads of OpenBLAS the fits of 2,000 texts take six times as long.
@@ -142,12 +134,12 @@ def transfer(
             classifier = classifier._replace(words=None)
         own_notes = []
         if own and own.texts is not None and result.has_prior:
-            test = texts["test"]
-            measured = classify.digests(test.texts, run.cleaning)
-            own_notes = classify.note_among(test.name, measured, own.texts, classify.FITTED_BEFORE)
+            own_notes = classify.note_among(
+                texts["test"].name, same["test"], own.texts, classify.FITTED_BEFORE
+            )
         result = dataclasses.replace(result, notes=notes + own_notes)
         about = Description(state, options.all_layers, model, text_column, step=run.step)
-        classifier = classifier._replace(texts=fitted, about=about)
+        classifier = classifier._replace(texts=np.unique(same["train"]), about=about)
         folder = None
         if out:
             folder = _folder(out, states, state)

@@ -1,25 +1,40 @@
-"""A classifier of word counts: logistic regression on TF-IDF of words and pairs, by scikit-learn.
+"""A classifier of word counts: logistic regression on TF-IDF by scikit-learn.
+
+It counts words and pairs of words or, if that is better on held-out texts, sequences of one to five
+characters: they also suit languages that put no spaces between words or have many endings.
 
 It is the baseline of `transfer`. With `words` the classifier that `transfer` or `finetune` saves
 has it, too: its probabilities are those of the better one on held-out texts, or the mean of both if
 that is clearly better.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
-from mlstm_jax.errors import UserError, first_line
-from mlstm_jax.transfer.labels import Labelled, codes
+from mlstm_jax.transfer.labels import Digests, Labelled, codes, folds
 
 CS = (1.0, 4.0, 16.0, 64.0)
 MEAN = 0.5  # the weight of words in the mean of both probabilities
 _FEW = 1000  # texts; of fewer, words that occur in a single one help (results/few_labels/)
+_FOLDS = 3
+# Characters of the texts, times the scores of a text: with more, sequences would take minutes.
+_MOST_CHARACTERS = 1 << 24
+
+Counted = Literal["words", "characters"]
+COUNTED: dict[Counted, str] = {
+    "words": "words and pairs",
+    "characters": "sequences of characters",
+}
+_OPTIONS: dict[Counted, dict[str, Any]] = {
+    "words": {"ngram_range": (1, 2)},
+    "characters": {"ngram_range": (1, 5), "analyzer": "char_wb"},
+}
 
 Floats = NDArray[np.float64]
 
@@ -28,11 +43,15 @@ Floats = NDArray[np.float64]
 class Words:
     """Scores are TF-IDF · weights + intercepts; with two classes, only of the second."""
 
-    vocabulary: list[str]  # words and pairs, in the order of the columns
+    counted: Counted
+    vocabulary: list[str]  # what is counted, in the order of the columns
     idf_V: Floats
     weights_KV: Floats
     intercepts_K: Floats
     weight: float = MEAN  # of their probabilities, beside 1 - weight of those of the states
+
+    def __repr__(self) -> str:
+        return f"{len(self.vocabulary):,} {COUNTED[self.counted]}"
 
     def probabilities(self, texts: Sequence[str]) -> Floats:
         """Return [texts, classes]; without a known word, the intercepts decide."""
@@ -46,31 +65,29 @@ class Words:
 
     @cached_property
     def _counts(self) -> Any:
-        counts = _unfitted(self.vocabulary)
+        counts = unfitted(self.counted, vocabulary=self.vocabulary)
         counts.idf_ = self.idf_V
         return counts
 
 
-def _unfitted(vocabulary: list[str] | None = None, min_df: int = 1) -> Any:
+def unfitted(counted: Counted, texts: int = 0, vocabulary: list[str] | None = None) -> Any:
+    """Return the TF-IDF to be fitted to a number of texts, or that of a vocabulary."""
     # Importing scikit-learn takes a second, and a classifier without words does not need it.
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    return TfidfVectorizer(
-        ngram_range=(1, 2), min_df=min_df, sublinear_tf=True, vocabulary=vocabulary
-    )
+    least = 1 if texts < _FEW else 2
+    options = _OPTIONS[counted]
+    return TfidfVectorizer(sublinear_tf=True, min_df=least, vocabulary=vocabulary, **options)
 
 
-def pipeline(C: float, texts: int) -> Any:
-    """Return the unfitted estimator for a number of texts."""
+def _logistic(C: float) -> Any:
     from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
 
-    counts = _unfitted(min_df=1 if texts < _FEW else 2)
-    return make_pipeline(counts, LogisticRegression(C=C, max_iter=1000))
+    return LogisticRegression(C=C, max_iter=1000)
 
 
 class Fit(NamedTuple):
-    """The classifier with the best C, and how well it does on texts held out from it."""
+    """The classifier with the best counts and C, and how well it does on texts held out from it."""
 
     words: Words
     C: float
@@ -78,42 +95,74 @@ class Fit(NamedTuple):
     held_out_NK: Floats  # probabilities of the classes
 
 
-def fit(train: Labelled, valid: Labelled | None, classes: Sequence[str]) -> Fit:
-    """Fit with the C of most right answers, on validation texts or by cross-validation.
+def fit(
+    train: Labelled, valid: Labelled | None, classes: Sequence[str], same_N: Digests | None = None
+) -> Fit:
+    """Fit with the counts and the C of most right answers, on `valid` or by cross-validation.
 
-    Raises UserError if no word is left to count, or a class has one text.
+    `same_N` are digests of the training texts, for the folds; every class needs two texts. Of equal
+    counts words are taken, and the smaller C.
     """
-    try:
-        return _fit(train, valid, classes)
-    except ValueError as error:  # raised by scikit-learn
-        raise UserError(
-            f"words cannot be counted in these texts ({first_line(error)}); leave `words` out."
-        ) from error
+    import sklearn.linear_model  # noqa: F401  the limit holds for libraries that are loaded
+
+    # With two threads of OpenBLAS fits of few texts take several times as long.
+    with threadpool_limits(1, user_api="blas"):
+        return _fit(train, valid, classes, same_N)
 
 
-def _fit(train: Labelled, valid: Labelled | None, classes: Sequence[str]) -> Fit:
-    from sklearn.model_selection import StratifiedKFold, cross_val_predict
-
-    labels = codes(train.labels, classes)
-    true = codes((valid or train).labels, classes)
-    accuracies = []
-    held_out = []
-    for C in CS:
-        estimator = pipeline(C, len(train.texts))
-        if valid is None:
-            folds = StratifiedKFold(min(3, *Counter(train.labels).values()))
-            shares_NK = cross_val_predict(
-                estimator, train.texts, labels, cv=folds, method="predict_proba"
-            )
-        else:
-            shares_NK = estimator.fit(train.texts, labels).predict_proba(valid.texts)
-        held_out.append(shares_NK)
-        accuracies.append(float((shares_NK.argmax(axis=1) == true).mean()))
-    best = int(np.argmax(accuracies))
-    counts, logistic = pipeline(CS[best], len(train.texts)).fit(train.texts, labels)
+def _fit(
+    train: Labelled, valid: Labelled | None, classes: Sequence[str], same_N: Digests | None
+) -> Fit:
+    labels_N = codes(train.labels, classes)
+    texts = np.array(train.texts, object)
+    true_N = labels_N
+    if valid is None:
+        parts = list(folds(labels_N, same_N, _FOLDS).split())
+    else:
+        true_N = codes(valid.labels, classes)
+        texts = np.append(texts, np.array(valid.texts, object))
+        parts = [np.split(np.arange(len(texts)), [len(labels_N)])]
+    size = sum(map(len, texts)) * (1 if len(classes) == 2 else len(classes))
+    best = None
+    for counted in COUNTED:
+        if best is not None and size > _MOST_CHARACTERS:
+            break
+        try:
+            tried = _held_out(counted, texts, labels_N, parts)
+        except ValueError:  # no word occurs in these texts
+            continue
+        for C, shares_NK in tried.items():
+            accuracy = float((shares_NK.argmax(axis=1) == true_N).mean())
+            if best is None or accuracy > best[0]:
+                best = accuracy, counted, C, shares_NK
+    assert best is not None  # the space is a sequence of every text
+    accuracy, counted, C, held_out_NK = best
+    counts = unfitted(counted, len(train.texts))
+    logistic = _logistic(C).fit(counts.fit_transform(train.texts), labels_N)
     vocabulary = counts.get_feature_names_out().tolist()
-    words = Words(vocabulary, counts.idf_, logistic.coef_, logistic.intercept_)
-    return Fit(words, CS[best], accuracies[best], held_out[best])
+    words = Words(counted, vocabulary, counts.idf_, logistic.coef_, logistic.intercept_)
+    return Fit(words, C, accuracy, held_out_NK)
+
+
+def _held_out(
+    counted: Counted, texts: NDArray[Any], labels_N: NDArray[np.int64], parts: Sequence[Any]
+) -> dict[float, Floats]:
+    """Return the probabilities of the classes of all held-out texts, for each C.
+
+    Each part has the indices of the texts to fit, the first of which have the labels, and of the
+    texts that are held out.
+    """
+    places = np.concatenate([held_out for _, held_out in parts])
+    shares: dict[float, Floats] = {}
+    for fitted, held_out in parts:
+        counts = unfitted(counted, len(labels_N))
+        fitted_NV = counts.fit_transform(texts[fitted])
+        held_out_NV = counts.transform(texts[held_out])
+        for C in CS:
+            logistic = _logistic(C).fit(fitted_NV, labels_N[fitted])
+            shares_NK = shares.setdefault(C, np.zeros((len(texts), len(logistic.classes_))))
+            shares_NK[held_out] = logistic.predict_proba(held_out_NV)
+    return {C: shares_NK[np.sort(places)] for C, shares_NK in shares.items()}
 
 
 def best_weight(states_NK: Floats, words_NK: Floats, labels_N: NDArray[np.int64]) -> float:

@@ -28,7 +28,7 @@ PLAIN = Classifier(
     about=ABOUT,
 )
 WORDS = PLAIN._replace(
-    words=Words(ODD, np.arange(5.0), np.ones((3, 5)), np.zeros(3), weight=0.25),
+    words=Words("characters", ODD, np.arange(5.0), np.ones((3, 5)), np.zeros(3), weight=0.25),
     texts=np.array([3, 2**32 - 1], np.uint32),
 )
 
@@ -68,6 +68,7 @@ def test_what_is_written_is_read(tmp_path: Path, made: Classifier) -> None:
         (WORDS, {"vocabulary": [1]}, r"json: .*vocabulary\[0\] is 1, but it must be a string"),
         (WORDS, {"vocabulary": ["a"]}, r"idf has the shape \(5,\), but must have \(1,\)"),
         (WORDS, {"vocabulary": None}, "the unexpected idf, word_intercepts, word_weights"),
+        (WORDS, {"counted": "bytes"}, "json: .*counted is 'bytes', but it must be one of words"),
         (WORDS, {"word_weight": 2}, "json: .*word_weight is 2"),
         (WORDS, {"word_weights": np.ones((1, 5))}, r"word_weights has the shape \(1, 5\)"),
         (WORDS, {"word_intercepts": np.ones(1)}, r"word_intercepts has the shape \(1,\)"),

@@ -16,7 +16,7 @@ from mlstm_jax.config import vary
 from mlstm_jax.errors import Note
 from mlstm_jax.run import load_run
 from mlstm_jax.transfer import classify
-from mlstm_jax.transfer.labels import Labelled
+from mlstm_jax.transfer.labels import Labelled, digests
 
 TEXTS = [f"{word} {n}" for n in range(5) for word in ("good", "bad")]
 LABELS = [1, 0] * 5
@@ -25,9 +25,9 @@ NEW = [f"{word} {n}" for n in range(5, 8) for word in ("good", "bad")]
 
 def test_a_text_is_known_in_another_case_and_without_line_breaks() -> None:
     same = ["A film.<br /><br />A  PLOT &amp; b", " a film. a plot\n& b ", "A film. A plot & b"]
-    assert len({*classify.digests(same, "radford").tolist()}) == 1
+    assert len({*digests(same, "radford").tolist()}) == 1
     # What the package has on disk depends on this value.
-    assert classify.digests(["my guitar"], "radford").tolist() == [2349237758]
+    assert digests(["my guitar"], "radford").tolist() == [2349237758]
 
 
 def test_texts_of_the_fit_are_noted_and_reported(model, tmp_path) -> None:
@@ -48,7 +48,7 @@ def test_texts_of_the_fit_are_noted_and_reported(model, tmp_path) -> None:
 
 
 def test_texts_that_the_model_has_read_are_noted(model, monkeypatch, tmp_path) -> None:
-    np.save(tmp_path / "read.npy", np.sort(classify.digests(TEXTS, "radford")))
+    np.save(tmp_path / "read.npy", np.sort(digests(TEXTS, "radford")))
     monkeypatch.setattr(shipped, "rated_texts", lambda path: tmp_path / "read.npy")
     told = "are among those that the model has read with their ratings, so accuracy is too high"
     with pytest.warns(Note, match=f"train: 10 of 10 texts {told}") as notes:
@@ -85,6 +85,6 @@ def test_the_model_in_the_box_knows_what_it_has_read(tmp_path: Path) -> None:
         pytest.skip("no real reviews: MLSTM_JAX_SHARED_DATA/imdb has no train.jsonl.gz")
     with gzip.open(imdb, "rt", encoding="utf-8") as lines:
         texts = [json.loads(line)["text"] for line, _ in zip(lines, range(1000), strict=False)]
-    is_read_N = np.isin(classify.digests(texts, "radford"), read).reshape(-1, 10)
+    is_read_N = np.isin(digests(texts, "radford"), read).reshape(-1, 10)
     assert is_read_N[:, :8].mean() > 0.98
     assert is_read_N[:, 8:].mean() < 0.01

@@ -14,10 +14,14 @@ import pytest
 from mlstm_jax.errors import Note, UserError
 from mlstm_jax.transfer.labels import (
     Labelled,
+    codes,
+    digests,
+    folds,
     hold_out,
     of_classes,
     read_labelled,
     require_classes,
+    require_folds,
     with_held_out,
 )
 
@@ -152,7 +156,7 @@ def test_a_fifth_is_held_out_by_content(random: np.random.Generator) -> None:
     texts = [f"text {n % 90}" for n in range(100)]  # ten twice
     labels = ["a" if n % 90 < 60 else "b" for n in range(100)]
     found = Labelled([*texts, "rare", "odd", "odd"], [*labels, "c", "d", "a"])
-    train, held = hold_out(found)
+    train, held = hold_out(found, "none")
     assert not set(train.texts) & set(held.texts)
     assert sorted(train.texts + held.texts) == sorted(found.texts)
     assert train.classes == ["a", "b", "c", "d"]
@@ -160,9 +164,55 @@ def test_a_fifth_is_held_out_by_content(random: np.random.Generator) -> None:
     assert count == {"a": 12, "b": 6, "c": 0, "d": 0}
     order = random.permutation(len(found.texts))
     shuffled = Labelled([found.texts[n] for n in order], [found.labels[n] for n in order])
-    assert set(hold_out(shuffled)[1].texts) == set(held.texts)
+    assert set(hold_out(shuffled, "none")[1].texts) == set(held.texts)
+    turned = found._replace(labels=[chr(ord("z") - ord(label)) for label in found.labels])
+    assert hold_out(turned, "none")[1].texts == held.texts
     for more in range(5):  # wherever it is among the others
         some = Labelled([*map(str, range(90 + more)), "rare"], ["a"] * (90 + more) + ["c"])
-        assert "rare" not in hold_out(some)[1].texts
-    with pytest.raises(UserError, match=r"^x has 2 texts, too few to hold out a fifth; .* `test`"):
+        assert "rare" not in hold_out(some, "none")[1].texts
+    with pytest.raises(UserError, match=r"^x has only 2 texts, too few to hold .* pass `test`"):
         with_held_out({"train": Labelled(["a", "b"], ["a", "b"], name="x")}, "none", "test")
+
+
+def test_no_text_is_on_both_sides_in_another_form() -> None:
+    """Held out, and in each fold of a cross-validation."""
+    plain = [f"text {n}<br />of a film" for n in range(60)]
+    texts = [*plain, *map(str.upper, plain), *(text.replace("<br />", "  ") for text in plain)]
+    found = Labelled(texts, [*"ab" * 90])
+    train, held = hold_out(found, "radford")
+    assert len(held.texts) == 36
+    assert not set(digests(train.texts, "radford")) & set(digests(held.texts, "radford"))
+    same_N = digests(texts, "radford")
+    labels_N = codes(found.labels, "ab")
+    parts = list(folds(labels_N, same_N, 5).split())
+    assert len(parts) == 5
+    for fitted, held_out in parts:
+        assert not set(same_N[fitted]) & set(same_N[held_out])
+        assert np.bincount(labels_N[held_out]).tolist() == [18, 18]
+    once = Labelled(["a", " A", "b", "c"], ["x", "x", "y", "y"])
+    same_N = digests(once.texts, "none")
+    assert folds(codes(once.labels, "xy"), same_N, 5) is None
+    with pytest.raises(UserError, match="the class 'x' has only one text, but"):
+        require_folds(once, same_N)
+
+
+@pytest.mark.parametrize(
+    ("labels", "are_numbers"),
+    [
+        ([f"{n / 7:.3f}" for n in range(80)], True),
+        ([str(n * n) for n in range(80)], True),
+        ([f"{n % 21 / 5:g}" for n in range(80)], True),  # the mean of five annotators
+        ([str(n % 5 + 1) for n in range(80)], False),
+        ([f"{n % 9 / 2 + 1:g}" for n in range(80)], False),  # half stars
+        ([f"{n % 3 / 2:g}" for n in range(80)], False),
+        ([str(n % 30) for n in range(80)], False),  # codes of classes
+        ([f"v{n / 7:.3f}" for n in range(80)], False),
+    ],
+)
+def test_numbers_are_no_classes(labels, are_numbers) -> None:
+    found = Labelled(["a text"] * 80, labels, name="x")
+    if are_numbers:
+        with pytest.raises(UserError, match=r"^x has .* numbers, not classes.*Features"):
+            require_classes(found)
+    else:
+        assert require_classes(found) == found.classes

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
 
 from mlstm_jax.api.model import TrainedModel
 from mlstm_jax.errors import UserError
@@ -40,12 +42,17 @@ def made(model: TrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Trans
 @pytest.mark.parametrize(
     ("classes", "count", "validated"), [(2, 60, True), (3, 60, True), (3, 60, False)]
 )
-def test_word_counts_are_scikit_learns(classes: int, count: int, validated: bool) -> None:
+@pytest.mark.parametrize("counted", words.COUNTED)
+def test_counts_are_scikit_learns(counted, classes, count, validated) -> None:
     names = list(ENDS)[:classes]
     train, valid = labelled(names, count), labelled(names, 30, count)
+    if counted == "characters":
+        train, valid = without_spaces(train), without_spaces(valid)
     found, C, score, held_out_NK = words.fit(train, valid if validated else None, names)
+    assert found.counted == counted
     labels = codes(train.labels, names)
-    theirs = words.pipeline(C, count).fit(train.texts, labels)
+    theirs = make_pipeline(words.unfitted(counted), LogisticRegression(C=C, max_iter=1000))
+    theirs.fit(train.texts, labels)
     shares = found.probabilities(NEW)
     assert_close(shares, theirs.predict_proba(NEW), len(found.vocabulary), "float64")
     np.testing.assert_array_equal(found.probabilities(train.texts).argmax(axis=1), labels)
@@ -53,8 +60,36 @@ def test_word_counts_are_scikit_learns(classes: int, count: int, validated: bool
     assert C in words.CS
     held = labels if not validated else codes(valid.labels, names)
     np.testing.assert_array_equal(held_out_NK.argmax(axis=1), held)
-    # Without a known word the intercepts answer.
-    np.testing.assert_array_equal(shares[2], shares[3])
+    if counted == "words":  # without a known one the intercepts answer
+        np.testing.assert_array_equal(shares[2], shares[3])
+
+
+def without_spaces(texts: Labelled) -> Labelled:
+    return texts._replace(texts=["".join(text.split()) for text in texts.texts])
+
+
+def test_texts_without_spaces_are_counted_by_characters(random) -> None:
+    """Chinese letters at random, and among them a word of the class or of none."""
+
+    def texts(count: int) -> Labelled:
+        made = []
+        labels = []
+        for number in range(count):
+            letters = [chr(0x4E00 + n) for n in random.integers(0, 500, 24)]
+            letters[random.integers(24)] = ("\u5f88\u597d", "\u592a\u5dee")[number % 2]
+            made.append("".join(letters))
+            labels.append("ab"[number % 2])
+        return Labelled(made, labels)
+
+    found = words.fit(texts(200), None, ["a", "b"])
+    test = texts(200)
+    predicted = found.words.probabilities(test.texts).argmax(axis=1)
+    assert found.words.counted == "characters"
+    assert (predicted == codes(test.labels, ["a", "b"])).mean() > 0.9
+    # Of many words the sequences are left out: they would take minutes.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(words, "_MOST_CHARACTERS", 1000)
+        assert words.fit(test, None, ["a", "b"]).words.counted == "words"
 
 
 @pytest.mark.parametrize("count", [999, 1000])
@@ -114,7 +149,7 @@ def test_the_saved_classifier_is_a_mean_of_both(model, made) -> None:
     assert list(together) == ["train", "valid", "test"]
     assert f", with words {together['test']:.3f}; 3 classes" in repr(made.result)
     percent = [f"{100 * together[name]:.1f}" for name in together]
-    row = "| features and words together, `words` | {} | {} | **{}** |".format(*percent)
+    row = "| features and TF-IDF together, `words` | {} | {} | **{}** |".format(*percent)
     assert row in (made.folder / "report.md").read_text()
 
 
@@ -128,7 +163,3 @@ def test_what_needs_the_states_alone_refuses_words(model, made, tmp_path, refuse
     said = refused(*page, "--score")
     assert "the score after each character is for a classifier of states alone" in said
     assert list(tmp_path.iterdir()) == []
-
-    blank = ["x y z"] * 12, ["a", "b"] * 6
-    with pytest.raises(UserError, match=r"words cannot be counted .*; leave `words` out"):
-        model.transfer(blank, blank, options=OPTIONS)
