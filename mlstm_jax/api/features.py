@@ -90,7 +90,7 @@ class Features(TransformerMixin, _OfModel):
                 run = self._loaded()._run
                 read = read_with_ratings(run)
                 if read.size:
-                    note_among("texts", digests(strings, run.cleaning), read, READ)
+                    note_among("", digests(strings, run.cleaning), read, READ)
         require_kind("batch_size", self.batch_size, Count | None)
         self._states()
         return self

@@ -4,6 +4,7 @@ Accuracy is too high on texts that a model or a classifier has learned from; `la
 them.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,17 +18,20 @@ from mlstm_jax.transfer.classifier import Classifier
 from mlstm_jax.transfer.features import Featurizer, TextFile
 from mlstm_jax.transfer.labels import Digests, Labelled, digests
 
-# Fewer of the texts change their accuracy by less than 0.1 points, and may be equal by chance.
+# Fewer of the texts may be equal by chance, or change the accuracy by less than its standard error.
 _LEAST = 0.001
+_LEAST_OF_ROOT = 0.1
 
 # What texts are, in `sentence`.
-READ = "among those that the model has read with their ratings, so accuracy is too high"
-FITTED = "among those that the classifier was fitted to, so accuracy is too high"
-FITTED_BEFORE = FITTED.replace("the classifier", "the model's own classifier")
-_REPEATED = "also in the training texts, so accuracy is too high"
+_HIGH = "so their accuracy looks better than it is"
+READ = f"in the model's own training data with their ratings, {_HIGH}"
+FITTED = f"among the texts that the classifier was fitted to, {_HIGH}"
+FITTED_BEFORE = f"among the texts that the model's own classifier was fitted to, {_HIGH}"
+_REPEATED = f"also among the training texts, {_HIGH}"
 _BLANK = "blank, and without a label"
 _UNLIKE = (
-    "unlike those that the classifier knows, such as in another language; do not rely on the label"
+    "unlike the texts that the classifier knows, such as in another language; do not rely on the "
+    "label"
 )
 
 
@@ -73,7 +77,7 @@ def label_texts(
     for finding, first in firsts.items():
         count = counts[finding]
         if finding not in learned or not is_negligible(count, total):
-            note(sentence(finding, count, total, first))
+            note(sentence(finding, count, total, first=first))
 
 
 def read_with_ratings(run: Run) -> Digests:
@@ -90,16 +94,19 @@ def read_with_ratings(run: Run) -> Digests:
     return found
 
 
-def sentence(finding: str, count: int, total: int, first: int | None = None) -> str:
-    """Say what some of the texts are, with the number of the first of them."""
+def sentence(
+    finding: str, count: int, total: int, *, name: str = "", first: int | None = None
+) -> str:
+    """Say what some of the texts are, with the name of all, and the number of the first of them."""
+    of_all = f"of the {total:,} texts of {name}" if name else f"of {total:,} texts"
     place = "" if first is None else f", the first number {first:,},"
     verb = "is" if count == 1 else "are"
-    return f"{count:,} of {total:,} texts{place} {verb} {finding}."
+    return f"{count:,} {of_all}{place} {verb} {finding}."
 
 
 def is_negligible(count: int, total: int) -> bool:
     """Whether so few of the texts are known that their accuracy is as good as it was."""
-    return not count or count < _LEAST * total
+    return count < max(_LEAST * total, _LEAST_OF_ROOT * math.sqrt(total), 1)
 
 
 def note_among(name: str, texts: Digests, known: Digests, finding: str) -> list[str]:
@@ -107,21 +114,24 @@ def note_among(name: str, texts: Digests, known: Digests, finding: str) -> list[
     count = int(np.isin(texts, known).sum())
     if is_negligible(count, len(texts)):
         return []
-    text = f"{name}: {sentence(finding, count, len(texts))}"
+    text = sentence(finding, count, len(texts), name=name)
     note(text)
     return [text]
 
 
-def note_known(run: Run, texts: Mapping[str, Labelled]) -> list[str]:
+def note_known(
+    run: Run, texts: Mapping[str, Labelled], same: Mapping[str, Digests]
+) -> tuple[list[str], list[str]]:
     """Note the texts that the model has read with their ratings, or that are also in `train`.
 
-    `texts` has train, and others to measure on. Returns the notes.
+    `texts` has train, and others to measure on; `same` are their digests. Returns the notes on
+    texts that the model has read, and the notes on those in `train`.
     """
     read = read_with_ratings(run)
-    found = {name: digests(part.texts, run.cleaning) for name, part in texts.items()}
-    notes = []
+    on_read = []
+    on_repeated = []
     for name, part in texts.items():
-        notes += note_among(part.name, found[name], read, READ)
+        on_read += note_among(part.name, same[name], read, READ)
         if name != "train":
-            notes += note_among(part.name, found[name], found["train"], _REPEATED)
-    return notes
+            on_repeated += note_among(part.name, same[name], same["train"], _REPEATED)
+    return on_read, on_repeated

@@ -57,7 +57,9 @@ class Result:
     # Number of examples, and mean, least and largest test accuracy.
     learning_curve: list[dict[str, float]]
     histogram: dict[str, Any]  # of the best unit in train: edges, and counts by class
-    notes: list[str] = field(default_factory=list)  # on texts that the model knows; see classify.py
+    sources: list[str] = field(default_factory=list)  # which records were used, by file
+    notes: list[str] = field(default_factory=list)  # on texts that are known; see classify.py
+    is_known: bool = False  # whether the model or its classifier has learned many of the texts
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -217,6 +219,7 @@ def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
     counts = [f"{count:,} {name}" for name, count in result.texts.items() if count]
     units = list(map(str, result.units[:10]))
     best = result.best_unit
+    fitted = f"C = {result.C:g}. " if result.C else ""
     confusion: list[list[object]] = [["", *classes]]
     for name, row in zip(classes, result.confusion, strict=True):
         confusion.append([f"**{name}**", *row])
@@ -226,12 +229,13 @@ def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
         curve.append([f"{int(point['examples']):,}", _percent(point["mean"]), ends])
     parts = [
         f"# Transfer of {markdown(model)}",
-        f"{', '.join(counts)} texts of {len(classes)} classes: {', '.join(classes)}. Features: the "
+        f"{', '.join(counts)} texts of {len(classes)} classes: {', '.join(classes)}"
+        f"{''.join(f'; {markdown(source)}' for source in result.sources)}. Features: the "
         f"{STATE_NAMES[result.state]} (`{result.state}`).",
-        "Accuracy, % of the texts:",
+        "Accuracy, % of the texts, with a 95% confidence interval:",
         _table(_accuracies(result)),
         *_remarks(result, model),
-        f"C = {result.C:g}. The features of largest weight: {', '.join(units)}.",
+        f"{fitted}The features of largest weight: {', '.join(units)}.",
         f"To view the best unit: `mlstm-jax heatmap RUN --state {best.state} --layer "
         f"{best.layer} --unit {best.unit} --text TEXT --out heat.html`.",
         "Confusion matrix of the test texts, one row per true class:",
@@ -261,7 +265,9 @@ def _accuracies(result: Result) -> list[list[object]]:
     def add(name: str, test: float, train: float | None = None, valid: float | None = None) -> None:
         rows.append([name, _percent(train), _percent(valid), f"**{_percent(test)}**"])
 
-    add("all features", result.test, result.train, result.valid)
+    low, high = result.interval
+    bold = f"**{_percent(result.test)}** ({_percent(low)} to {_percent(high)})"
+    rows.append(["all features", _percent(result.train), _percent(result.valid), bold])
     add(f"{result.best_unit}, the best alone", result.best_unit_test)
     for k, score in result.top_units.items():
         add(f"{k} of largest weight", score)
@@ -283,17 +289,23 @@ def _remarks(result: Result, model: str) -> list[str]:
         )
     elif result.has_prior:
         remarks.append(
-            "This is the model's own classifier as it is: no fit to these labels is clearly "
-            "better. It comes with the model."
+            "None of the fits to your labels was clearly better, so this is the classifier that "
+            "comes with the model."
         )
-    if result.word_weight == 1:
+    if result.is_known:
+        other = "" if result.state == "mean_h" else ", or with `--state mean_h`, which knows less"
+        remarks.append(
+            "Whether words are better or add anything cannot be said here: the model has learned "
+            f"some of these texts with their labels. Compare on other texts{other}."
+        )
+    elif result.word_weight == 1:
         other = "" if model == shipped.MODEL else f", or use `{shipped.MODEL}`"
         remarks.append(
             "**Words alone are better here**, and the features add nothing clear to them: use "
             f"TF-IDF, train the model on more text{other}. (With `words` the classifier is that of "
             "words.)"
         )
-    if result.word_weight == 0:
+    elif result.word_weight == 0:
         remarks.append("Words add nothing clear to the features here: leave `words` out.")
     return remarks + [f"**{markdown(text)}**" for text in result.notes]
 

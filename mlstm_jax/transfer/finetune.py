@@ -148,7 +148,8 @@ def finetune(
     """Fine-tune a model to predict the labels of texts; see `TrainedModel.finetune`."""
     output.require_folder(out)
     texts, classes = with_held_out(texts, run.cleaning, "valid")
-    notes = classify.note_known(run, texts)
+    same = {name: digests(part.texts, run.cleaning) for name, part in texts.items()}
+    on_read, on_repeated = classify.note_known(run, texts, same)
     counted = None
     if options.words:  # before the hours of training
         counted = words.fit(texts["train"], texts["valid"], classes).words
@@ -183,14 +184,13 @@ def finetune(
     examples = read(tuned, *texts)
     held_out = examples["valid"]
     alone = calibrated(head(tuned, classes), held_out)
-    fitted = digests(texts["train"].texts, run.cleaning)
     if counted:
         words_NK = counted.probabilities(texts["valid"].texts)
         states_NK = alone.probabilities(held_out.features)
         weight = words.best_weight(states_NK, words_NK, held_out.labels)
         counted = dataclasses.replace(counted, weight=weight)
     about = Description(state, False, fingerprint(tuned.params), text_column, step=tuned.step)
-    classifier = alone._replace(words=counted, texts=np.unique(fitted), about=about)
+    classifier = alone._replace(words=counted, texts=np.unique(same["train"]), about=about)
     (out / "classifier").mkdir(exist_ok=True)
     classifier.save(out / "classifier")
     accuracy = {name: classifier.score(part) for name, part in examples.items()}
@@ -198,7 +198,7 @@ def finetune(
     report = {
         "run": str(run.folder),
         "step": tuned.step,
-        "notes": notes,
+        "notes": on_read + on_repeated,
         "classes": classes,
         "accuracy": accuracy,
     }

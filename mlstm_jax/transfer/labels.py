@@ -63,6 +63,7 @@ class Labelled(NamedTuple):
     texts: list[str]
     labels: list[str]  # such as "1", "positive"
     name: str = "the texts"  # in messages, such as a file
+    records: int = 0  # of the file, with those without text; 0: not from a file
 
     @property
     def classes(self) -> list[str]:
@@ -125,7 +126,7 @@ def read_labelled(path: Path | str, text_column: str | None, column: str = "labe
             "label is a string or a number: write one there, or give another field or column "
             f"with `label_column` ({SEVERAL_LABELS}){did_you_mean(near, otherwise)}"
         )
-    return of_classes(texts, values, places)
+    return of_classes(texts, values, places)._replace(records=len(documents))
 
 
 def _note_blank(name: str, blank: int, total: int) -> None:
@@ -150,7 +151,8 @@ def with_held_out(
                 f"{train.name} has only {len(train.texts):,} texts, too few to hold out a fifth; "
                 f"pass `{part}` as well."
             )
-        held = held._replace(name=f"the fifth of {train.name} that is held out")
+        held = held._replace(name=f"the held-out fifth of {train.name}")
+        train = train._replace(name=f"the rest of {train.name}")
         kept |= {"train": train, part: held}
     for some in kept.values():
         require_classes(some, classes)

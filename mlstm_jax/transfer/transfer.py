@@ -93,13 +93,21 @@ def transfer(
     own = load_classifier(place) if place else None
     if out:
         require_out(out, states)
-    given, classes = with_held_out(texts, run.cleaning, "test")
-    texts = {name: given[name] for name in PARTS if name in given}
+    given = texts
+    kept, classes = with_held_out(given, run.cleaning, "test")
+    texts = {name: kept[name] for name in PARTS if name in kept}
+    sources = []
+    for name, part in given.items():
+        used = len(texts[name].texts)
+        if name == "train" and "test" not in given:
+            used += len(texts["test"].texts)
+        if part.records:
+            sources.append(f"{used:,} of the {part.records:,} records of {part.name}")
     labels = {name: codes(part.labels, classes) for name, part in texts.items()}
     same = {name: digests(part.texts, run.cleaning) for name, part in texts.items()}
     if "valid" not in texts:
         require_folds(texts["train"], same["train"])
-    notes = classify.note_known(run, texts)
+    on_read, on_repeated = classify.note_known(run, texts, same)
     model = fingerprint(run.params)
     featurizer = Featurizer(run, states=states, all_layers=options.all_layers)
     quiet = not show_progress
@@ -132,12 +140,17 @@ def transfer(
             )
         if not options.words:
             classifier = classifier._replace(words=None)
-        own_notes = []
+        on_fitted = []
         if own and own.texts is not None and result.has_prior:
-            own_notes = classify.note_among(
+            on_fitted = classify.note_among(
                 texts["test"].name, same["test"], own.texts, classify.FITTED_BEFORE
             )
-        result = dataclasses.replace(result, notes=notes + own_notes)
+        result = dataclasses.replace(
+            result,
+            sources=sources,
+            notes=on_read + on_repeated + on_fitted,
+            is_known=bool(on_read or on_fitted),
+        )
         about = Description(state, options.all_layers, model, text_column, step=run.step)
         classifier = classifier._replace(texts=np.unique(same["train"]), about=about)
         folder = None

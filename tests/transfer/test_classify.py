@@ -15,8 +15,8 @@ from mlstm_jax import shipped
 from mlstm_jax.config import vary
 from mlstm_jax.errors import Note
 from mlstm_jax.run import load_run
-from mlstm_jax.transfer import classify
-from mlstm_jax.transfer.labels import Labelled, digests
+from mlstm_jax.transfer import classify, experiment
+from mlstm_jax.transfer.labels import digests
 
 TEXTS = [f"{word} {n}" for n in range(5) for word in ("good", "bad")]
 LABELS = [1, 0] * 5
@@ -33,31 +33,44 @@ def test_a_text_is_known_in_another_case_and_without_line_breaks() -> None:
 def test_texts_of_the_fit_are_noted_and_reported(model, tmp_path) -> None:
     out, test = tmp_path / "out", ([*NEW[:4], TEXTS[1].upper()], [1, 0, 1, 0, 0])
     options = mlstm.TransferOptions(state="mean_h")
-    with pytest.warns(Note, match=r"test: 1 of 5 texts is also in the training texts"):
+    with pytest.warns(Note, match=r"1 of the 5 texts of test is also among the training texts"):
         made = model.transfer((TEXTS, LABELS), test, (NEW, LABELS[:6]), options=options, out=out)
     assert len(made.result.notes) == 1
     assert json.loads((out / "report.json").read_text())["notes"] == made.result.notes
-    assert "**test: 1 of 5 texts is also in" in (out / "report.md").read_text()
+    assert "**1 of the 5 texts of test is also" in (out / "report.md").read_text()
     with pytest.warns(Note, match="2 of 4 texts, the first number 2, .* classifier was fitted to"):
         model.classify([NEW[0], TEXTS[0], NEW[1], TEXTS[1]], out)
     with warnings.catch_warnings(action="error"):
         model.classify(NEW, made)
-        # Fewer than one in a thousand may be chance.
-        many = Labelled(["a", *map(str, range(1000))], [])
-        assert not classify.note_known(model._run, {"train": Labelled(["a"], []), "test": many})
+    # One in a thousand may be chance, and one in a hundred is far less than the accuracy's error.
+    for count, total, is_left_out in (
+        (1, 1001, True),
+        (1, 600, True),
+        (2, 600, True),
+        (3, 600, False),
+        (1, 90, False),
+        (40, 50_000, True),
+        (60, 50_000, False),
+        (0, 5, True),
+    ):
+        assert classify.is_negligible(count, total) == is_left_out
 
 
 def test_texts_that_the_model_has_read_are_noted(model, monkeypatch, tmp_path) -> None:
     np.save(tmp_path / "read.npy", np.sort(digests(TEXTS, "radford")))
     monkeypatch.setattr(shipped, "rated_texts", lambda path: tmp_path / "read.npy")
-    told = "are among those that the model has read with their ratings, so accuracy is too high"
-    with pytest.warns(Note, match=f"train: 10 of 10 texts {told}") as notes:
+    told = "are in the model's own training data with their ratings, so their accuracy looks better"
+    with pytest.warns(Note, match=f"10 of the 10 texts of train {told}") as notes:
         made = model.transfer(
             (TEXTS, LABELS), ([*NEW, TEXTS[0]], [1, 0, 1, 0, 1, 0, 1]), (NEW, LABELS[:6])
         )
     assert notes[0].filename == __file__
-    assert any(note.startswith("test: 1 of 7 texts is among those") for note in made.result.notes)
-    with pytest.warns(Note, match=f"texts: 10 of 10 texts {told}"):
+    assert any(note.startswith("1 of the 7 texts of test is in") for note in made.result.notes)
+    report = experiment.as_markdown(made.result, "mine", [])
+    assert "cannot be said here" in report
+    for verdict in ("Words alone are better", "Words add nothing"):
+        assert verdict not in report
+    with pytest.warns(Note, match=f"10 of 10 texts {told}"):
         mlstm.Features(model).fit(TEXTS, LABELS)
     with pytest.warns(Note, match=f"10 of 10 texts, the first number 1, {told}"):
         model.classify(TEXTS, made)

@@ -41,7 +41,10 @@ def test_transfer_and_classify_from_the_outside(run, tmp_path, random, capsys, r
     assert 1 > result["best_unit_test"] >= result["majority"] - 0.05
     assert f"**{100 * result['test']:.1f}**" in said
     # The report says what word counts would give, which only `words` keeps.
-    assert "features and words together" in said
+    assert "features and TF-IDF together" in said
+    low, high = re.search(r"\*\* \((\S+) to (\S+)\) \|", said).groups()
+    assert float(low) < 100 * result["test"] < float(high)
+    assert re.search(r"; 70 of the 72 records of \S*70.csv; 100 of the 100 records of", said)
     assert load_classifier(out).words is None
     for picture in ("best_unit.png", "learning_curve.png"):
         assert (out / picture).read_bytes().startswith(b"\x89PNG")
@@ -118,7 +121,7 @@ def test_several_states_are_transferred_and_resumed(
     cli.main([*several, "--train", train])
     said, noted = capsys.readouterr()
     assert f"reusing the features of the same texts in {out / 'features'}" in noted
-    assert said.count("TF-IDF is omitted: words cannot be counted in these texts (") == 3
+    assert said.count("| TF-IDF, sequences of characters |") == 3  # there are no words
     # Fitted again, they say the same.
     for path, content in before.items():
         assert path.suffix == ".png" or path.read_bytes() == content
@@ -134,7 +137,7 @@ def test_several_states_are_transferred_and_resumed(
         ("c+mean_h", "cell state c after the last byte, and mean of h", 256),
     ):
         found = json.loads((out / state / "report.json").read_text())
-        assert (found["state"], found["features"], found["baseline"]) == (state, width, None)
+        assert (found["state"], found["features"]) == (state, width)
         report = (out / state / "report.md").read_text()
         assert words in report
         best, edges = found["best_unit"], found["histogram"]["edges"]

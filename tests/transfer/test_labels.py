@@ -45,7 +45,7 @@ def test_labels_are_strings_in_the_order_of_numbers(tmp_path: Path) -> None:
     lines = tmp_path / "b.jsonl"
     records = [{"text": "a", "kind": 1.0}, {"text": "b", "kind": "neg"}, {"text": "c", "kind": 2}]
     lines.write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert read_labelled(lines, None, "kind") == Labelled(["a", "b", "c"], ["1", "neg", "2"])
+    assert read_labelled(lines, None, "kind")[:2] == (["a", "b", "c"], ["1", "neg", "2"])
     words = Labelled(["a text"] * 7, ["nan", "2", "inf", "1", "3", "10", "-1"])
     assert words.classes == ["-1", "1", "2", "3", "10", "inf", "nan"]
     with pytest.raises(UserError, match="label '10', which the training texts do not have"):
@@ -88,7 +88,7 @@ def test_labels_are_the_same_in_every_format(tmp_path, suffix, values, expected)
         with pytest.raises(UserError, match=r"label of record 1\b.* must be a string or a number"):
             read()
     else:
-        assert read() == Labelled(texts, expected)
+        assert read()[:2] == (texts, expected)
 
 
 def test_labels_of_every_type_and_those_that_are_merged() -> None:

@@ -13,7 +13,7 @@ import mlstm_jax as mlstm
 from mlstm_jax import cli, shipped
 from mlstm_jax.errors import Note
 from mlstm_jax.run import load_run, with_compute
-from mlstm_jax.transfer import features, transfer
+from mlstm_jax.transfer import experiment, features, transfer
 from mlstm_jax.transfer.classifier import load_classifier
 from mlstm_jax.transfer.features import Column
 from mlstm_jax.transfer.generate import generate
@@ -69,6 +69,9 @@ def test_four_labels_change_nothing_whatever_the_names_of_the_classes(model) -> 
         labels = [praise, praise, blame, blame]
         made = model.transfer((GOOD + BAD, labels), (NEW, [praise, blame]))
         assert (made.result.has_prior, made.result.C, made.result.test) == (True, 0, 1)
+        report = experiment.as_markdown(made.result, NAME, [])
+        assert "so this is the classifier that comes with the model" in report
+        assert "C = 0" not in report
         of_names[praise] = [shares[praise] for shares in model.classify(NEW, made)]
     for shares in of_names.values():
         assert shares == pytest.approx(of_names["up"], rel=1e-9)
