@@ -74,6 +74,18 @@ def test_several_labels_with_scikit_learn(run, tmp_path, monkeypatch) -> None:
     assert thresholds[0] != 0.5
 
 
+def test_numbers_with_scikit_learn(run, random) -> None:
+    page = (ROOT / "docs/transfer.md").read_text(encoding="utf-8")
+    recipe = re.search(r"(?s)\n## Numbers\n.*?```python\n(.*?)```", page)[1]
+    ends = random.choice(["good", "great", "bad"], 120)
+    texts = [f"my guitar is {end} {number}." for number, end in enumerate(ends)]
+    numbers = 4.5 - 3.2 * (ends == "bad") + 0.1 * random.normal(size=120)
+    names: dict[str, Any] = {"texts": texts[:90], "numbers": numbers[:90]}
+    with threadpool_limits(1, user_api="blas"):
+        exec(recipe.replace("reviews-1024", str(run.folder)), names)
+    assert names["model"].score(texts[90:], numbers[90:]) > 0.9
+
+
 def test_the_parsers_take_every_command_of_the_docs(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("small_512.py", "phases.py"):  # which a reader has written
