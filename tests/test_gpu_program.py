@@ -241,7 +241,7 @@ def reading_programs() -> dict[str, Compiled]:
         ),
         "features": compile_program(
             machine,
-            reader._make_step(model, keep_states="sum", score=True),
+            reader._make_step(model, keep_states="totals", score=True),
             ((params, reading_weights), sums, window),
             donate=(1,),
         ),

@@ -38,8 +38,15 @@ class Carry(NamedTuple):
     c: Any
 
 
-# Also return the state after each byte, or the sum of h over the bytes; both without a gradient.
-StateOutput = Literal["none", "sum", "each"]
+class Totals(NamedTuple):
+    """Statistics of h over the bytes of a window that are not padding, float32 [B, L, H]."""
+
+    sum: Any
+    max: Any  # -inf where all is padding
+
+
+# Also return the state after each byte, or the totals of h; both without a gradient.
+StateOutput = Literal["none", "totals", "each"]
 
 
 class Window(NamedTuple):
@@ -196,8 +203,8 @@ class Architecture(ABC):
 
         Returns:
             The carry after the window; the output [T, B, H] in the compute type; and the states
-            after each byte, a tree for `named_states`, [B, T, L, H], or the sum of h over the
-            bytes without padding, float32 [B, L, H]; or None, by `window.states`.
+            after each byte, a tree for `named_states`, [B, T, L, H], or `Totals`; or None, by
+            `window.states`.
         """
 
     def matrices(self, name: str) -> int:

@@ -9,7 +9,7 @@ A matrix is rounded once a window, with its own maximum. The maxima of m, dz and
 after the window, so their scales come from the last updates: delayed scaling, as in NVIDIA's
 Transformer Engine (Micikevicius et al. 2022, arXiv 2209.05433, for the numbers). |h| < 1 always.
 
-On a GPU those of kernels.py write and multiply E4M3. Elsewhere `emulated` gives the same
+On a GPU the kernels of kernels.py write and multiply E4M3. Elsewhere `emulated` gives the same
 numbers: a product of two E4M3 numbers is exact in float32, and each of them is exact in bf16.
 """
 

@@ -4,9 +4,9 @@ The pre-activations of a layer are sums of two products and a bias::
 
     z_t = [h_{t-1} Wh | 0] + [0 | x_t Wx] + b       [B, 4H]
 
-in which the K columns of Wh are the first of the Z of z, and those of Wx the last. An LSTM's cover
-all of z; a GRU keeps the terms of its candidate apart. A cell is the function `advance`, which
-makes the next carry of z and the carry.
+z has Z columns: Wh's K are added at the left, Wx's at the right. For an LSTM both span z; for a GRU
+the candidate's two terms stay apart. A cell is the function `advance`: z and the carry → the next
+carry.
 
 The gradient is explicit for the reasons that mlstm.py has: the loop back computes dz_t only,
 in the buffer of z, and each weight gradient is one product over all steps, summed in float32. It
@@ -43,9 +43,11 @@ from mlstm_jax.model.ops import (
     times,
 )
 from mlstm_jax.model.stack import (
+    Cotangents,
     Initialiser,
     Loops,
     Recurrent,
+    Residuals,
     Step,
     Weights,
     forward_loop,
@@ -88,19 +90,10 @@ def gated_step(advance: Advance, weights: Weights, rows: int) -> Step:
     return step
 
 
-def _backward(
-    advance: Advance,
-    first: Tree,
-    x: Array,
-    weights: Weights,
-    h_TBH: Array,
-    kept: tuple[Tree, Array],
-    compute: jnp.dtype,
-    dlast: Tree,
-    dh_TBH: Array,
-) -> tuple[Tree, Array | None, Weights]:
-    """Run back through the window; see `Loops`."""
-    carries, z_TBZ = kept
+def _backward(advance: Advance, residuals: Residuals, dlast: Tree, dh_TBH: Array) -> Cotangents:
+    """Run back through the window; see `Backward`."""
+    first, x, weights, _, h_TBH, (carries, z_TBZ) = residuals
+    compute = h_TBH.dtype
     window, _, size = z_TBZ.shape
     of_h = weights["wh"].shape[1]
     times_wh = times(weights["wh"], first.h.shape[0], transposed=True)
@@ -136,7 +129,7 @@ def _backward(
         "wh": sum_rows(before_h_TBH, dz_TBZ[..., :of_h]),
         "b": jnp.concatenate([db_K, bias_gradient(x, dwx_IG, dz_TBG)]),
     }
-    return dfirst, dx, dweights
+    return Cotangents(dfirst, dx, dweights)
 
 
 def _gate_by_gate(initialise: Any, gates: int) -> Any:

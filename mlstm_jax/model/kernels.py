@@ -19,11 +19,11 @@ import jax
 import jax.numpy as jnp
 
 from mlstm_jax.model.architecture import Carry
-from mlstm_jax.model.fp8 import Quantised, operand
-from mlstm_jax.model.mlstm import Gates, advance, step_gradient, weight_gradients
+from mlstm_jax.model.fp8 import Quantised, maxima, operand
+from mlstm_jax.model.mlstm import Gates, advance, read_m, step_gradient, weight_gradients
 from mlstm_jax.model.ops import is_bytes, project, sum_rows
 from mlstm_jax.model.pallas import StepNumber, launch, pl, run_steps
-from mlstm_jax.model.stack import Loops, Weights, step_of
+from mlstm_jax.model.stack import Cotangents, Loops, Residuals, Weights, step_of
 
 Array = jax.Array
 float32 = jnp.float32
@@ -170,21 +170,13 @@ def _forward_loop(
     return Carry(h_BH, c_buffer[window]), h_buffer, (c_buffer, mh_buffer, gates_buffer)
 
 
-def _backward(
-    interpret: bool,
-    first: Carry,
-    x_TB: Array,
-    weights: Weights,
-    h_TBH: Array,
-    kept: tuple[Array, ...],
-    compute: Any,
-    dlast: Carry,
-    dh_TBH: Array,
-) -> tuple[Carry, Array | None, Weights]:
-    """Run back through the window; see `Loops`.
+def _backward(residuals: Residuals, dlast: Carry, dh_TBH: Array, *, interpret: bool) -> Cotangents:
+    """Run back through the window; see `Backward`.
 
     dmh of a step is stored at the place of the step before, and so beside the h that it belongs to.
     """
+    first, x_TB, weights, _, h_TBH, kept = residuals
+    compute = h_TBH.dtype
     window = x_TB.shape[0]
     rows, hidden = first.h.shape
     run: Any = partial(launch, rows=rows, hidden=hidden, interpret=interpret)
@@ -259,18 +251,15 @@ def _backward(
     # that copy both.
     h_TBH = jax.lax.optimization_barrier(h_TBH)
     dwmh_HH = sum_rows(h_TBH, dmh_TBH) + sum_rows(first.h.astype(compute), first_dmh)
-    dx, dweights = weight_gradients(
-        x_TB,
-        weights,
-        mh_TBH=mh_TBH,
-        dz_TBG=dz_TBG,
-        dmh_TBH=dmh_TBH,
-        dmx_TBH=dmx_TBH,
-        dwmh_HH=dwmh_HH,
-    )
-    return Carry(jnp.sum(dh_PBH, axis=0) * scales_4[3], dc_2BH[window % 2]), dx, dweights
+    m_TBH = read_m(x_TB, weights, mh_TBH)
+    dx, dweights = weight_gradients(residuals, m_TBH, dz_TBG, dmx_TBH, dwmh_HH)
+    maxima_3 = None
+    if residuals.scales_3 is not None:
+        maxima_3 = maxima(m_TBH, dz_TBG, dmh_TBH)
+    dfirst = Carry(jnp.sum(dh_PBH, axis=0) * scales_4[3], dc_2BH[window % 2])
+    return Cotangents(dfirst, dx, dweights, maxima_3)
 
 
 # Our kernels, on a GPU; and in Pallas's interpreter, for tests.
-PALLAS = Loops(partial(_forward_loop, False), partial(_backward, False))
-INTERPRETED = Loops(partial(_forward_loop, True), partial(_backward, True))
+PALLAS = Loops(partial(_forward_loop, False), partial(_backward, interpret=False))
+INTERPRETED = Loops(partial(_forward_loop, True), partial(_backward, interpret=True))

@@ -1,7 +1,7 @@
 """The multiplicative LSTM: its equations, parameters, step, loops over time, and gradient.
 
 The loop over time is a `lax.scan`, to which JAX lowers a `fori_loop` with static bounds. It is
-written as a `fori_loop` (forward: `over_time` in stack.py; back: `_backward`) so that each step
+written as a `fori_loop` (forward: `_over_time` in stack.py; back: `_backward`) so that each step
 reads and writes its part of the time buffers in place: the loop back overwrites the gates with dz,
 and half types are stored as bits. As inputs and outputs of `scan` these arrays would be copied, on
 a CPU with a conversion of the whole array.
@@ -73,9 +73,11 @@ from mlstm_jax.model.ops import (
     uniform,
 )
 from mlstm_jax.model.stack import (
+    Cotangents,
     Initialiser,
     Loops,
     Recurrent,
+    Residuals,
     Step,
     Weights,
     empty_buffer,
@@ -158,18 +160,10 @@ def layer_step(weights: Weights, rows: int, *, stacked: bool = False) -> Step:
     return step
 
 
-def _backward(
-    stacked: bool,
-    first: Carry,
-    x: Array,
-    weights: Weights,
-    h_TBH: Array,
-    kept: tuple[Array, ...],
-    compute: jnp.dtype,
-    dlast: Carry,
-    dh_TBH: Array,
-) -> tuple[Carry, Array | None, Weights]:
-    """Run back through the window; see `Loops`."""
+def _backward(residuals: Residuals, dlast: Carry, dh_TBH: Array, *, stacked: bool) -> Cotangents:
+    """Run back through the window; see `Backward`."""
+    first, x, weights, _, h_TBH, kept = residuals
+    compute = h_TBH.dtype
     window, rows, hidden = h_TBH.shape
     # For bytes a lookup in the loop saves a GPU from writing all of mx first.
     mx_TBH = None if is_bytes(x) else project(x, weights["wmx"])
@@ -213,35 +207,33 @@ def _backward(
     dm_T2BH = of_bits(dm_buffer, compute)
     dmh_TBH = dm_T2BH[:, 0]
     before_h_TBH = jnp.concatenate([first.h.astype(compute)[None], h_TBH[:-1]])
-    dx, dweights = weight_gradients(
-        x,
-        weights,
-        mh_TBH=of_bits(first_parts[:, 0] if stacked else first_parts, compute),
-        dz_TBG=of_bits(dz_buffer, compute),
-        dmh_TBH=jnp.roll(dmh_TBH, -1, axis=0),
-        dmx_TBH=dm_T2BH[:, 1],
-        dwmh_HH=sum_rows(before_h_TBH, dmh_TBH),
-    )
-    return Carry(dh, dc), dx, dweights
+    mh_TBH = of_bits(first_parts[:, 0] if stacked else first_parts, compute)
+    dz_TBG = of_bits(dz_buffer, compute)
+    m_TBH = read_m(x, weights, mh_TBH)
+    dwmh_HH = sum_rows(before_h_TBH, dmh_TBH)
+    dx, dweights = weight_gradients(residuals, m_TBH, dz_TBG, dm_T2BH[:, 1], dwmh_HH)
+    maxima_3 = None
+    if residuals.scales_3 is not None:
+        # The kernels for GPUs have each step of dmh at the place of the step before.
+        maxima_3 = fp8.maxima(m_TBH, dz_TBG, jnp.roll(dmh_TBH, -1, axis=0))
+    return Cotangents(Carry(dh, dc), dx, dweights, maxima_3)
+
+
+def read_m(x: Array, weights: Weights, mh_TBH: Array) -> Array:
+    """Return m of all steps, in the type of mh."""
+    mx_TBH = project(x, weights["wmx"])
+    return (mx_TBH * mh_TBH.astype(jnp.float32)).astype(mh_TBH.dtype)
 
 
 def weight_gradients(
-    x: Array,
-    weights: Weights,
-    *,
-    mh_TBH: Array,
-    dz_TBG: Array,
-    dmh_TBH: Array,
-    dmx_TBH: Array,
-    dwmh_HH: Array,
+    residuals: Residuals, m_TBH: Array, dz_TBG: Array, dmx_TBH: Array, dwmh_HH: Array
 ) -> tuple[Array | None, Weights]:
-    """Return the cotangents of x and of the weights, float32, from those of a loop back.
+    """Return the cotangents of x and of the weights, float32.
 
-    They are in the compute type, except `dwmh_HH`, float32. In `dmh_TBH` each step is at the place
-    of the step before; the last place may be zero.
+    The arguments are in the compute type, except `dwmh_HH`, float32.
     """
-    mx_TBH = project(x, weights["wmx"])
-    m_TBH = (mx_TBH * mh_TBH.astype(jnp.float32)).astype(mh_TBH.dtype)
+    x = residuals.x
+    weights = residuals.weights
     dx_of_mx, dwmx_IH = project_gradient(x, weights["wmx"], dmx_TBH)
     dx_of_z, dwx_IG = project_gradient(x, weights["wx"], dz_TBG)
     dx = None
@@ -254,15 +246,15 @@ def weight_gradients(
         "wh": sum_rows(m_TBH, dz_TBG),
         "b": bias_gradient(x, dwx_IG, dz_TBG),
     }
-    if "scales_3" in weights:
-        dweights["scales_3"] = fp8.maxima(m_TBH, dz_TBG, dmh_TBH)
     return dx, dweights
 
 
 # Best on a CPU.
-SEPARATE = Loops(partial(forward_loop, layer_step), partial(_backward, False))
+SEPARATE = Loops(partial(forward_loop, layer_step), partial(_backward, stacked=False))
 # Best on a GPU.
-STACKED = Loops(partial(forward_loop, partial(layer_step, stacked=True)), partial(_backward, True))
+STACKED = Loops(
+    partial(forward_loop, partial(layer_step, stacked=True)), partial(_backward, stacked=True)
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,11 +279,13 @@ class MLSTM(Recurrent, title="mLSTM"):
             return linen.initializers.orthogonal(), self.recurrent_gain
         return uniform(self.hidden), self.recurrent_gain
 
-    def rounded(self, weights: Weights, x: Array, compute: Any) -> Weights:
+    def rounded(
+        self, weights: Weights, x: Array, compute: Any, scales_3: Array | None = None
+    ) -> Weights:
         """With scales, the recurrent matrices are E4M3."""
         rounded = super().rounded(weights, x, compute)
-        if "scales_3" in weights:
-            of_m, of_dz, of_dmh = weights["scales_3"]
+        if scales_3 is not None:
+            of_m, of_dz, of_dmh = scales_3
             rounded["wmh"] = fp8.quantised(weights["wmh"], jnp.float32(fp8.LARGEST), of_dmh)
             rounded["wh"] = fp8.quantised(weights["wh"], of_m, of_dz)
         return rounded

@@ -4,9 +4,10 @@ The first layer reads bytes, each other one the states of the layer below. There
 so their products with a layer's input matrices are tables, computed once per window.
 
 A recurrent layer is a function of one step: its carry and the input of the step → its next carry.
-`over_time` runs it over a window without a gradient, `run_layer` with the explicit gradient of the
-kind's own `Loops`. **Time buffers** are arrays of all steps, [T, ...], that a loop reads and writes
-one step at a time. Arrays are time-major in the loops of recurrent layers and only there.
+`run` runs it over a window, `read_states` keeps states too, and `run_layer` has the explicit
+gradient of the kind's own `Loops`. **Time buffers** are arrays of all steps, [T, ...], that a loop
+reads and writes one step at a time. Arrays are time-major in the loops of recurrent layers and only
+there.
 
 Parameters of a layer, all float32: each matrix of the kind, normalised as `name_v` and `name_g`, or
 `name` alone, and the bias `b`, which starts at zero.
@@ -16,14 +17,21 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 from flax import linen
 
 from mlstm_jax.errors import UserError
-from mlstm_jax.model.architecture import Architecture, Products, StateOutput, Tree, Window
+from mlstm_jax.model.architecture import (
+    Architecture,
+    Products,
+    StateOutput,
+    Totals,
+    Tree,
+    Window,
+)
 from mlstm_jax.model.ops import (
     as_bits,
     is_bytes,
@@ -38,8 +46,7 @@ Buffers = TypeVar("Buffers")
 Initialiser = Callable[[Array, tuple[int, ...]], Array]
 # What a step needs of a layer: its matrices by name and its bias "b", float32. For bytes I is 256,
 # and row v of an input matrix belongs to byte v. For reading, those that multiply what comes from
-# h may be `Transposed`. In training with fp8 there are "scales_3", of m, dz and dmh (fp8.py);
-# their "gradient" is the maxima of the window.
+# h may be `Transposed`.
 Weights = dict[str, Any]
 # (h in the type of the products, the carry, x of the step, its mask of padding [B] or None) → the
 # next carry, and what the kind keeps of the step for its gradient.
@@ -82,71 +89,147 @@ def steps_read(window: int, padding_mask_TB: Array | None) -> Array | int:
     return jnp.sum(~padding_mask_TB.all(axis=1), dtype=jnp.int32)
 
 
+class Residuals(NamedTuple):
+    """What a loop back reads of its window."""
+
+    carry: Tree  # before the window
+    x: Array  # as in `run_layer`
+    weights: Weights  # rounded
+    scales_3: Array | None  # of fp8 operands, see fp8.py
+    h_TBH: Array  # after each step, in the compute type
+    kept: Tree  # of each step, by the kind
+
+
+class Cotangents(NamedTuple):
+    """What a loop back returns; sums over rows and steps are float32."""
+
+    carry: Tree
+    x: Array | None  # None for bytes
+    weights: Weights
+    maxima_3: Array | None = None  # of the window's fp8 operands, see fp8.py
+
+
+class Backward(Protocol):
+    """A loop back over time."""
+
+    def __call__(self, residuals: Residuals, dlast: Tree, dh_TBH: Array) -> Cotangents:
+        """Take the cotangents of the carry after the window, and of h after each step."""
+
+
 class Loops(NamedTuple):
     """The loops of a layer over time under a gradient, with rounded weights and without padding.
 
     Attributes:
         forward: (carry, x, weights, compute) → the carry after the window, h after each step
             [T, B, H] in the compute type, and what `backward` needs of each step.
-        backward: (carry, x, weights, h, what was kept, compute, cotangents of the last carry, and
-            of h after each step) → the cotangents of the carry, of x and of the weights. That of x
-            is None for bytes.
+        backward: see `Backward`.
     """
 
     forward: Callable[..., tuple[Tree, Array, Tree]]
-    backward: Callable[..., tuple[Tree, Array | None, Weights]]
+    backward: Backward
 
 
-def over_time(
+class Keeping(NamedTuple):
+    """What a loop keeps of its steps."""
+
+    first: Tree
+    # (kept so far, number of the step, its mask of padding, the carry after it, and what the kind
+    # keeps of it for its gradient) → kept.
+    add: Callable[[Tree, Array, Array | None, Tree, Tree], Tree]
+
+
+def _over_time(
+    step: Step,
+    carry: Tree,
+    inputs: tuple[Array, Array | None],
+    compute: jnp.dtype,
+    keeping: Keeping,
+    steps: Array | int,
+) -> tuple[Tree, Array, Tree]:
+    """Run the first steps of a window; `inputs` are x and the mask of padding.
+
+    Returns:
+        The carry after them; h after each [T, B, H] in the compute type; and what was kept.
+    """
+
+    def body(t: Array, before: tuple[Array, Tree, Array, Tree]) -> tuple[Array, Tree, Array, Tree]:
+        rounded_h, carry, h_TBH, kept = before
+        x_B, mask_B = step_of(inputs, t)
+        carry, of_step = step(rounded_h, carry, x_B, mask_B)
+        kept = keeping.add(kept, t, mask_B, carry, of_step)
+        rounded_h = carry.h.astype(compute)
+        return rounded_h, carry, put_step(h_TBH, rounded_h, t), kept
+
+    window = inputs[0].shape[0]
+    h_TBH = empty_buffer((window, *carry.h.shape), compute)
+    # h is carried in both types: rounding it again at each step would need another kernel.
+    first = (carry.h.astype(compute), carry, h_TBH, keeping.first)
+    _, last, h_TBH, kept = jax.lax.fori_loop(0, steps, body, first)
+    return last, of_bits(h_TBH, compute), kept
+
+
+def run_for_gradient(
+    step: Step, carry: Tree, x: Array, compute: jnp.dtype
+) -> tuple[Tree, Array, Tree]:
+    """Run a step over a window, and keep what it needs for its gradient in time buffers.
+
+    Returns:
+        The carry after the window; h after each step [T, B, H] in the compute type; the buffers.
+    """
+
+    def first_step(carry: Tree) -> Tree:
+        return step(carry.h.astype(compute), carry, step_of(x, jnp.int32(0)), None)[1]
+
+    def add(kept: Tree, t: Array, mask_B: Any, after: Tree, of_step: Tree) -> Tree:
+        return put_step(kept, of_step, t)
+
+    window = x.shape[0]
+    buffers = empty_buffers(window, jax.eval_shape(first_step, carry))
+    return _over_time(step, carry, (x, None), compute, Keeping(buffers, add), window)
+
+
+def read_states(
     step: Step,
     carry: Tree,
     x: Array,
     padding_mask_TB: Array | None,
     compute: jnp.dtype,
-    keep: StateOutput | Literal["gradient"],
+    keep: StateOutput,
 ) -> tuple[Tree, Array, Tree]:
     """Run a step over a window, without a gradient.
 
     Returns:
         The carry after the window; h after each step [T, B, H] in the compute type; and by `keep`
-        nothing; the sum of h over the steps without padding, float32 [B, H]; the carry after each
-        step, [T, B, H], where steps that are padding in all rows are not computed; or time buffers
-        of what the step keeps for its gradient.
+        nothing; the `Totals` of one layer [B, H]; or the carry after each step, [T, B, H], where
+        steps that are padding in all rows are not computed.
     """
+    inputs = (x, padding_mask_TB)
     window = x.shape[0]
 
-    def one(rounded_h: Array, carry: Tree, t: Array) -> tuple[Tree, Tree]:
-        x_B, mask_B = step_of((x, padding_mask_TB), t)
-        after, kept = step(rounded_h, carry, x_B, mask_B)
-        if keep == "none":
-            return after, None
-        if keep == "each":
-            return after, after
-        if keep == "sum":
-            return after, after.h if mask_B is None else jnp.where(mask_B[:, None], 0, after.h)
-        return after, kept
+    def add_nothing(kept: Tree, t: Array, mask_B: Any, after: Tree, of_step: Tree) -> Tree:
+        return kept
 
-    def body(t: Array, before: tuple[Array, Tree, Array, Tree]) -> tuple[Array, Tree, Array, Tree]:
-        rounded_h, carry, h_TBH, kept = before
-        carry, new = one(rounded_h, carry, t)
-        rounded_h = carry.h.astype(compute)
-        kept = kept + new if keep == "sum" else put_step(kept, new, t)
-        return rounded_h, carry, put_step(h_TBH, rounded_h, t), kept
+    def add_total(kept: Totals, t: Array, mask_B: Any, after: Tree, of_step: Tree) -> Totals:
+        if mask_B is None:
+            return Totals(kept.sum + after.h, jnp.maximum(kept.max, after.h))
+        summed = jnp.where(mask_B[:, None], 0, after.h)
+        highest = jnp.where(mask_B[:, None], -jnp.inf, after.h)
+        return Totals(kept.sum + summed, jnp.maximum(kept.max, highest))
 
-    rounded_h = carry.h.astype(compute)
-    if keep == "sum":
-        kept = jnp.zeros(carry.h.shape, jnp.float32)
-    else:
-        _, like = jax.eval_shape(one, rounded_h, carry, jnp.int32(0))
-        kept = empty_buffers(window, like)
-    steps = steps_read(window, padding_mask_TB) if keep == "each" else window
-    h_TBH = empty_buffer((window, *carry.h.shape), compute)
-    # h is carried in both types: rounding it again at each step would need another kernel.
-    first = (rounded_h, carry, h_TBH, kept)
-    _, last, h_TBH, kept = jax.lax.fori_loop(0, steps, body, first)
-    if keep == "each":
-        kept = jax.tree.map(lambda buffer, x: of_bits(buffer, x.dtype), kept, carry)
-    return last, of_bits(h_TBH, compute), kept
+    def add_each(kept: Tree, t: Array, mask_B: Any, after: Tree, of_step: Tree) -> Tree:
+        return put_step(kept, after, t)
+
+    if keep == "none":
+        return _over_time(step, carry, inputs, compute, Keeping(None, add_nothing), window)
+    if keep == "totals":
+        shape = carry.h.shape
+        zero = Totals(jnp.zeros(shape, jnp.float32), jnp.full(shape, -jnp.inf, jnp.float32))
+        return _over_time(step, carry, inputs, compute, Keeping(zero, add_total), window)
+    keeping = Keeping(empty_buffers(window, carry), add_each)
+    steps = steps_read(window, padding_mask_TB)
+    last, h_TBH, kept = _over_time(step, carry, inputs, compute, keeping, steps)
+    kept = jax.tree.map(lambda buffer, x: of_bits(buffer, x.dtype), kept, carry)
+    return last, h_TBH, kept
 
 
 def forward_loop(
@@ -157,35 +240,44 @@ def forward_loop(
     compute: jnp.dtype,
 ) -> tuple[Tree, Array, Tree]:
     """XLA's loop forward, see `Loops`."""
-    return over_time(make_step(weights, carry.h.shape[0]), carry, x, None, compute, "gradient")
+    return run_for_gradient(make_step(weights, carry.h.shape[0]), carry, x, compute)
 
 
 def with_gradient(model: "Recurrent", compute: jnp.dtype, loops: Loops) -> Callable[..., Any]:
-    """Return the function (carry, x, mask of padding, weights) → carry, h, with its gradient."""
+    """Return the function (carry, x, mask of padding, weights, fp8's scales) → carry, h.
+
+    It has the loops' gradient. The scales' "gradient" is the maxima of the window's fp8 operands:
+    there is no other way out of a function that JAX differentiates.
+    """
 
     @jax.custom_vjp
-    def run(carry: Tree, x: Array, mask_TB: Array | None, weights: Weights) -> tuple[Tree, Array]:
-        step = model.step(model.rounded(weights, x, compute), carry.h.shape[0])
-        last, h_TBH, _ = over_time(step, carry, x, mask_TB, compute, "none")
+    def run(
+        carry: Tree, x: Array, mask_TB: Array | None, weights: Weights, scales_3: Array | None
+    ) -> tuple[Tree, Array]:
+        rounded = model.rounded(weights, x, compute, scales_3)
+        step = model.step(rounded, carry.h.shape[0])
+        last, h_TBH, _ = read_states(step, carry, x, mask_TB, compute, "none")
         return last, h_TBH
 
-    def forward(carry: Tree, x: Array, mask_TB: Array | None, weights: Weights) -> tuple[Any, Any]:
+    def forward(
+        carry: Tree, x: Array, mask_TB: Array | None, weights: Weights, scales_3: Array | None
+    ) -> tuple[tuple[Tree, Array], Residuals]:
         if mask_TB is not None:
             raise UserError(
                 "padding_mask_BT: a recurrent model has no gradient with it. Leave it out, and "
                 "give the padding no weight in the loss: no byte's output depends on later bytes."
             )
-        weights = model.rounded(weights, x, compute)
-        last, h_TBH, kept = loops.forward(carry, x, weights, compute)
-        return (last, h_TBH), (carry, x, weights, h_TBH, kept)
+        rounded = model.rounded(weights, x, compute, scales_3)
+        last, h_TBH, kept = loops.forward(carry, x, rounded, compute)
+        return (last, h_TBH), Residuals(carry, x, rounded, scales_3, h_TBH, kept)
 
-    def backward(residuals: Any, cotangents: tuple[Tree, Array]) -> tuple[Any, ...]:
-        carry, x, *_ = residuals
-        dcarry, dx, dweights = loops.backward(*residuals, compute, *cotangents)
-        dcarry = jax.tree.map(lambda d, like: d.astype(like.dtype), dcarry, carry)
-        if dx is not None:
-            dx = dx.astype(x.dtype)
-        return dcarry, dx, None, dweights
+    def backward(residuals: Residuals, cotangents: tuple[Tree, Array]) -> tuple[Any, ...]:
+        found = loops.backward(residuals, *cotangents)
+        dcarry = jax.tree.map(lambda d, like: d.astype(like.dtype), found.carry, residuals.carry)
+        dx = None
+        if found.x is not None:
+            dx = found.x.astype(residuals.x.dtype)
+        return dcarry, dx, None, found.weights, found.maxima_3
 
     run.defvjp(forward, backward)
     return run
@@ -201,8 +293,9 @@ def run_layer(
     padding_mask_TB: Array | None = None,
     recompute_every: int | None = None,
     loops: Loops | None = None,
+    scales_3: Array | None = None,
 ) -> tuple[Tree, Array]:
-    """Run one layer over a window; gradients are float32, those of weights summed in float32.
+    """Run one layer over a window; gradients are float32, and weight gradients float32 sums.
 
     `x` is the bytes, int32 [T, B], or the states of the layer below, [T, B, I]. Where the padding
     mask is true the carry does not change, and there is no gradient. With `recompute_every` k only
@@ -215,11 +308,11 @@ def run_layer(
     layer = with_gradient(model, compute, loops or model.loops())
     inputs = (x, padding_mask_TB)
     if recompute_every is None or recompute_every >= x.shape[0]:
-        return layer(carry, *inputs, weights)
+        return layer(carry, *inputs, weights, scales_3)
 
     @jax.checkpoint
     def run(carry: Tree, inputs: tuple[Array, Array | None]) -> tuple[Tree, Array]:
-        return layer(carry, *inputs, weights)
+        return layer(carry, *inputs, weights, scales_3)
 
     # First a short run of the remainder, then full runs.
     short = x.shape[0] % recompute_every
@@ -312,8 +405,13 @@ class Recurrent(Architecture):
             tables[name] = matmul(embedding_VE, weights[name], compute)
         return weights | tables
 
-    def rounded(self, weights: Weights, x: Array, compute: Any) -> Weights:
-        """The matrices of products in the compute type; tables for bytes x and the bias stay."""
+    def rounded(
+        self, weights: Weights, x: Array, compute: Any, scales_3: Array | None = None
+    ) -> Weights:
+        """The matrices of products in the compute type; tables for bytes x and the bias stay.
+
+        `scales_3` are of fp8 operands, see fp8.py; only the mLSTM has these.
+        """
         rounded = {}
         for name in self.recurrent_matrices if is_bytes(x) else self.gates:
             rounded[name] = weights[name].astype(compute)
@@ -348,18 +446,17 @@ class Recurrent(Architecture):
                 weights = Layer(self, name=f"layer_{layer}")(inputs)
                 if layer == 0:
                     weights = self.with_tables(weights, window.embedding_VE, compute)
-            if window.scales_3 is not None:
-                weights = weights | {"scales_3": window.scales_3}
             carry = jax.tree.map(lambda part: part[:, layer], window.carry)  # noqa: B023
             mask_TB = window.padding_mask_TB
             if window.states != "none":
                 step = self.step(self.rounded(weights, x, compute), carry.h.shape[0])
-                carry, x, kept = over_time(step, carry, x, mask_TB, compute, window.states)
+                carry, x, kept = read_states(step, carry, x, mask_TB, compute, window.states)
                 states.append(kept)
             else:
                 carry, x = run_layer(
                     self, carry, x, weights, compute, padding_mask_TB=mask_TB,
                     recompute_every=window.recompute_every, loops=window.loops,
+                    scales_3=window.scales_3,
                 )  # fmt: skip
             carries.append(carry)
             if window.dropout_B is not None:
@@ -367,8 +464,8 @@ class Recurrent(Architecture):
         carry = jax.tree.map(lambda *layers: jnp.stack(layers, axis=1), *carries)
         if window.states == "none":
             return carry, x, None
-        if window.states == "sum":
-            return carry, x, jnp.stack(states, axis=1)
+        if window.states == "totals":
+            return carry, x, jax.tree.map(lambda *layers: jnp.stack(layers, axis=1), *states)
         return carry, x, jax.tree.map(lambda *layers: jnp.stack(layers, 2).swapaxes(0, 1), *states)
 
     def matrices(self, name: str) -> int:

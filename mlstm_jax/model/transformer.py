@@ -39,6 +39,7 @@ from mlstm_jax.model.architecture import (
     ObjectiveName,
     Products,
     Size,
+    Totals,
     Tree,
     Window,
 )
@@ -349,10 +350,13 @@ class Transformer(Architecture, title="Transformer"):
         if isinstance(before, Context):
             carry = _follow(before, bytes_BT, h_BTLH, lengths_B)
         kept: Tree = None
-        if window.states == "sum":
+        if window.states == "totals":
+            highest_BTLH = h_BTLH
             if mask_TB is not None:
-                h_BTLH = jnp.where(mask_TB.T[:, :, None, None], 0, h_BTLH)
-            kept = h_BTLH.sum(axis=1)
+                is_padding = mask_TB.T[:, :, None, None]
+                h_BTLH = jnp.where(is_padding, 0, h_BTLH)
+                highest_BTLH = jnp.where(is_padding, -jnp.inf, highest_BTLH)
+            kept = Totals(h_BTLH.sum(axis=1), highest_BTLH.max(axis=1))
         elif window.states == "each":
             kept = Context(h_BTLH, None, None)
         return carry, output_TBH, kept

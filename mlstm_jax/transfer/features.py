@@ -3,8 +3,8 @@
 Puri et al. 2018, section VI, after Radford et al. 2017: a text is cleaned as the corpus was and
 read from a zero state; its features are the cell state c of the top layer. Texts are split over all
 devices, and read one window at a time (reader.py), so memory use does not depend on their length.
-One pass computes any number of states: c, h and the mean of h. A classifier reads one of them, or c
-and the mean of h side by side.
+One pass computes any number of states: c, h, the mean and the maximum of h. A classifier reads one
+of them, or several side by side.
 
 On disk they are an .npz of `features` and, for each column, `state`, `layer` and `unit`. A file
 that a later call may reuse also has a `key`, a sha256 of all that determines the features, so
@@ -39,15 +39,17 @@ from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer.reader import TextReader
 
 Features = NDArray[np.float32]
-# c and h after the last byte, or the mean of h over all bytes (Alley et al. 2019).
-State = Literal["c", "h", "mean_h"]
-# The features of a text: one state, or two side by side.
-FeatureState = Literal["c", "h", "mean_h", "c+mean_h"]
+# c and h after the last byte, or the mean (Alley et al. 2019) or maximum of h over all bytes.
+State = Literal["c", "h", "mean_h", "max_h"]
+# The features of a text: one state, or several side by side.
+FeatureState = Literal["c", "h", "mean_h", "max_h", "c+mean_h", "h+mean_h+max_h"]
 STATE_NAMES: dict[FeatureState, str] = {
     "c": "cell state c after the last byte",
     "h": "h after the last byte",
     "mean_h": "mean of h over the text",
+    "max_h": "maximum of h over the text",
     "c+mean_h": "cell state c after the last byte, and mean of h over the text",
+    "h+mean_h+max_h": "h after the last byte, and mean and maximum of h over the text",
 }
 S = TypeVar("S", bound=FeatureState)
 
@@ -84,7 +86,7 @@ def states_of(model: Architecture, states: Sequence[S] | None = None) -> tuple[S
     """
     if states is None:
         return cast(tuple[S, ...], model.states[:1])
-    single = {*model.states, "mean_h"}
+    single = {*model.states, "mean_h", "max_h"}
     known = [state for state in STATE_NAMES if single.issuperset(single_states(state))]
     for state in states:
         rule = f"one of {', '.join(known)} of {model.cli_name}"
@@ -214,8 +216,8 @@ class Featurizer:
             require_index("unit", unit, model.hidden)
         self.columns = [Column(*layer, unit) for layer in self._layers for unit in self._units]
         devices = devices or parallel.local(Devices())
-        needs_mean = any(state == "mean_h" for state, _ in self._layers)
-        keep: StateOutput = "sum" if needs_mean else "none"
+        needs_totals = any(state in ("mean_h", "max_h") for state, _ in self._layers)
+        keep: StateOutput = "totals" if needs_totals else "none"
         self._reader = TextReader(run, devices, rows, keep_states=keep, score=score)
 
     @property
@@ -228,7 +230,7 @@ class Featurizer:
         ]
 
     def columns_of(self, state: FeatureState) -> list[int]:
-        """Return where the features of a state are; of two side by side, the first one's first."""
+        """Return where the features of a state are; of several side by side, in their order."""
         places: list[int] = []
         for part in single_states(state):
             places += [n for n, column in enumerate(self.columns) if column.state == part]
@@ -281,9 +283,10 @@ class Featurizer:
                 continue
             read = step.text_B[ended]
             reached = self._reader.fetch(after)
-            carry, sum_BLH, nats_B = jax.tree.map(lambda x: x[ended], reached)  # noqa: B023
-            mean_BLH = sum_BLH / length_N[read][:, None, None]
-            states = model.named_states(carry) | {"mean_h": mean_BLH}
+            carry, totals, nats_B = jax.tree.map(lambda x: x[ended], reached)  # noqa: B023
+            states = model.named_states(carry)
+            states["mean_h"] = totals.sum / length_N[read][:, None, None]
+            states["max_h"] = totals.max
             values = [states[state][:, layer, self._units] for state, layer in self._layers]
             features_NC[read] = np.concatenate(values, axis=1)
             nats_N[read] = nats_B

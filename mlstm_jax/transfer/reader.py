@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax import environment
-from mlstm_jax.model.architecture import StateOutput
+from mlstm_jax.model.architecture import StateOutput, Totals
 from mlstm_jax.model.language_model import Carry, LanguageModel
 from mlstm_jax.model.stack import Recurrent
 from mlstm_jax.run import Run
@@ -171,7 +171,7 @@ class RowStates(NamedTuple):
     """What a row knows of its text so far."""
 
     carry: Carry
-    sum_BLH: Any  # of h over its bytes, float32; zero unless kept
+    totals: Totals  # of h over its bytes; undefined unless kept
     nats_B: Any  # of its bytes but the first, float32; zero without `score`
 
 
@@ -194,22 +194,25 @@ def _make_step(
         params, reading_weights = weights
         bytes_BT = window.bytes_BT[:, :-1]
         read_B, scored_B, starts_B = window.counts_B3.T
-        carry, sum_BLH, nats_B = reset(state, starts_B)
+        carry, totals, nats_B = reset(state, starts_B)
         place_1T = jnp.arange(bytes_BT.shape[1])[None]
         padding_mask_BT = place_1T >= read_B[:, None]
         read = model.apply(
             {"params": params}, bytes_BT, carry, padding_mask_BT,
             return_states=keep_states, reading_weights=reading_weights,
         )  # fmt: skip
-        if keep_states == "sum":
-            sum_BLH = sum_BLH + read.states
+        if keep_states == "totals":
+            starts_B11 = starts_B[:, None, None]
+            highest_BLH = jnp.where(starts_B11, -jnp.inf, totals.max)
+            highest_BLH = jnp.maximum(highest_BLH, read.states.max)
+            totals = Totals(totals.sum + read.states.sum, highest_BLH)
         if score:
             nats_BT = cross_entropy(read.logits_BTV, window.bytes_BT[:, 1:])
             nats_B = nats_B + jnp.where(place_1T < scored_B[:, None], nats_BT, 0).sum(axis=1)
         outputs = None
         if keep_states == "each":
             outputs = StepOutputs(read.states, read.logits_BTV)
-        return RowStates(read.carry, sum_BLH, nats_B), outputs
+        return RowStates(read.carry, totals, nats_B), outputs
 
     return step
 
@@ -238,8 +241,8 @@ class TextReader:
 
         Args:
             rows: the most texts at a time; unset: 256 for each device, 64 if it is a Transformer.
-            keep_states: "sum": of h over the bytes of each text; "each": also yield `StepOutputs`,
-                and read texts of all lengths with one program.
+            keep_states: "totals": of h over the bytes of each text; "each": also yield
+                `StepOutputs`, and read texts of all lengths with one program.
             score: sum the loss of each text, of a model that predicts the next byte.
         """
         self._run = run
@@ -298,8 +301,9 @@ class TextReader:
                 window.counts_B3[:, 2] = False
             if state is None:
                 model = self._run.model
-                sums = np.zeros((rows, *model.architecture.shape), np.float32)
-                start = RowStates(model.reading_carry(rows), sums, np.zeros(rows, np.float32))
+                zeros = np.zeros((rows, *model.architecture.shape), np.float32)
+                totals = Totals(zeros, zeros)
+                start = RowStates(model.reading_carry(rows), totals, np.zeros(rows, np.float32))
                 state = self._devices.split_rows(start)
             elif step.kept_B is not None:
                 kept = jax.tree.map(lambda x: x[step.kept_B], self.fetch(state))  # noqa: B023
