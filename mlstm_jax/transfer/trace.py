@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -37,6 +37,10 @@ class Trace(NamedTuple):
         return np.asarray(jax.nn.softmax(self.logits_V), np.float32)
 
 
+def _go_on() -> None:
+    pass
+
+
 class Stream:
     """Reads one text in pieces, as they come, from a zero state.
 
@@ -57,6 +61,7 @@ class Stream:
         self._reader = reader
         self._layer = layer
         (self._state,) = states_of(model, state and (state,))
+        self.check: Callable[[], None] = _go_on
         self._reached: Any = None
         self._sum_LH = np.zeros(model.shape)
         self._count = 0  # bytes read
@@ -73,6 +78,7 @@ class Stream:
         logits = [self._logits_1V]
         for step, reached, outputs in self._reader.read([piece], self._reached):
             assert outputs
+            self.check()
             self._reached = reached
             carry, logits_BTV = self._reader.fetch(outputs)
             named = self._run.config.model.named_states(carry)
@@ -121,6 +127,7 @@ class Reader:
 
     def __init__(self, run: Run) -> None:
         self.run = run
+        self._check = _go_on
         self._device = Parallel(jax.local_devices()[:1])
         self._reader = TextReader(run, self._device, 1, keep_states="each")
         # Any text needs them; the first answer of the page does not wait for them.
@@ -140,6 +147,12 @@ class Reader:
     def put(self, tree: Any) -> Any:
         """Copy arrays to where a program of `writer` leaves its own: one serves all calls."""
         return self._device.copy_to_all(tree)
+
+    def checked(self, check: Callable[[], None]) -> "Reader":
+        """A copy that calls `check` after each window: an error that it raises ends the reading."""
+        reader = copy.copy(self)
+        reader._check = check
+        return reader
 
     def stream(self, state: State | None = None, layer: int = -1) -> Stream:
         """Return a new stream, with the state of a layer (-1: the top)."""
@@ -166,6 +179,7 @@ class Reader:
                 return trace
             stream = copy.copy(before)
             values = [trace.values_TH[: stream._count]]
+        stream.check = self._check
         # Other models read windows, which must begin at the same places as in the whole text.
         goes_on = self.run.config.model.longest_window is None
         if goes_on and (piece := text[stream._count : -_LAST_EDITED]):

@@ -1,11 +1,13 @@
 """The server of the page: each request is one text, as JSON of limited size.
 
 By default it answers only requests from this machine. It serves the files of the page and no
-other file of the disk.
+other file of the disk. The work on a text ends when its client or the server does.
 """
 
+import asyncio
 import json
 import socket
+import threading
 from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import Path
@@ -18,6 +20,7 @@ from mlstm_jax.view.viewer import MOST_BYTES, RequestError, Viewer
 _MOST_BODY = 4 * MOST_BYTES  # JSON may encode one byte as several
 # More are refused with 503. Some systems limit a process to 256 open files.
 _MOST_CONNECTIONS = 128
+_SECONDS_TO_ASK = 10.0  # from the opening of a connection to the end of its request
 
 _PAGE = Path(__file__).parent
 _FILES = {"/": "index.html", **{f"/{name}": name for name in ("view.js", "view.css")}}
@@ -29,7 +32,9 @@ _HEADERS = {
 }
 
 
-def make_app(viewer: Viewer, hosts: set[str] | None) -> Any:
+def make_app(
+    viewer: Viewer, hosts: set[str] | None, is_stopping: Callable[[], bool] = lambda: False
+) -> Any:
     """Return the ASGI application; requests may use these host names, as in a URL (None: any)."""
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
@@ -51,20 +56,44 @@ def make_app(viewer: Viewer, hosts: set[str] | None) -> Any:
     async def page(request: Request) -> FileResponse:
         return FileResponse(_PAGE / _FILES[request.scope["path"]], headers=_HEADERS)
 
-    def answer(method: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    async def body_of(request: Request) -> bytes:
+        body = b""
+        async for piece in request.stream():
+            body += piece
+            if len(body) > _MOST_BODY:
+                raise RequestError(f"the request is larger than {_MOST_BODY:,} bytes.", 413)
+        return body
+
+    async def work(request: Request, method: Callable[..., Any], asked: dict[str, Any]) -> Any:
+        """The result of a method, which ends early if the client or the server does."""
+        gone = threading.Event()
+
+        def check() -> None:
+            if gone.is_set() or is_stopping():
+                raise RequestError("the request was ended.", 503)
+
+        async def wait() -> None:
+            await request.receive()  # After the body only the end of the connection comes.
+            gone.set()
+
+        waiting = asyncio.create_task(wait())
+        try:
+            return await run_in_threadpool(method, asked, check)
+        finally:
+            gone.set()
+            waiting.cancel()
+
+    def answer(method: Callable[..., dict[str, Any]]) -> Any:
         async def handle(request: Request) -> Response:
             try:
                 # A page of another site must ask before it sends this type, and is refused.
                 if request.headers.get("content-type") != "application/json":
                     raise RequestError("the content type must be application/json.", 415)
-                body = b""
-                async for piece in request.stream():
-                    body += piece
-                    if len(body) > _MOST_BODY:
-                        raise RequestError(f"the request is larger than {_MOST_BODY:,} bytes.", 413)
+                async with asyncio.timeout(_SECONDS_TO_ASK):
+                    body = await body_of(request)
                 asked = fields.parse(body)
                 require(isinstance(asked, dict), "the request", asked, "a JSON object")
-                result = await run_in_threadpool(method, asked)
+                result = await work(request, method, asked)
                 try:
                     return reply(result)
                 except ValueError as error:  # JSON has no inf or NaN
@@ -72,6 +101,8 @@ def make_app(viewer: Viewer, hosts: set[str] | None) -> Any:
                     raise RequestError(message, 422) from error
             except UserError as error:
                 return refuse(str(error), getattr(error, "status", 400))
+            except TimeoutError:
+                return refuse(f"the request took longer than {_SECONDS_TO_ASK:g} s.", 408)
             except ClientDisconnect:
                 return refuse("the request is incomplete.", 400)  # the client has gone
 
@@ -138,16 +169,41 @@ def bind(host: str, port: int) -> Address:
     return Address(listening, url, None if everywhere else hosts)
 
 
+def _protocol() -> type[Any]:
+    """uvicorn's protocol, with a time limit for the lines before a request's body."""
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Limited(H11Protocol):
+        limit: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            self.limit = self.loop.call_later(_SECONDS_TO_ASK, transport.close)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            is_asked = self.cycle is not None and not self.cycle.response_complete
+            if is_asked and self.limit:
+                self.limit.cancel()
+                self.limit = None
+            elif not is_asked and self.limit is None:
+                self.limit = self.loop.call_later(_SECONDS_TO_ASK, self.transport.close)
+
+    return Limited
+
+
 def serve(viewer: Viewer, address: Address) -> None:
     """Serve the page until the process is stopped."""
     import uvicorn
 
     config = uvicorn.Config(
-        make_app(viewer, address.hosts),
-        http="h11",
+        make_app(viewer, address.hosts, lambda: server.should_exit),
+        http=_protocol(),
         limit_concurrency=_MOST_CONNECTIONS,
         backlog=_MOST_CONNECTIONS,  # asyncio accepts as many before any is handled
+        timeout_graceful_shutdown=1,
         log_level="warning",
         access_log=False,
     )
-    uvicorn.Server(config).run(sockets=[address.socket])
+    server = uvicorn.Server(config)
+    server.run(sockets=[address.socket])

@@ -1,6 +1,7 @@
 const NEGATIVE = [33, 102, 172];
 const POSITIVE = [230, 97, 1];
 const WAIT = 120; // milliseconds from the first key to reading the text; more keys do not extend it
+const PATIENCE = 500; // milliseconds that the reading of an older text may take
 
 const MEANINGS = {
   score: "Score after each character, as log-odds: 0 is even, 2.2 is 90 %, 4.6 is 99 % for this class.",
@@ -12,8 +13,9 @@ const MEANINGS = {
 const element = (id) => document.getElementById(id);
 let unit = null;
 let waiting = null;
-let reading = false; // one request at a time: the next one sends the text as it is then
+let reading = null; // how to abort the one request at a time: the next sends the text as it is then
 let again = false;
+let writing = null;
 let scale = 1e-6; // only grows until another unit is shown
 let drawn = "";
 
@@ -28,9 +30,10 @@ function colour(value, scale) {
   return full.map((part) => Math.round(255 + (part - 255) * share));
 }
 
-async function ask(path, body) {
+async function ask(path, body, signal) {
   const response = await fetch(path, {
     method: "POST",
+    signal,
     headers: { "Content-Type": "application/json" },
     body: JSON.stringify(body),
   });
@@ -147,11 +150,23 @@ function typedUnit() {
 
 const percent = (share) => (share < 0.001 ? "< 0.1%" : (100 * share).toFixed(1) + "%");
 
+// What is shown is of the text in the box; or of an older one, and the newer is being read.
+function showState(state) {
+  document.body.dataset.state = state;
+  element("found").ariaBusy = state === "reading";
+}
+
 async function read() {
-  again = reading;
   for (const id of ["state", "layer", "unit"]) element(id).disabled = element("shown").value !== "";
-  if (reading) return;
-  reading = true;
+  again = reading !== null;
+  if (reading) {
+    if (performance.now() - reading.since > PATIENCE) reading.abort();
+    return;
+  }
+  reading = new AbortController();
+  reading.since = performance.now();
+  setTimeout((one) => again && one === reading && one.abort(), PATIENCE, reading);
+  showState("reading");
   try {
     const found = await ask("read", {
       text: element("text").value,
@@ -159,7 +174,7 @@ async function read() {
       layer: Number(element("layer").value),
       unit,
       label: element("shown").value ? element("shown").selectedOptions[0].dataset.label : null,
-    });
+    }, reading.signal);
     show(null);
     if (unit === null) element("unit").value = found.unit;
     element("held").textContent = element("unit").value;
@@ -175,16 +190,22 @@ async function read() {
       ({ name: unitButton(one.unit), value: one.value, shown: one.value.toFixed(3) })));
     bars("next", found.next.map((one) =>
       ({ name: label(one.text), value: one.probability, shown: percent(one.probability) })));
+    showState(again ? "reading" : "");
   } catch (error) {
-    show(error);
+    if (error.name !== "AbortError") {
+      show(error);
+      showState("old");
+    }
   } finally {
-    reading = false;
+    reading = null;
     if (again) read();
   }
 }
 
 async function write() {
   element("generate").disabled = true;
+  element("written").ariaBusy = true;
+  writing = new AbortController();
   try {
     const text = element("text").value;
     const held = element("hold").checked;
@@ -195,18 +216,21 @@ async function write() {
       seed: Number(element("seed").value),
       unit: held ? typedUnit() : null,
       value: held ? Number(element("value").value) : null,
-    });
+    }, writing.signal);
     show(null);
     if (element("text").value === text) element("written").textContent = text + found.text;
   } catch (error) {
-    show(error);
+    if (error.name !== "AbortError") show(error);
   } finally {
     element("generate").disabled = false;
+    element("written").ariaBusy = false;
   }
 }
 
 element("text").addEventListener("input", () => {
   element("written").textContent = ""; // it continued another text
+  writing?.abort();
+  showState("reading");
   if (waiting !== null) return;
   waiting = setTimeout(() => {
     waiting = null;

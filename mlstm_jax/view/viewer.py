@@ -1,7 +1,7 @@
 """Answer the page's requests: one model reads or continues a text."""
 
 import reprlib
-import threading
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import numpy as np
@@ -32,8 +32,15 @@ class RequestError(UserError):
         self.status = status
 
 
+def _go_on() -> None:
+    pass
+
+
 class Viewer:
-    """Answers the page's requests, one at a time."""
+    """Answers the page's requests, several at a time.
+
+    Those that read a text call `check` again and again: an error that it raises ends the answer.
+    """
 
     def __init__(
         self, run: Run, classifier: Classifier | None, label: str | None = None, text: str = ""
@@ -55,10 +62,9 @@ class Viewer:
         if classifier:
             part, self._unit = divmod(int(classifier.ranking[0]), model.hidden)
             self._state, self._layer = classifier.about.layers(model)[part]
-        self._lock = threading.Lock()
         self.read({"text": ""})  # compiles
 
-    def model(self, _: dict[str, Any]) -> dict[str, Any]:
+    def model(self, _: dict[str, Any], check: Callable[[], None] = _go_on) -> dict[str, Any]:
         """Describe the loaded model."""
         model = self.run.config.model
         return {
@@ -75,7 +81,7 @@ class Viewer:
             "label": self._label,
         }
 
-    def read(self, request: dict[str, Any]) -> dict[str, Any]:
+    def read(self, request: dict[str, Any], check: Callable[[], None] = _go_on) -> dict[str, Any]:
         """Read {text, state, layer, unit, label}: values, classes, active units, next bytes.
 
         State and layer default to those of the classifier's first unit. With a label, the values
@@ -91,10 +97,11 @@ class Viewer:
         label = _argument(request, "label", str, None)
         if label is not None and label not in self._scores():
             raise UserError(f"there is no score of {reprlib.repr(label)}.")
-        with self._lock:
-            trace = self._reader(prompt_bytes(text, self.run.cleaning), state, layer)
-            classes, unlike = self._classes(text)
-            shown = self._scored(text, label)
+        reader = self._reader.checked(check)
+        trace = reader(prompt_bytes(text, self.run.cleaning), state, layer)
+        classes, unlike = self._classes(reader, text)
+        shown = self._scored(reader, text, label)
+        self._reader = reader  # It keeps this text, which the next one may continue.
         last_H = trace.values_TH[-1]
         active = np.argsort(-np.abs(last_H))[:_SHOWN]
         unit = _argument(request, "unit", int, int(active[0]))
@@ -118,23 +125,29 @@ class Viewer:
             ],
         }
 
-    def generate(self, request: dict[str, Any]) -> dict[str, Any]:
+    def generate(
+        self, request: dict[str, Any], check: Callable[[], None] = _go_on
+    ) -> dict[str, Any]:
         """Continue {text, bytes, temperature, seed, unit, value}; a null value holds no unit."""
         text = _text(request)
         bytes = _argument(request, "bytes", int, 200)
         value = _argument(request, "value", float, None)
         require_kind("bytes", bytes, Annotated[int, Between(1, _MOST_GENERATED)])
         unit = _argument(request, "unit", int, self._unit or 0)
-        with self._lock:
-            pieces = generate(
-                self._reader,
-                text,
-                bytes=bytes,
-                seed=_argument(request, "seed", int, 0),
-                temperature=_argument(request, "temperature", float, 0.7),
-                held={} if value is None else {unit: value},
-            )
-            return {"text": "".join(as_text(piece for (piece,) in pieces))}
+        reader = self._reader.checked(check)
+        pieces = []
+        for (piece,) in generate(
+            reader,
+            text,
+            bytes=bytes,
+            seed=_argument(request, "seed", int, 0),
+            temperature=_argument(request, "temperature", float, 0.7),
+            held={} if value is None else {unit: value},
+        ):
+            check()
+            pieces.append(piece)
+        self._reader = reader
+        return {"text": "".join(as_text(iter(pieces)))}
 
     def _scores(self) -> list[str]:
         """Return the classes whose score after each character can be shown."""
@@ -146,14 +159,14 @@ class Viewer:
     def _states(self) -> list[str]:
         return [*self.run.config.model.states, "mean_h"]
 
-    def _classes(self, text: str) -> tuple[list[dict[str, Any]], bool]:
+    def _classes(self, reader: Reader, text: str) -> tuple[list[dict[str, Any]], bool]:
         """Return the classes, and whether the text is unlike what the classifier knows."""
         cleaned = clean(text, self.run.cleaning)
         if not self._classifier or not cleaned:
             return [], False
         model = self.run.config.model
         about = self._classifier.about
-        read = self._reader(cleaned, self._state, model.layers - 1)
+        read = reader(cleaned, self._state, model.layers - 1)
         limit = about.familiar
         unlike = bool(limit and limit.is_out_of_domain(read.nats, len(cleaned) - 1))
         parts = [read.end_LH[state][layer] for state, layer in about.layers(model)]
@@ -164,12 +177,12 @@ class Viewer:
             classes.append({"name": name, "probability": float(share)})
         return classes, unlike
 
-    def _scored(self, text: str, label: str | None) -> list[dict[str, Any]]:
+    def _scored(self, reader: Reader, text: str, label: str | None) -> list[dict[str, Any]]:
         """Return the characters of the cleaned text, and the score of a label after each."""
         cleaned = clean(text, self.run.cleaning)
         if label is None or not (self._classifier and cleaned):
             return []
-        return _characters(*running_score(self._reader, self._classifier, text, label))
+        return _characters(*running_score(reader, self._classifier, text, label))
 
 
 def _characters(text: bytes, values_T: Any) -> list[dict[str, Any]]:

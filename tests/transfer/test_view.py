@@ -2,10 +2,15 @@
 
 import contextlib
 import dataclasses
+import http.client
+import itertools
 import json
 import re
 import shutil
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -197,14 +202,70 @@ def test_a_page_by_ipv6(run: Run) -> None:
 
 
 def test_connections_are_limited(run, monkeypatch) -> None:
-    monkeypatch.setattr(server, "_MOST_CONNECTIONS", 3)
-    with serving(run) as address:
-        where = address.socket.getsockname()
-        with contextlib.ExitStack() as stack:
-            for _ in range(3):
-                stack.enter_context(socket.create_connection(where))
-            assert ask(f"{address.url}read", {"text": "a"})[0] == 503
+    """In their number, and in the time in which they ask."""
+    monkeypatch.setattr(server, "_MOST_CONNECTIONS", 4)
+    monkeypatch.setattr(server, "_SECONDS_TO_ASK", 2.0)
+    head = b"POST /read HTTP/1.1\r\nHost: localhost\r\n"
+    body = b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+    with serving(run) as address, contextlib.ExitStack() as stack:
+        slow = []
+        for sent in (head + body, head, b""):
+            connection = stack.enter_context(socket.create_connection(address.socket.getsockname()))
+            connection.settimeout(60)
+            connection.sendall(sent)
+            slow.append(connection)
+        assert ask(f"{address.url}read", {"text": "a"})[0] == 503
+        said = [connection.recv(1000) for connection in slow]
+        assert b" 408 " in said[0]
+        assert said[1:] == [b"", b""]
+        slow[0].close()
         assert ask(f"{address.url}read", {"text": "a"})[0] == 200
+
+
+def test_an_answer_ends_when_nobody_waits_for_it(run: Run) -> None:
+    viewer = Viewer(run, None)
+    request = {"text": "a piano " * 2400, "bytes": 2000}
+
+    class Gone(Exception):
+        pass
+
+    for answer in (viewer.read, viewer.generate):
+        checks = itertools.count()
+
+        def check(checks=checks) -> None:
+            if next(checks):
+                raise Gone
+
+        with pytest.raises(Gone):
+            answer(request, check)
+        assert next(checks) == 2
+    texts = [request["text"][:9_000], request["text"]]
+    answers = [viewer.read({"text": text, "unit": 3}) for text in texts]  # is not cut short now
+    assert len(answers[1]["characters"]) == len("\n ") + len(texts[1])
+
+
+def test_a_long_text_makes_nobody_wait_and_ends_with_the_server(command_environment) -> None:
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    command = [sys.executable, "-m", "mlstm_jax", "view", "--port", "0"]
+    process = subprocess.Popen(command, env=command_environment, **pipe)
+    assert process.stdout
+    url = process.stdout.readline().split()[0]
+    found: list[Any] = []
+
+    def read_long() -> None:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            found.append(ask(f"{url}read", {"text": "a guitar. " * 2000}))
+
+    thread = threading.Thread(target=read_long)
+    thread.start()
+    assert ask(f"{url}read", {"text": "a"})[0] == 200
+    assert not found
+    process.terminate()
+    text, _ = process.communicate(timeout=60)
+    thread.join()
+    assert process.returncode == 128 + signal.SIGTERM, text
+    assert "Traceback" not in text
+    assert not found or found[0][0] == 503
 
 
 def test_nothing_but_the_page_is_served(page: str) -> None:
@@ -249,6 +310,7 @@ def test_the_page_in_a_browser(page: str) -> None:
     with sync_api.sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         use(page, chromium.new_page(), sync_api.expect)
+        read_slowly(page, chromium.new_page(), sync_api.expect)
         chromium.close()
 
 
@@ -312,3 +374,25 @@ def use(page: str, tab: Any, expect: Any) -> None:
     expect(tab.locator("#written")).to_have_text("")
     assert all(url.startswith(page) for url in asked)
     assert [p for p in problems if "400" not in p] == []
+
+
+def read_slowly(page: str, tab: Any, expect: Any) -> None:
+    """What is shown of an older text is pale until the newest is read, which does not wait."""
+    tab.goto(page)
+    tab.locator("#text").fill("one")
+    expect(tab.locator("#heat")).to_have_text("↵ one")
+    busy = tab.locator(".busy")
+    expect(busy).to_be_hidden()
+    held: list[Any] = []
+    tab.route("**/read", lambda route: held.append(route))
+    for text in ("two", "three"):
+        tab.locator("#text").fill(text)
+        expect(busy).to_be_visible()
+        expect(tab.locator("#heat")).to_have_text("↵ one")
+        expect(tab.locator("#heat")).to_have_css("opacity", "0.3")
+        tab.wait_for_timeout(700)  # more than the patience with the first
+    assert [route.request.post_data_json["text"] for route in held] == ["two", "three"]
+    held[1].continue_()
+    expect(tab.locator("#heat")).to_have_text("↵ three")
+    expect(busy).to_be_hidden()
+    expect(tab.locator("#heat")).to_have_css("opacity", "1")
