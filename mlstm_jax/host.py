@@ -8,7 +8,6 @@ import hashlib
 import math
 import os
 import platform
-import re
 import resource
 import time
 from functools import partial
@@ -19,11 +18,12 @@ from typing import Any, Literal
 import mlstm_jax
 from mlstm_jax import __version__, cache, shipped
 from mlstm_jax.cache import Cache
+from mlstm_jax.model.ops import gpu_capability
 
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")
 _GROUP = "the limit of its control group (cgroup)"
-_A100 = 8.0  # its compute capability
+_A100 = (8, 0)  # its compute capability
 _LEAST_BF16_GAIN = 1.2  # of bf16, whose results are coarser
 _LEAST_BF16_UNITS = 256  # with 64 or 128 the products are not most of the time
 
@@ -98,9 +98,7 @@ def multiplies_bf16_faster() -> bool:
     import numpy as np
 
     if jax.default_backend() != "cpu":
-        # Of an NVIDIA GPU; AMD's are called gfx942.
-        capability = str(getattr(jax.local_devices()[0], "compute_capability", ""))
-        return bool(re.fullmatch(r"\d+\.\d+", capability)) and float(capability) >= _A100
+        return (gpu_capability(jax.local_devices()[0]) or (0, 0)) >= _A100
     kept = Cache(cache.folder() or Path(os.devnull))
     key = f"bf16_{metadata.version('jaxlib')}"
     known = kept.get(key)

@@ -301,3 +301,11 @@ def _lookup_backward(saved: tuple[Array, int], dy_TBE: Array) -> tuple[None, Arr
 
 
 lookup.defvjp(_lookup_forward, _lookup_backward)
+
+
+def gpu_capability(device: Any) -> tuple[int, int] | None:
+    """The compute capability of an NVIDIA GPU, such as (9, 0); None for any other device."""
+    major, _, minor = str(getattr(device, "compute_capability", "")).partition(".")
+    if major.isdecimal() and minor.isdecimal():
+        return int(major), int(minor)
+    return None  # AMD's are called gfx942.

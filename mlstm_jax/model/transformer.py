@@ -43,10 +43,11 @@ from mlstm_jax.model.architecture import (
     Tree,
     Window,
 )
-from mlstm_jax.model.ops import lookup, matmul
+from mlstm_jax.model.ops import gpu_capability, lookup, matmul
 
 Array = jax.Array
 Norm = partial(linen.LayerNorm, epsilon=1e-5)
+_AMPERE = (8, 0)  # the first compute capability for which cuDNN has its attention
 _QUERY_BLOCK = 64  # queries of a causal head
 # Of the variance times I.
 normal = partial(linen.initializers.variance_scaling, mode="fan_in", distribution="normal")
@@ -76,7 +77,8 @@ def attention(
     # a multiple of 8.
     units = query.shape[-1]
     fits = mask is None and query.dtype != jnp.float32 and units <= 128 and units % 8 == 0
-    fits = fits and _is_ampere_or_later(jax.local_devices()[0])
+    # A device that only stands for an absent GPU (benchmarks/compile_without_gpu.py) has none.
+    fits = fits and (gpu_capability(jax.local_devices()[0]) or _AMPERE) >= _AMPERE
     return jax.nn.dot_product_attention(
         query,
         key,
@@ -86,13 +88,6 @@ def attention(
         key_value_seq_lengths=lengths_B,
         implementation="cudnn" if fits and jax.default_backend() == "gpu" else None,
     )
-
-
-def _is_ampere_or_later(device: jax.Device) -> bool:
-    """Whether cuDNN has this attention for a GPU: from compute capability 8.0 on."""
-    # A device that only stands for an absent GPU (benchmarks/compile_without_gpu.py) has none.
-    capability = getattr(device, "compute_capability", None) or "8.0"
-    return int(str(capability).partition(".")[0]) >= 8
 
 
 def _one_head_at_a_time(

@@ -10,7 +10,8 @@ import pytest
 
 from benchmarks import reference
 from mlstm_jax.model.language_model import LanguageModel
-from mlstm_jax.model.transformer import Input, Transformer, _is_ampere_or_later, attention
+from mlstm_jax.model.ops import gpu_capability
+from mlstm_jax.model.transformer import Input, Transformer, attention
 from tests.model.test_language_model import applied, make, mean_loss, read
 from tests.tolerance import assert_close
 
@@ -180,7 +181,7 @@ def test_the_products_of_a_plan_are_those_that_xla_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("capability", "expected"), [("7.0", False), ("8.0", True), ("10.0", True), (None, True)]
+    ("capability", "expected"), [("7.0", (7, 0)), ("10.0", (10, 0)), ("gfx942", None), (None, None)]
 )
-def test_a_gpu_before_ampere_has_no_attention_of_cudnn(capability, expected) -> None:
-    assert _is_ampere_or_later(SimpleNamespace(compute_capability=capability)) is expected
+def test_the_capability_of_a_gpu(capability, expected) -> None:
+    assert gpu_capability(SimpleNamespace(compute_capability=capability)) == expected
