@@ -26,7 +26,7 @@ from mlstm_jax.model.mlstm import STACKED
 from mlstm_jax.model.pallas import require_gpu
 from mlstm_jax.planning.machine import Machine
 from mlstm_jax.training import optimizer, schedule
-from mlstm_jax.training.parallel import AXIS
+from mlstm_jax.training.parallel import AXIS, map_by_shard_map
 from mlstm_jax.training.state import state_shapes
 from mlstm_jax.training.step import make_train_step
 
@@ -129,25 +129,6 @@ def compile_program(
         jax.config.update(name, before)
     memory = compiled.memory_analysis()
     return Compiled(compiled.as_text(), memory.argument_size_in_bytes, memory.temp_size_in_bytes)
-
-
-def map_by_shard_map(
-    step: Callable[..., Any], mesh: Mesh, donate: tuple[int, ...] = ()
-) -> jax.stages.Wrapped:
-    """Map a step of one device as `Parallel.map` does, without pmap.
-
-    Its arguments and results have the devices of the mesh as first axis: [devices, ...]. In several
-    processes they are global arrays, as `Parallel.join_rows` makes them.
-    """
-
-    def one_device(*arguments: Any) -> Any:
-        # As pmap does. x[0] outside of the mapped function would gather x from all devices.
-        results = step(*jax.tree.map(lambda x: jax.lax.squeeze(x, [0]), arguments))
-        return jax.tree.map(lambda x: jax.lax.expand_dims(x, [0]), results)
-
-    spec = PartitionSpec(AXIS)
-    mapped = jax.shard_map(one_device, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-    return jax.jit(mapped, donate_argnums=donate)
 
 
 def require(package: str = "jax-cuda12-pjrt") -> None:

@@ -42,7 +42,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=9, help="rounds, after one warm-up")
     parser.add_argument("--steps", type=int, default=20, help="steps of each way in a round")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the results here")
-    parser.add_argument("--process", help=argparse.SUPPRESS)  # index@coordinator
+    parser.add_argument("--process", help=argparse.SUPPRESS)  # index@coordinator@folder
     return parser.parse_args()
 
 
@@ -52,63 +52,38 @@ class Way:
     def __init__(self, devices: Any, name: str, donated: bool) -> None:
         import jax
         import numpy as np
-        from compile_without_gpu import map_by_shard_map
 
         from mlstm_jax.config import Config, Data, Model
         from mlstm_jax.data.stream import Batch
         from mlstm_jax.model.language_model import LanguageModel
         from mlstm_jax.training import optimizer, parallel, schedule
+        from mlstm_jax.training.parallel import Parallel
         from mlstm_jax.training.state import fresh_state
         from mlstm_jax.training.step import make_train_step
 
-        self.devices, self.is_pmap, self.donated = devices, name == "pmap", donated
+        self.devices = Parallel(devices.devices, name)
         config = Config(
             model=Model(hidden=16, embedding=8), data=Data(batch=devices.count, window=8)
         )
         model = LanguageModel(config.model, config.precision)
         rate = schedule.learning_rate(config.optimizer, config.data.batch, 1_000_000)
         tx = optimizer.build(config.optimizer, config.model, rate)
-        step, donate = make_train_step(config, model, tx, rate, parallel.AXIS), (0, 1) * donated
-        self.step = (
-            devices.map(step, donate)
-            if self.is_pmap
-            else map_by_shard_map(step, devices.mesh, donate)
-        )
+        step = make_train_step(config, model, tx, rate, parallel.AXIS)
+        self.step = self.devices.map(step, (0, 1) * donated)
         each = len(devices.local)
         text = np.random.default_rng(0).integers(0, 256, (each, 9), np.uint8)
         self.batch = Batch(text[:, :-1], text[:, 1:], np.zeros(each, bool))
-        carry = model.init_carry(each)
-        self.now = self._over_all(
-            (devices.replicate(fresh_state(config, model, tx, None)), devices.split_rows(carry))
-        )
-        self.go_on = self._over_all(devices.replicate(np.float32(0)))
+        state = self.devices.replicate(fresh_state(config, model, tx, None))
+        self.now = (state, self.devices.split_rows(model.init_carry(each)))
+        self.go_on = self.devices.replicate(np.float32(0))
         self.arrays = len(jax.tree.leaves((self.now, self.batch, self.go_on)))
-
-    def _place(self) -> Any:
-        """Copy the batch to the devices, as the step takes it."""
-        import jax
-
-        if self.is_pmap or jax.process_count() == 1:
-            return self.devices.split_rows(self.batch)
-        each = len(self.devices.local)
-        return self.devices.join_rows(
-            jax.tree.map(lambda x: x.reshape(each, -1, *x.shape[1:]), self.batch)
-        )
-
-    def _over_all(self, tree: Any) -> Any:
-        """Make arrays of all devices of those of this process, if the step takes them."""
-        import jax
-
-        if self.is_pmap or jax.process_count() == 1:
-            return tree
-        return self.devices.join_rows(jax.device_get(tree))
 
     def take(self) -> list[float]:
         """Take a step; return the seconds of its parts."""
         import jax
 
         times = [time.perf_counter()]
-        batch = jax.block_until_ready(self._place())
+        batch = jax.block_until_ready(self.devices.split_rows(self.batch))
         times.append(time.perf_counter())
         *after, metrics = self.step(*self.now, batch, self.go_on)
         times.append(time.perf_counter())
@@ -120,7 +95,7 @@ class Way:
         return [end - begin for begin, end in itertools.pairwise(times)]
 
 
-def measure_point(processes: int, index: int, coordinator: str, arguments: Any) -> list[Any]:
+def measure_point(processes: int, arguments: Any) -> list[Any]:
     """Return a row for each way, measured in this process; all must have the same state then."""
     import jax
     import numpy as np
@@ -130,8 +105,8 @@ def measure_point(processes: int, index: int, coordinator: str, arguments: Any) 
     from mlstm_jax.training import parallel
 
     with ExitStack() as stack:
-        options = Distributed(coordinator=coordinator, processes=processes, index=index)
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        index, coordinator, folder = arguments.process.split("@")
+        options = Distributed(coordinator=coordinator, processes=processes, index=int(index))
         cluster = stack.enter_context(Cluster(options, Path(folder)))
         devices = parallel.started(cluster, Devices())
         ways = [Way(devices, *way) for way in WAYS]
@@ -170,15 +145,13 @@ def run_point(point: str, arguments: argparse.Namespace) -> dict[str, Any]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
     options = ["--points", point, "--rounds", arguments.rounds, "--steps", arguments.steps]
-    started = [
-        subprocess.Popen(
-            [sys.executable, __file__, *map(str, options), "--process", f"{index}@{coordinator}"],
-            stdout=subprocess.PIPE if index == 0 else subprocess.DEVNULL,
-            text=True,
-        )
-        for index in range(processes)
-    ]
-    outputs = [process.communicate()[0] for process in started]
+    started = []
+    with tempfile.TemporaryDirectory() as folder:
+        for index in range(processes):
+            own = ["--process", f"{index}@{coordinator}@{folder}"]
+            command = [sys.executable, __file__, *map(str, options), *own]
+            started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        outputs = [process.communicate()[0] for process in started]
     if any(process.returncode for process in started):
         raise SystemExit(f"{point}: a process has failed")
     return json.loads(outputs[0].splitlines()[-1])
@@ -191,10 +164,9 @@ def main() -> None:
         from mlstm_jax import environment
         from mlstm_jax.config import Devices
 
-        index, coordinator = arguments.process.split("@")
         processes, each = map(int, arguments.points[0].split("x"))
         environment.prepare(Devices(virtual_cpu=each))
-        rows = measure_point(processes, int(index), coordinator, arguments)
+        rows = measure_point(processes, arguments)
         from measure import machine
 
         print(json.dumps(machine() | {"rows": rows}))

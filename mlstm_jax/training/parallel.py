@@ -1,21 +1,19 @@
-"""Data parallelism: the only file with pmap and the leading device axis.
+"""Data parallelism: the only file with pmap, shard_map and the leading device axis.
 
 Each device of every process has one replica, on an axis named "data", and the global batch is split
 evenly by rows (Puri et al. 2018, section IV). The all-reduce of the gradients is the psum of
 `sum_over_devices`: NCCL between GPUs, gloo between CPUs. The leading axis N of arrays created here
 is over the devices of this process only; process 0 has the first rows.
 
-pmap is jit and shard_map since jax 0.8. If JAX removes pmap, `map_by_shard_map` in
-benchmarks/compile_without_gpu.py can replace it in `Parallel.map`: a test takes the step both ways,
-to the same bits. With several processes `replicate` and `split_rows` must then end in `join_rows`,
-and `fetch_rows` begin with `own_rows`, as in benchmarks/dispatch.py
-(docs.jax.dev/en/latest/migrate_pmap.html).
+pmap is jit and shard_map since jax 0.8. If JAX removes it, `Parallel` maps by shard_map; tests take
+the step both ways, to the same bits. By pmap the arrays of a process are those of its own devices;
+by shard_map they are global, of the devices of all processes.
 """
 
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +24,14 @@ from mlstm_jax import environment
 from mlstm_jax.config import Devices
 from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import KnownError, UserError
+from mlstm_jax.model.ops import gpu_capability
 
 Array = jax.Array
 
 AXIS = "data"
+MappedBy = Literal["pmap", "shard_map"]
+# JAX says three months before if it removes pmap.
+MAPPED_BY: MappedBy = "pmap" if hasattr(jax, "pmap") else "shard_map"
 # Below this size in bytes the latency of a separate message costs more than overlap can hide.
 LEAST_BYTES = 1 << 22
 
@@ -46,8 +48,9 @@ class Parallel:
     All transfers are explicit, so that the loop can run under a transfer guard.
     """
 
-    def __init__(self, devices: Sequence[jax.Device]) -> None:
+    def __init__(self, devices: Sequence[jax.Device], mapped_by: MappedBy = MAPPED_BY) -> None:
         here = jax.process_index()
+        self._mapped_by = mapped_by
         self.devices = list(devices)
         self.local = [device for device in devices if device.process_index == here]
         self._first = self.devices.index(self.local[0])
@@ -63,13 +66,9 @@ class Parallel:
 
     def compute_capability(self) -> tuple[int, int] | None:
         """Return the lowest of this process's NVIDIA GPUs, as (9, 0); None for other devices."""
-        found = []
-        for device in self.local:
-            major, _, minor = str(getattr(device, "compute_capability", "")).partition(".")
-            if not (major.isdecimal() and minor.isdecimal()):
-                return None
-            found.append((int(major), int(minor)))
-        return min(found)
+        found = [gpu_capability(device) for device in self.local]
+        known = [capability for capability in found if capability]
+        return min(known) if len(known) == len(found) else None
 
     def rows(self, batch: int) -> slice:
         """Return which rows of a global batch belong to this process."""
@@ -78,7 +77,22 @@ class Parallel:
 
     def map(self, step: Callable[..., Any], donate: tuple[int, ...] = ()) -> Callable[..., Any]:
         """Run a per-device `step` on all devices, reusing the buffers of the arguments `donate`."""
-        return jax.pmap(step, axis_name=AXIS, devices=self.devices, donate_argnums=donate)
+        if self._mapped_by == "pmap":
+            return jax.pmap(step, axis_name=AXIS, devices=self.devices, donate_argnums=donate)
+        return map_by_shard_map(step, self.mesh, donate)
+
+    def _place(self, tree: Any) -> Any:
+        """Copy arrays of the host to this process's devices: NumPy [N, ...] → [N, ...]."""
+        placed = jax.device_put(tree, self._sharding)
+        if self._mapped_by == "pmap" or len(self.local) == self.count:
+            return placed
+
+        def joined(x: jax.Array) -> jax.Array:
+            shards = [shard.data for shard in x.addressable_shards]
+            shape = (self.count, *x.shape[1:])
+            return jax.make_array_from_single_device_arrays(shape, self._global, shards)
+
+        return jax.tree.map(joined, placed)
 
     def replicate(self, tree: Any) -> Any:
         """Copy every array to each device of this process: [...] → [N, ...]."""
@@ -87,7 +101,7 @@ class Parallel:
             return np.broadcast_to(x, (len(self.local), *np.shape(x)))
 
         environment.require_own_jax()
-        return jax.device_put(jax.tree.map(copies, jax.device_get(tree)), self._sharding)
+        return self._place(jax.tree.map(copies, jax.device_get(tree)))
 
     def copy_to_all(self, tree: Any) -> Any:
         """Copy every array to each device, without an axis of devices: jit's results are so."""
@@ -104,7 +118,7 @@ class Parallel:
         def split(x: np.ndarray) -> np.ndarray:
             return np.ascontiguousarray(x).reshape(len(self.local), -1, *x.shape[1:])
 
-        return jax.device_put(jax.tree.map(split, jax.device_get(tree)), self._sharding)
+        return self._place(jax.tree.map(split, jax.device_get(tree)))
 
     def copy_first_process(self, tree: Any) -> Any:
         """Return process 0's copy of a tree of NumPy arrays, in all processes.
@@ -117,6 +131,8 @@ class Parallel:
 
     def fetch_rows(self, tree: Any) -> Any:
         """Copy this process's rows to the host: [N, B, ...] → NumPy [N·B, ...]."""
+        if self._mapped_by == "shard_map":
+            tree = self.own_rows(tree)
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.device_get(tree))
 
     def join_rows(self, tree: Any) -> Any:
@@ -148,6 +164,25 @@ class Parallel:
             return np.concatenate([jax.device_get(shard.data) for shard in shards])
 
         return jax.tree.map(local, tree)
+
+
+def map_by_shard_map(
+    step: Callable[..., Any], mesh: Mesh, donate: tuple[int, ...] = ()
+) -> jax.stages.Wrapped:
+    """Map a step of one device as pmap does.
+
+    Its arguments and results have the devices of the mesh as first axis: [devices, ...]. In several
+    processes they are global arrays.
+    """
+
+    def one_device(*arguments: Any) -> Any:
+        # As pmap does. x[0] outside of the mapped function would gather x from all devices.
+        results = step(*jax.tree.map(lambda x: jax.lax.squeeze(x, [0]), arguments))
+        return jax.tree.map(lambda x: jax.lax.expand_dims(x, [0]), results)
+
+    spec = PartitionSpec(AXIS)
+    mapped = jax.shard_map(one_device, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    return jax.jit(mapped, donate_argnums=donate)
 
 
 def sum_over_devices(tree: Any, others: Any, early: Sequence[str], axis_name: str) -> Any:

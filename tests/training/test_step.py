@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import re
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import numpy as np
 import optax
 import pytest
 
-from benchmarks.compile_without_gpu import map_by_shard_map
 from mlstm_jax import config as configs
 from mlstm_jax.config import BERT, Config, Data, Model, Optimizer, Precision, Train
 from mlstm_jax.data.corpus import open_corpus
@@ -58,10 +58,10 @@ class Trainer:
         devices: int,
         micro_batches: int = 1,
         recompute_every: int | None = None,
-        without_pmap: bool = False,
+        mapped_by: parallel.MappedBy = parallel.MAPPED_BY,
     ) -> None:
         self.config = config = configs.vary(config, train__micro_batches=micro_batches)
-        self.devices = Parallel(jax.local_devices()[:devices])
+        self.devices = Parallel(jax.local_devices()[:devices], mapped_by)
         self.model = LanguageModel(config.model, config.precision, recompute_every)
         rate = schedule.learning_rate(config.optimizer, config.data.batch, 200)
         tx = optimizer.build(config.optimizer, config.model, rate)
@@ -74,8 +74,6 @@ class Trainer:
             return step(*arguments)
 
         self.step = self.devices.map(counted, donate=(0, 1))
-        if without_pmap:
-            self.step = map_by_shard_map(counted, self.devices.mesh, donate=(0, 1))
         self.go_on = self.devices.replicate(np.float32(0))
         self.restart()
 
@@ -158,7 +156,7 @@ def test_an_update_from_half_of_the_rows_is_half_as_large(plain: Trainer) -> Non
 def test_shard_map_takes_the_step_of_pmap_to_the_bit(corpus: Path, compute: str) -> None:
     """And each of them compiles it once."""
     config = make_config(corpus, compute=compute, all_reduce="compute")
-    trainers = [started(config, 4), Trainer(config, 4, without_pmap=True)]
+    trainers = [Trainer(config, 4, mapped_by=way) for way in typing.get_args(parallel.MappedBy)]
     found, expected = ((one.run(0, 5), one.host_state, one.host_carry) for one in trainers)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     assert found[1].step == 5
