@@ -11,6 +11,7 @@
 #   make wheel        a wheel and an sdist in dist/; make test-wheel: installed and used elsewhere
 #   make docs         the documentation as pages in site/; make notebooks: run them and store the outputs
 #   make gpu          measurements on a GPU, 12 minutes a call; it needs jax[cuda12] or [cuda13]
+#   make gpu-many     checks and rates of several GPUs of one machine, 10 minutes
 #   make test-gpu     the same in small on a CPU, with no more installed than a GPU's machine has
 #   make check        what CI checks: lint, types and tests
 
@@ -23,7 +24,7 @@ INSTALL := $(BIN)/python $(PIP)
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: quickstart install test test-all test-slow test-numeric test-portable test-compiled \
-  test-compiled-slow test-newest gpu test-gpu wheel test-wheel docs notebooks lint types check clean
+  test-compiled-slow test-newest gpu gpu-many test-gpu wheel test-wheel docs notebooks lint types check clean
 
 quickstart: .venv/ready
 	$(BIN)/mlstm-jax quickstart $(OPTIONS)
@@ -69,6 +70,9 @@ OUT ?= gpu_results
 gpu:
 	$(PYTHON) benchmarks/gpu.py --out "$(OUT)" $(if $(TEXT),--text "$(TEXT)")
 	$(PYTHON) benchmarks/gpu_report.py "$(OUT)"
+
+gpu-many:
+	$(PYTHON) benchmarks/gpu_many.py
 
 test-gpu:
 	.ci/test-gpu

@@ -34,9 +34,10 @@ POINT = "--point 16 2 8 bf16 --rounds 1"
 SMALL = {
     "configs": "{run} --rounds 1",
     "data": "--bytes 2e5 --files 2 --gzip --rounds 1 --rows 16 --window 32",
-    "dispatch": "--points 1x2 --rounds 1 --steps 1",
+    "dispatch": "--points 2x2 --rounds 1 --steps 1",
     "features": "--hidden 16 --count 4 --compared 2 --rounds 1",
     "gpu_check": "--small",
+    "gpu_many": "--small --devices 2 --out {out}",
     "gpu_program": "--grid small",
     "products": POINT,
     "reading": "--short-counts 2 3 --long-counts 1 --bytes 30 --rounds 1 --compute auto",
@@ -47,7 +48,7 @@ SMALL = {
     "verbatim": "{run} --corpus {corpus} --samples 4 --temperatures 1",
 }
 # They measure whole commands, or choose how JAX starts.
-OWN_PROCESS = {"data", "gpu_check", "gpu_program", "reading", "scaling", "start"}
+OWN_PROCESS = {"data", "gpu_check", "gpu_many", "gpu_program", "reading", "scaling", "start"}
 QUICK = {"data", "verbatim"}
 # `make test-gpu` starts these.
 ON_A_GPU = {*("features", "gpu", "gpu_check", "gpu_report", "products", "recurrence", "train_step")}
@@ -92,7 +93,10 @@ def test_a_script_in_small(script, corpus, run_folder, tmp_path, monkeypatch, co
         file.writelines(json.dumps({"text": f"{n} and more. " * 90}) + "\n" for n in range(90))
     command_environment["MLSTM_JAX_SHARED_DATA"] = str(tmp_path)
     path = tmp_path / "results.json"
-    words = shlex.split(SMALL[script].format(corpus=corpus, run=run_folder) + f" --json {path}")
+    words = shlex.split(
+        SMALL[script].format(corpus=corpus, run=run_folder, out=tmp_path / "out")
+        + f" --json {path}"
+    )
     if script in OWN_PROCESS:
         command = [sys.executable, "-W", "always::ResourceWarning", FOLDER / f"{script}.py", *words]
         pipe = {"env": command_environment, "capture_output": True, "text": True}
