@@ -12,6 +12,7 @@
 """
 
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -68,6 +69,11 @@ class Run:
         if shipped.is_shipped(self.folder):
             return "a pretrained model"
         return "imported" if self.imported else f"step {self.step:,}"
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A sha256 of its parameters."""
+        return weights.fingerprint(self.params)
 
     @property
     def imported(self) -> bool:

@@ -23,7 +23,7 @@ from mlstm_jax.terminal import ProgressLine
 from mlstm_jax.training import metrics, parallel
 from mlstm_jax.training.evaluation import Evaluator, Score, corpus_of, report_of
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.transfer.classifier import Classifier, load_classifier
+from mlstm_jax.transfer.classifier import Classifier, load_classifier, stamp
 from mlstm_jax.transfer.classify import label_texts
 from mlstm_jax.transfer.features import FeatureState, Featurizer, State, TextFile, states_of
 from mlstm_jax.transfer.finetune import Finetuned, FinetuneOptions
@@ -87,6 +87,7 @@ class TrainedModel:
         self.hidden = run.config.model.hidden
         self._featurizers: dict[object, Featurizer] = {}
         self._evaluators: dict[object, Evaluator] = {}
+        self._classifiers: dict[Path, tuple[object, Classifier]] = {}  # with their `stamp`
 
     @property
     def parameters(self) -> Mapping[str, NDArray[np.float32]]:
@@ -583,7 +584,11 @@ class TrainedModel:
             classifier = given.classifier
         else:
             name = str(given)
-            classifier = load_classifier(Path(given))
+            place = Path(given).resolve()
+            now = stamp(Path(given))
+            if place not in self._classifiers or self._classifiers[place][0] != now:
+                self._classifiers[place] = now, load_classifier(Path(given))
+            classifier = self._classifiers[place][1]
         classifier.require_model(name, self._run)
         return classifier
 

@@ -17,7 +17,6 @@ from mlstm_jax import digest, fields, output, shipped
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.fields import Between
 from mlstm_jax.interop import arrays
-from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.run import Run
 from mlstm_jax.transfer.features import Features, FeatureState, State, layers_of
@@ -125,7 +124,7 @@ class Classifier(NamedTuple):
 
     def require_model(self, name: str | Path, run: Run) -> None:
         """Raise UserError unless it was created with this run; `name` is for the message."""
-        if self.about.model == fingerprint(run.params):
+        if self.about.model == run.fingerprint:
             return
         advice = (
             "give the run and `checkpoint` that it was created with (of `mlstm-jax finetune`: "
@@ -247,6 +246,18 @@ class _File(Description):
             words = getattr(self, name)
             if words is not None and not least <= len(set(words)) == len(words):
                 raise fields.InvalidField(f"{name} must be {least} or more different names")
+
+
+def stamp(folder: Path) -> tuple[tuple[int, int, int], ...]:
+    """Return what changes if the files of a classifier are written again; () without them."""
+    found = []
+    for name in ("classifier.json", "classifier.safetensors"):
+        try:
+            about = (shipped.model(folder) / name).stat()
+        except OSError:
+            return ()
+        found.append((about.st_ino, about.st_mtime_ns, about.st_size))
+    return tuple(found)
 
 
 def load_classifier(folder: Path) -> Classifier:

@@ -4,12 +4,14 @@ Accuracy is too high on texts that a model or a classifier has learned from; `la
 them.
 """
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlstm_jax import shipped
 from mlstm_jax.errors import note
@@ -63,7 +65,7 @@ def label_texts(
         if any(theirs.size for theirs in learned.values()):
             found_N = digests(part, run.cleaning)
             for finding, theirs in learned.items():
-                marked[finding] = np.isin(found_N, theirs)
+                marked[finding] = _is_among(found_N, theirs)
         for finding, is_marked_N in marked.items():
             if is_marked_N.any():
                 firsts.setdefault(finding, total + int(is_marked_N.argmax()) + 1)
@@ -90,8 +92,23 @@ def read_with_ratings(run: Run) -> Digests:
         path = shipped.rated_texts(Path(run.config.train.start_from))
     if path is None:
         return np.zeros(0, np.uint32)
-    found: Digests = np.load(path, allow_pickle=False)
-    return found
+    return _read(path)
+
+
+@functools.cache
+def _read(path: Path) -> Digests:
+    """Read a file of the package, which does not change."""
+    return np.sort(np.load(path, allow_pickle=False))
+
+
+def _is_among(texts: Digests, known: Digests) -> NDArray[np.bool_]:
+    """Return whether each digest is known; `np.isin` sorts all known ones each time."""
+    known = np.asarray(known)
+    if not known.size:
+        return np.zeros(len(texts), np.bool_)
+    place_N = np.searchsorted(known, texts)
+    is_known_N: NDArray[np.bool_] = known[np.minimum(place_N, len(known) - 1)] == texts
+    return is_known_N
 
 
 def sentence(
@@ -110,8 +127,8 @@ def is_negligible(count: int, total: int) -> bool:
 
 
 def note_among(name: str, texts: Digests, known: Digests, finding: str) -> list[str]:
-    """Note how many of the texts are known, if any matter; return the note."""
-    count = int(np.isin(texts, known).sum())
+    """Note how many of the texts are among the known, which are sorted; return the note, if any."""
+    count = int(_is_among(texts, known).sum())
     if is_negligible(count, len(texts)):
         return []
     text = sentence(finding, count, len(texts), name=name)
@@ -133,5 +150,5 @@ def note_known(
     for name, part in texts.items():
         on_read += note_among(part.name, same[name], read, READ)
         if name != "train":
-            on_repeated += note_among(part.name, same[name], same["train"], _REPEATED)
+            on_repeated += note_among(part.name, same[name], np.sort(same["train"]), _REPEATED)
     return on_read, on_repeated

@@ -34,7 +34,6 @@ from mlstm_jax.data.corpus import FORMAT_VERSION, Cleaning, Manifest
 from mlstm_jax.errors import UserError
 from mlstm_jax.fields import Checked, Count, Fraction, Positive
 from mlstm_jax.interop import weights
-from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.output import atomic_directory
 from mlstm_jax.run import Run, as_weights, load_run
@@ -189,7 +188,7 @@ def finetune(
         states_NK = alone.probabilities(held_out.features)
         weight = words.best_weight(states_NK, words_NK, held_out.labels)
         counted = dataclasses.replace(counted, weight=weight)
-    about = Description(state, False, fingerprint(tuned.params), text_column, step=tuned.step)
+    about = Description(state, False, tuned.fingerprint, text_column, step=tuned.step)
     classifier = alone._replace(words=counted, texts=np.unique(same["train"]), about=about)
     (out / "classifier").mkdir(exist_ok=True)
     classifier.save(out / "classifier")
@@ -261,8 +260,8 @@ def _start(run: Run, out: Path) -> Path:
     In a run folder it takes the best checkpoint; those of another are written to a file in `out`.
     So are all that a relative path no longer gives, after the process has changed its folder.
     """
-    identity = fingerprint(run.params)
-    if fingerprint(load_run(run.folder).params) == identity:
+    identity = run.fingerprint
+    if load_run(run.folder).fingerprint == identity:
         return run.folder
     path = out / f"start-{identity[:12]}.safetensors"
     weights.save(path, as_weights(run))

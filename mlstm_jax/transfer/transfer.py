@@ -15,7 +15,6 @@ from threadpoolctl import threadpool_limits
 from mlstm_jax import output, shipped
 from mlstm_jax.errors import UserError
 from mlstm_jax.fields import Checked
-from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.run import Run
 from mlstm_jax.terminal import ProgressLine, tell
 from mlstm_jax.transfer import classify, experiment, words
@@ -108,7 +107,7 @@ def transfer(
     if "valid" not in texts:
         require_folds(texts["train"], same["train"])
     on_read, on_repeated = classify.note_known(run, texts, same)
-    model = fingerprint(run.params)
+    model = run.fingerprint
     featurizer = Featurizer(run, states=states, all_layers=options.all_layers)
     quiet = not show_progress
     features = _features(out, featurizer, model, texts, quiet=quiet)

@@ -16,6 +16,7 @@ from mlstm_jax.config import vary
 from mlstm_jax.errors import Note
 from mlstm_jax.run import load_run
 from mlstm_jax.transfer import classify, experiment
+from mlstm_jax.transfer.classifier import Classifier, Description
 from mlstm_jax.transfer.labels import digests
 
 TEXTS = [f"{word} {n}" for n in range(5) for word in ("good", "bad")]
@@ -54,6 +55,18 @@ def test_texts_of_the_fit_are_noted_and_reported(model, tmp_path) -> None:
         (0, 5, True),
     ):
         assert classify.is_negligible(count, total) == is_left_out
+
+
+def test_a_classifier_that_is_written_again_is_read_again(model, tmp_path) -> None:
+    about = Description("c", False, model._run.fingerprint, None)
+    made = Classifier(np.ones((1, 64)), np.zeros(1), ["a", "b"], 1.0, about=about)
+    made.save(tmp_path)
+    (first,) = model.classify(["my guitar"], tmp_path)
+    assert model.classify(["my guitar"], tmp_path) == [first]
+    made._replace(weights_KD=-made.weights_KD).save(tmp_path)
+    (second,) = model.classify(["my guitar"], tmp_path)
+    assert second == pytest.approx({"a": first["b"], "b": first["a"]})
+    assert first["a"] != pytest.approx(0.5)
 
 
 def test_texts_that_the_model_has_read_are_noted(model, monkeypatch, tmp_path) -> None:
