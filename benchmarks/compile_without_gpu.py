@@ -25,7 +25,7 @@ from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.mlstm import STACKED
 from mlstm_jax.model.pallas import require_gpu
 from mlstm_jax.planning.machine import Machine
-from mlstm_jax.training import optimizer, schedule
+from mlstm_jax.training import schedule
 from mlstm_jax.training.parallel import AXIS, map_by_shard_map
 from mlstm_jax.training.state import state_shapes
 from mlstm_jax.training.step import make_train_step
@@ -64,23 +64,15 @@ def compile_step(config: Config, machine: Machine, devices: int) -> Compiled:
         _require_pallas(config, machine)
         loops = PALLAS
     model = LanguageModel(config.model, config.precision, config.train.recompute_every, loops)
-    lr_schedule = schedule.learning_rate(config.optimizer, config.data.batch, 1_000_000)
-    tx = optimizer.build(
-        config.optimizer,
-        config.model,
-        lr_schedule,
-        update_bytes=config.data.batch * config.data.window,
-        axis_name=AXIS,
-        compute=config.precision.compute,
-    )
     rows = config.data.batch // devices
     arguments = (
-        state_shapes(config, model, tx),
+        state_shapes(config, model),
         model.init_carry(rows),
         _batch(config, rows),
         np.float32(0),
+        schedule.resolve(config.optimizer, config.data.batch, 1_000_000),
     )
-    step = make_train_step(config, model, tx, lr_schedule, AXIS)
+    step = make_train_step(config, model, AXIS)
     return compile_program(machine, step, arguments, devices, donate=(0, 1))
 
 

@@ -3,10 +3,10 @@
     python benchmarks/configs.py runs/small_512 fast_512 \
         --json benchmarks/results/configs_cpu.json
 
-It answers how long the whole runs take here, relative to each other: the seconds of each phase's
-step, times its number of steps, on one device with XLA's kernels. The bytes are random; evaluations
+It answers how long the whole runs take here, relative to each other: the seconds of a
+step, times the number of steps, on one device with XLA's kernels. The bytes are random; evaluations
 and checkpoints are not counted. An unset compute type is the one that `train` would choose here.
-A config needs `train.steps` or phases; --steps NAME=N sets them.
+A config needs `train.steps`; --steps NAME=N sets them.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import numpy as np
 from steps import TrainingStep
 
 from mlstm_jax import host
-from mlstm_jax.config import Config, by_phase, load_file, load_json, resolve_batch, vary
+from mlstm_jax.config import Config, load_file, load_json, resolve_batch, vary
 from mlstm_jax.training.parallel import Parallel
 
 
@@ -43,7 +43,7 @@ def read_config(name: str) -> Config:
 
 
 def make_call(config: Config) -> Callable[[], None]:
-    """Compile the step of a phase; each call continues from the state after the last."""
+    """Compile the step of a config; each call continues from the state after the last."""
     return TrainingStep(config, Parallel(jax.local_devices()[:1])).take
 
 
@@ -65,10 +65,9 @@ def main() -> None:
         config = read_config(name)
         if name in steps:
             config = vary(config, train__steps=int(steps[name]))
-        for phase in by_phase(config):
-            if phase.train.steps is None:
-                raise SystemExit(f"{name}: train.steps is not set; use --steps {name}=N.")
-            cases.append((name, phase, make_call(phase)))
+        if config.train.steps is None:
+            raise SystemExit(f"{name}: train.steps is not set; use --steps {name}=N.")
+        cases.append((name, config, make_call(config)))
     seconds: list[list[float]] = [[] for _ in cases]
     for turn in range(arguments.rounds + 1):
         order = np.random.default_rng(turn).permutation(len(cases))
@@ -79,34 +78,26 @@ def main() -> None:
             cases[n][2]()
             if turn:
                 seconds[n].append(time.perf_counter() - began)
-    totals = {name: np.zeros(arguments.rounds) for name in arguments.configs}
-    phases: dict[str, list[dict[str, Any]]] = {name: [] for name in arguments.configs}
-    for (name, phase, _), of_rounds in zip(cases, seconds, strict=True):
-        totals[name] += phase.train.steps * np.array(of_rounds)
-        batch = phase.data.batch
-        window = phase.data.window
-        phases[name].append(
-            {
-                "steps": phase.train.steps,
-                "batch": batch,
-                "window": window,
-                "seconds": spread(of_rounds),
-                "kB/s": batch * window / statistics.median(of_rounds) / 1e3,
-            }
-        )
-    first = arguments.configs[0]
+    totals = {}
     results: dict[str, Any] = {}
+    for (name, config, _), of_rounds in zip(cases, seconds, strict=True):
+        totals[name] = config.train.steps * np.array(of_rounds)
+        batch = config.data.batch
+        window = config.data.window
+        results[name] = {
+            "steps": config.train.steps,
+            "batch": batch,
+            "window": window,
+            "seconds": spread(of_rounds),
+            "kB/s": batch * window / statistics.median(of_rounds) / 1e3,
+        }
+    first = arguments.configs[0]
     for name in arguments.configs:
         minutes = (totals[name] / 60).tolist()
         ratios = (totals[name] / totals[first]).tolist()
-        results[name] = {
-            "phases": phases[name],
-            "minutes": spread(minutes),
-            f"ratio to {first}": spread(ratios),
-        }
-        rates = ", ".join(f"{phase['kB/s']:.1f}" for phase in results[name]["phases"])
+        results[name] |= {"minutes": spread(minutes), f"ratio to {first}": spread(ratios)}
         print(
-            f"{name}: {rates} kB/s; {statistics.median(minutes):.1f} minutes "
+            f"{name}: {results[name]['kB/s']:.1f} kB/s; {statistics.median(minutes):.1f} minutes "
             f"({min(minutes):.1f} to {max(minutes):.1f}); {statistics.median(ratios):.3f} of "
             f"{first} ({min(ratios):.3f} to {max(ratios):.3f})"
         )

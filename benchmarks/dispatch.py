@@ -56,7 +56,7 @@ class Way:
         from mlstm_jax.config import Config, Data, Model
         from mlstm_jax.data.stream import Batch
         from mlstm_jax.model.language_model import LanguageModel
-        from mlstm_jax.training import optimizer, parallel, schedule
+        from mlstm_jax.training import parallel, schedule
         from mlstm_jax.training.parallel import Parallel
         from mlstm_jax.training.state import fresh_state
         from mlstm_jax.training.step import make_train_step
@@ -66,16 +66,15 @@ class Way:
             model=Model(hidden=16, embedding=8), data=Data(batch=devices.count, window=8)
         )
         model = LanguageModel(config.model, config.precision)
-        rate = schedule.learning_rate(config.optimizer, config.data.batch, 1_000_000)
-        tx = optimizer.build(config.optimizer, config.model, rate)
-        step = make_train_step(config, model, tx, rate, parallel.AXIS)
+        step = make_train_step(config, model, parallel.AXIS)
         self.step = self.devices.map(step, (0, 1) * donated)
         each = len(devices.local)
         text = np.random.default_rng(0).integers(0, 256, (each, 9), np.uint8)
         self.batch = Batch(text[:, :-1], text[:, 1:], np.zeros(each, bool))
-        state = self.devices.replicate(fresh_state(config, model, tx, None))
+        state = self.devices.replicate(fresh_state(config, model))
         self.now = (state, self.devices.split_rows(model.init_carry(each)))
-        self.go_on = self.devices.replicate(np.float32(0))
+        rates = schedule.resolve(config.optimizer, config.data.batch, 1_000_000)
+        self.go_on = self.devices.replicate((np.float32(0), rates))
         self.arrays = len(jax.tree.leaves((self.now, self.batch, self.go_on)))
 
     def take(self) -> list[float]:
@@ -85,7 +84,7 @@ class Way:
         times = [time.perf_counter()]
         batch = jax.block_until_ready(self.devices.split_rows(self.batch))
         times.append(time.perf_counter())
-        *after, metrics = self.step(*self.now, batch, self.go_on)
+        *after, metrics = self.step(*self.now, batch, *self.go_on)
         times.append(time.perf_counter())
         jax.block_until_ready((after, metrics))
         times.append(time.perf_counter())
@@ -108,7 +107,7 @@ def measure_point(processes: int, arguments: Any) -> list[Any]:
         index, coordinator, folder = arguments.process.split("@")
         options = Distributed(coordinator=coordinator, processes=processes, index=int(index))
         cluster = stack.enter_context(Cluster(options, Path(folder)))
-        devices = parallel.started(cluster, Devices())
+        devices = parallel.connect_devices(cluster, Devices())
         ways = [Way(devices, *way) for way in WAYS]
         for way in ways:
             way.take()

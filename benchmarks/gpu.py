@@ -109,6 +109,7 @@ def train(out: Path, seconds: float, small: bool, name: str) -> None:
 
     from mlstm_jax.guard import Interrupted
     from mlstm_jax.training import metrics
+    from mlstm_jax.training.session import Session
     from mlstm_jax.training.train import train as run_train
 
     problem = train_step.lacking(2048, fp8=True) if name == "fp8" else None
@@ -141,7 +142,7 @@ def train(out: Path, seconds: float, small: bool, name: str) -> None:
             signal.raise_signal(signal.SIGTERM)
 
     try:
-        run_train(config, callbacks=[stop], owns_process=True)
+        run_train(config, Session(callbacks=[stop], owns_process=True))
     except Interrupted:
         if not is_over:
             sys.exit(f"training_{name} was stopped; the same command resumes it")

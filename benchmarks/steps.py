@@ -9,7 +9,7 @@ from mlstm_jax.config import Config
 from mlstm_jax.data.stream import Batch
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.stack import Loops
-from mlstm_jax.training import optimizer, parallel, schedule
+from mlstm_jax.training import parallel, schedule
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.state import fresh_state
 from mlstm_jax.training.step import make_train_step
@@ -22,17 +22,10 @@ class TrainingStep:
         rows = config.data.batch
         window = config.data.window
         model = LanguageModel(config.model, config.precision, config.train.recompute_every, loops)
-        rate = schedule.learning_rate(config.optimizer, rows, 1_000_000)
-        tx = optimizer.build(
-            config.optimizer,
-            config.model,
-            rate,
-            update_bytes=rows * window,
-            compute=config.precision.compute,
-        )
-        step = make_train_step(config, model, tx, rate, parallel.AXIS)
+        rates = schedule.resolve(config.optimizer, rows, 1_000_000)
+        step = make_train_step(config, model, parallel.AXIS)
         self._now = [
-            devices.replicate(fresh_state(config, model, tx, None)),
+            devices.replicate(fresh_state(config, model)),
             devices.split_rows(model.init_carry(rows)),
         ]
         text = np.random.default_rng(0).integers(0, 256, (rows, window + 1), np.uint8)
@@ -43,7 +36,7 @@ class TrainingStep:
                 targets_B=np.full(rows, window, np.int32),
                 weight_B=np.ones(rows, np.float32),
             )
-        self._given = devices.split_rows(batch), devices.replicate(np.float32(0))
+        self._given = (devices.split_rows(batch), *devices.replicate((np.float32(0), rates)))
         mapped = devices.map(step, donate=(0, 1))
         self.compiled = mapped.lower(*self._now, *self._given).compile()
 

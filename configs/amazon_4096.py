@@ -3,7 +3,7 @@
 Corpus:    mlstm-jax prepare aggressive_dedup.json.gz --out corpora/amazon   (82 million reviews)
 Command:   mlstm-jax train amazon_4096
 Hardware:  8 GPUs or more, 256 rows each; training stops after 100,000 steps, which on one GPU is a
-           sixth of an epoch (see `mlstm-jax schedule`). `prepare` works out of core,
+           sixth of an epoch (see `mlstm-jax plan`). `prepare` works out of core,
            see docs/data.md.
            8 V100 (the paper's): batch 2048, 100k steps, 1.4 epochs, 23.7 hours.
            128 V100 (the paper's): batch 32,768, 14k steps, 3 epochs, 3.5 hours.

@@ -1,17 +1,18 @@
 r"""BERT-Large on bytes, with the recipe that trained it in 47 minutes; compiled for H100, not run.
 
 Corpus:    mlstm-jax prepare amazon/*.json.gz --out corpora/amazon_exact --dedupe exact
-Command:   mlstm-jax train bert_large
-Hardware:  8 H100 of 80 GB: 13 hours by `mlstm-jax plan` at the rate that an mLSTM's step reached,
-           18 by XLA's own model of the compiled steps; both are computed, nothing is measured
+Command:   mlstm-jax sweep bert_large_recipe --out runs/bert_large_recipe
+Hardware:  8 H100 of 80 GB: 13 hours with the second part by `mlstm-jax plan` at the rate that an
+           mLSTM's step reached, 18 by XLA's own model of the compiled steps; nothing is measured
 Expected:  not known; it was not run
 
 24 layers of 1024 units and 16 heads (Devlin et al. 2018). NVIDIA's recipe (You et al. 2020): LAMB
 with the gradient divided by its norm; 7,038 updates of 65,536 windows of 128, then 1,563 of 32,768
-windows of 512; in each phase warm-up and a decay of power 0.5; dropout 0.1; decay 0.01.
+windows of 512 (bert_large_long); in each part warm-up and a decay of power 0.5; dropout 0.1; decay
+0.01.
 """
 
-from mlstm_jax.config import BERT, Config, Data, Optimizer, Phase, Precision, Train
+from mlstm_jax.config import BERT, Config, Data, Optimizer, Precision, Train
 
 config = Config(
     out="runs/bert_large",
@@ -25,22 +26,16 @@ config = Config(
         weight_decay=0.01,
         schedule="polynomial",
         power=0.5,
-        # 28.43% of the first phase.
-        warmup_steps=2000,
+        warmup_steps=2000,  # 28.43%
     ),
     precision=Precision(compute="bf16"),
     train=Train(
-        steps=8601,
+        steps=7038,
         epochs=None,
         dropout=0.1,
         micro_batches=128,
         log_every=1,
         eval_every=200,
         checkpoint_every=100,
-    ),
-    phases=(
-        Phase(steps=7038, batch=65536, window=128),
-        # 12.8% of the second.
-        Phase(steps=1563, batch=32768, window=512, learning_rate=4e-3, warmup_steps=200),
     ),
 )

@@ -90,7 +90,6 @@ def _tables() -> str:
         config.Train,
         config.Devices,
         config.Distributed,
-        config.Phase,
     )
     parts = []
     for section in sections:

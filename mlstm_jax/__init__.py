@@ -28,7 +28,6 @@ The words of this code:
     stream     the windows of all rows, step by step: a function of corpus, shapes, seed and step
     carry      the recurrent state between windows, in arrays with the rows first
     state      what a training step changes: parameters, moments, loss scale, counters
-    phase      a part of a run with a batch and a window of its own
     objective  the targets of a window: the next byte, or masked bytes
     kind       a model by its name in a config: mlstm, lstm, gru, transformer, bert
     run        a folder with a config, metrics and checkpoints; and what trains in it
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
     from mlstm_jax.api.features import FineTuned as FineTuned
     from mlstm_jax.api.functions import import_weights as import_weights
     from mlstm_jax.api.functions import plot_metrics as plot_metrics
-    from mlstm_jax.api.functions import schedule as schedule
     from mlstm_jax.api.functions import train as train
     from mlstm_jax.api.model import TrainedModel as TrainedModel
     from mlstm_jax.api.model import load as load
@@ -78,7 +76,6 @@ _PUBLIC = {
     "plan": "planning",
     "plot_metrics": "api.functions",
     "prepare": "corpora.prepare",
-    "schedule": "api.functions",
     "sweep": "training.sweep",
     "train": "api.functions",
     "vary": "config",

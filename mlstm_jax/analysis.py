@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from mlstm_jax.config import Config, by_phase, from_json, load_json
+from mlstm_jax.config import Config, from_json, load_json
 from mlstm_jax.corpora.documents import rating_of
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import metrics
@@ -134,7 +134,6 @@ def summary(histories: Iterable[History]) -> pd.DataFrame:
     empty = pd.Series(dtype=float)
     for history in histories:
         config = history.config
-        last = by_phase(config)[-1]
         train = history.train
         bpc = history.evaluations["bpc"]
         # A finished run whose steps were raised has a later event.
@@ -143,8 +142,8 @@ def summary(histories: Iterable[History]) -> pd.DataFrame:
         rows.append(
             {
                 "hidden": config.model.hidden,
-                "batch": last.data.batch,
-                "window": last.data.window,
+                "batch": config.data.batch,
+                "window": config.data.window,
                 "precision": config.precision.compute,
                 "optimizer": config.optimizer.name,
                 "peak rate": train.get("learning_rate", empty).max(),

@@ -12,6 +12,7 @@ deleted, but moved to a folder next to the checkpoints. `kept_steps` says which 
 Orbax takes 0.4 s to import, so it is imported where a checkpoint is opened, written or read.
 """
 
+import shutil
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,6 +42,8 @@ from mlstm_jax.record import (
     steps_in,
 )
 
+# Old checkpoints are renamed to this folder, and then deleted: a kill leaves each whole, or none.
+_DELETED = "deleted"
 # Seconds before each new attempt to read, in case the file system fails briefly.
 PAUSES = (0.5, 2.0)
 Read = TypeVar("Read")
@@ -109,6 +112,8 @@ class Checkpoints:
         """Read which checkpoints exist on disk; all processes must call it."""
         import orbax.checkpoint as ocp
 
+        if not self._read_only:
+            self._delete()
         self._scores.clear()
         for step in steps_in(self.folder):
             self._scores[step] = score_of(self.folder, step)
@@ -120,6 +125,7 @@ class Checkpoints:
             self._opened.enter_context(output.plain_path(self.folder)) / FOLDER,
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=self,
+                todelete_subdir=_DELETED,
                 create=not self._read_only,
                 cleanup_tmp_directories=not self._read_only,
                 read_only=self._read_only,
@@ -151,6 +157,7 @@ class Checkpoints:
         import orbax.checkpoint as ocp
 
         assert self.run is not None
+        self._delete()
         parts = _parts_of(state)
         sums = {name: of_tree(part) for name, part in parts.items()}
         record = Record(step, self.run, about, sums)
@@ -219,6 +226,11 @@ class Checkpoints:
     def steps(self) -> list[int]:
         """Return the steps of all complete checkpoints, in order."""
         return sorted(self._manager.all_steps())
+
+    def look_again(self) -> None:
+        """Read which checkpoints there are now, as where a run trains in the folder."""
+        self._manager.reload()
+        self._scores = {step: score_of(self.folder, step) for step in steps_in(self.folder)}
 
     def meta(self, step: int) -> Meta:
         """Return the meta of the checkpoint of `step`; raise Damaged if it cannot be read."""
@@ -314,6 +326,13 @@ class Checkpoints:
             with self._failure():
                 self._manager.wait_until_finished()
                 self._manager.close()
+            if not self._read_only:
+                self._delete()
+
+    def _delete(self) -> None:
+        """Delete the old checkpoints that have been renamed."""
+        if jax.process_index() == 0:
+            shutil.rmtree(self.folder / FOLDER / _DELETED, ignore_errors=True)
 
     def _attempt(self, step: int, read: Callable[[], Read]) -> Read:
         """Return the result of `read`, retried after pauses; raise Damaged if all attempts fail.

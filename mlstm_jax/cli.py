@@ -26,7 +26,7 @@ from mlstm_jax.guard import WEIGHTS, Interrupted, interruptible
 
 # The commands in each module of commands/, which is imported when one runs: most import JAX.
 _MODULES = {
-    "training": ("quickstart", "train", "plan", "schedule"),
+    "training": ("quickstart", "train", "plan"),
     "corpora": ("prepare", "inspect", "configs"),
     "models": ("sweep", "evaluate", "report", "generate", "heatmap", "view", "import", "export"),
     "texts": ("features", "transfer", "finetune", "classify"),
@@ -34,7 +34,7 @@ _MODULES = {
 COMMANDS = {name: module for module, names in _MODULES.items() for name in names}
 
 # Commands that run no model: they do not use the GPU, which may be busy.
-_ON_CPU = ("configs", "prepare", "inspect", "plan", "schedule", "import", "export")
+_ON_CPU = ("configs", "prepare", "inspect", "plan", "import", "export")
 
 # Commands whose first word is a model.
 _OF_MODELS = ("evaluate", "report", "generate", "heatmap", "view", "export", *_MODULES["texts"])

@@ -18,13 +18,15 @@ from numpy.typing import NDArray
 
 from mlstm_jax import digest, fields
 from mlstm_jax.data.corpus import Cleaning
-from mlstm_jax.data.stream import Origin
 from mlstm_jax.digest import Extent
 
 FOLDER = "checkpoints"
 SET_ASIDE = "set-aside"
 # The file of a checkpoint: checkpoints/STEP/meta/metadata.
 ITEM, FILE = "meta", "metadata"
+
+# Fields of a Meta that earlier versions wrote; the others have what they say.
+_FORMER = ("origin",)
 
 Sums = dict[str, dict[str, int]]  # by item and by an array's path in it
 
@@ -35,15 +37,21 @@ class Meta(NamedTuple):
     corpus: str  # identity of the corpus, a sha256
     cleaning: Cleaning  # of its documents; a prompt is cleaned in the same way
     rows: dict[str, Any]  # what determines which bytes a row reads: batch, window, shards, ...
-    origin: Origin
-    epoch: float
-    bytes_seen: int
+    epoch: float = 0.0  # where the rows are in the text
+    bytes_seen: int = 0
     # A sha256 of the parameters that train.start_from named, if any.
     start: str | None = None
     high_steps: int = 0  # latest steps in a row whose loss was above train.divergence_bpc
     bpc: float | None = None  # of the validation split, if it was measured at this step
     label_loss: float | None = None  # the same
     metrics: Extent = Extent()  # of metrics.jsonl, up to this step
+    # What determines the model's function, see `config.function_of`; None: an earlier version's.
+    function: dict[str, Any] | None = None
+
+    @property
+    def update_bytes(self) -> int:
+        """The bytes of text of each update, on all devices."""
+        return self.rows["batch"] * self.rows["window"]
 
     @property
     def score(self) -> float | None:
@@ -97,8 +105,11 @@ def read_record(folder: Path, step: int) -> Record:
     """
     path = folder / FOLDER / str(step) / ITEM / FILE
     content = digest.opened(fields.parse(path.read_bytes()))
-    meta = Meta(**content.pop("meta"))
-    meta = meta._replace(origin=Origin(*meta.origin), metrics=Extent(*meta.metrics))
+    values = content.pop("meta")
+    for name in _FORMER:
+        values.pop(name, None)
+    meta = Meta(**values)
+    meta = meta._replace(metrics=Extent(*meta.metrics))
     record = Record(meta=meta, **content)
     if record.step != step:
         raise ValueError(f"it is the checkpoint of step {record.step}, renamed")

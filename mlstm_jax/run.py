@@ -23,15 +23,15 @@ from typing import Any, Literal
 import jax
 
 from mlstm_jax import __version__, digest, environment, fields, host, output, shipped
-from mlstm_jax.checkpoint import Checkpoints
-from mlstm_jax.config import Config, load_json, to_json
+from mlstm_jax.checkpoint import Checkpoints, Damaged
+from mlstm_jax.config import Config, load_json, require_function, to_json
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import FileError, UserError, note, with_remedy
 from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import ModelWeights
 from mlstm_jax.model.language_model import LanguageModel, Parameters
-from mlstm_jax.model.ops import Compute
+from mlstm_jax.model.ops import Compute, Precision
 from mlstm_jax.model.stack import Recurrent
 from mlstm_jax.record import FOLDER
 
@@ -145,12 +145,22 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
         environment.silence(),
         closing(Checkpoints(folder, identity, read_only=True)) as checkpoints,
     ):
-        step = _choose(checkpoints, folder, checkpoint)
         model = _language_model(config)
         shapes = jax.eval_shape(model.init_parameters, jax.random.key(0))
-        params = checkpoints.restore_params(step, shapes)
-        about = checkpoints.meta(step)
-        return Run(folder, config, step, about.cleaning, model, params, about.corpus)
+        while True:
+            steps = checkpoints.steps()
+            try:
+                step = _choose(checkpoints, folder, checkpoint)
+                about = checkpoints.meta(step)
+                require_function(about.function, config, f"the checkpoint of step {step}")
+                params = checkpoints.restore_params(step, shapes)
+            except Damaged:
+                checkpoints.look_again()
+                # A run that trains deletes old checkpoints.
+                if set(steps) <= set(checkpoints.steps()):
+                    raise
+            else:
+                return Run(folder, config, step, about.cleaning, model, params, about.corpus)
 
 
 def _of_weights(folder: Path, file: Path, config: Config | None, checkpoint: str) -> Run:
@@ -161,7 +171,7 @@ def _of_weights(folder: Path, file: Path, config: Config | None, checkpoint: str
         )
     imported = weights.load_weights(file)
     config = config or Config(out=str(folder), model=imported.model)
-    if imported.model != config.model:
+    if (imported.model, Precision()) != (config.model, config.precision):
         raise UserError(
             f"{folder}: config.json and {file.name} are from different models; import it again."
         )

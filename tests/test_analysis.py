@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlstm_jax.config import Config, Data, Phase, from_json, to_json
+from mlstm_jax.config import Config, Data, from_json, to_json
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import metrics
 from tests.training.runs import train_line, write_lines
@@ -88,15 +88,6 @@ def test_the_configs_of_all_studies_are_of_this_version() -> None:
                 run = json.loads(line)
                 if "config" in run:  # The study of fp8 has none.
                     from_json(json.dumps(run["config"]), study)
-
-
-def test_the_batch_and_the_window_are_those_of_the_last_phase(tmp_path, monkeypatch) -> None:
-    phases = (Phase(steps=20, batch=8, window=32), Phase(steps=20, batch=4, window=512))
-    run = write_run(tmp_path / "run")
-    (run / "config.json").write_text(to_json(Config(phases=phases)))
-    monkeypatch.chdir(run)
-    (row,) = analysis.summary(analysis.load_histories(".")).itertuples()
-    assert (row.Index, row.batch, row.window) == ("run", 4, 512)
 
 
 def test_a_study_in_one_file_is_read_as_its_folders(tmp_path: Path) -> None:

@@ -14,10 +14,8 @@ import pytest
 from mlstm_jax import checkpoint, digest
 from mlstm_jax.checkpoint import CheckpointFailed, Checkpoints, Damaged, OtherRun, kept_steps
 from mlstm_jax.config import Config, Model, Precision
-from mlstm_jax.data.stream import Origin
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.record import Meta, of_rows, of_tree, read_record
-from mlstm_jax.training import optimizer
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.state import TrainState, fresh_state
 from tests.marks import FAILED_READS
@@ -25,7 +23,7 @@ from tests.marks import FAILED_READS
 pytestmark = FAILED_READS
 
 RUN = "0123456789abcdef"
-ABOUT = Meta("c0ffee", "radford", {"batch": 8, "window": 16}, Origin(), 0.25, 1000)
+ABOUT = Meta("c0ffee", "radford", {"batch": 8, "window": 16}, 0.25, 1000)
 
 
 @pytest.mark.parametrize(
@@ -67,8 +65,7 @@ class Saved:
         precision = Precision(compute="bf16", recurrent="fp8_emulated")
         config = Config(model=Model(hidden=16, embedding=8, layers=2), precision=precision)
         model = LanguageModel(config.model, config.precision)
-        tx = optimizer.build(config.optimizer, config.model, lambda count: 0.0)
-        self.state: TrainState = draw_like(fresh_state(config, model, tx, None))
+        self.state: TrainState = draw_like(fresh_state(config, model))
         self.carry = draw_like(model.init_carry(8))
 
     def save(self, checkpoints: Checkpoints, step: int, bpc: float | None = None) -> None:

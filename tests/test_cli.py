@@ -17,7 +17,7 @@ from mlstm_jax import cli
 
 REPOSITORY = Path(__file__).parent.parent
 COMMANDS = [
-    *("prepare", "inspect", "plan", "schedule", "train", "sweep"),
+    *("prepare", "inspect", "plan", "train", "sweep"),
     *("evaluate", "generate", "heatmap", "report", "features", "transfer", "finetune"),
     *("classify", "view", "import", "export", "quickstart", "configs"),
 ]

@@ -20,7 +20,7 @@ def rendered(markdown: str) -> str:
     return text
 
 
-@pytest.mark.parametrize("section", [config.Config, config.MLSTM, config.GRU, config.Phase])
+@pytest.mark.parametrize("section", [config.Config, config.MLSTM, config.GRU, config.Train])
 def test_the_page_of_configs_has_every_field(section: type) -> None:
     page = rendered("<!-- fields of a config -->")
     table = page.split(f"### {section.__name__}\n")[1].split("###")[0]

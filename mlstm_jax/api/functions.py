@@ -1,4 +1,4 @@
-"""Functions to train, to draw a schedule and metrics, and to import weights."""
+"""Functions to train, to draw metrics, and to import weights."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mlstm_jax import environment
 from mlstm_jax.api.model import TrainedModel, load
-from mlstm_jax.config import Config, load_file, resolve_batch
-from mlstm_jax.data.corpus import open_corpus
+from mlstm_jax.config import Config, load_file
 from mlstm_jax.errors import UserError, extra, require
-from mlstm_jax.fields import Count, Positive, public
+from mlstm_jax.fields import public
 from mlstm_jax.interop import published, weights
 from mlstm_jax.run import write_imported
-from mlstm_jax.training import phases
-from mlstm_jax.training import schedule as schedules
+from mlstm_jax.training.session import Session
 from mlstm_jax.training.train import train as run_train
 
 if TYPE_CHECKING:
@@ -58,33 +56,14 @@ def train(
             raise UserError(f"callbacks has {callback!r}, but each must be a function.")
     config = load_file(config)
     environment.prepare(config.devices, deterministic=config.train.deterministic)
-    folder = run_train(
-        config,
+    session = Session(
         callbacks=callbacks,
         resume=resume,
         reset_carry=reset_carry,
         quiet=not show_progress,
         owns_process=owns_process,
     )
-    return load(folder)
-
-
-@public
-def schedule(
-    config: Config | str | Path, *, devices: Count = 1, corpus_bytes: Positive | None = None
-) -> str:
-    """Return a table of a config's learning rate over its run: scaling, warm-up and decay.
-
-    Args:
-        config: of the run, as for `train`.
-        devices: number of devices, for a config with data.batch_per_device.
-        corpus_bytes: of the training split; unset: those of data.corpus, which must then exist.
-    """
-    config = resolve_batch(load_file(config), devices)
-    if corpus_bytes is not None:
-        return schedules.draw(config.optimizer, phases.expected_segments(config, corpus_bytes))
-    corpus = open_corpus(Path(config.data.corpus))
-    return schedules.draw(config.optimizer, phases.resolve_phases(config, corpus))
+    return load(run_train(config, session))
 
 
 @public

@@ -543,7 +543,7 @@ class TrainedModel:
 
     @cached_property
     def _devices(self) -> Parallel:
-        return parallel.local(Devices())
+        return parallel.local_devices(Devices())
 
     @cached_property
     def _reader(self) -> Reader:

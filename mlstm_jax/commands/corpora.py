@@ -21,7 +21,7 @@ from mlstm_jax.terminal import show
 _OfSplit = Annotated[tuple[str, ...], arg(metavar="SOURCE [SOURCE ...]", help_behavior_hint="")]
 
 _HEADINGS: dict[shipped.Kind, str] = {
-    "config": "configs, for train, plan and schedule",
+    "config": "configs, for train and plan",
     "sweep": "sweeps, for sweep",
     "machine": "machines, for plan --machine",
     "flags": 'flags for XLA on GPUs, as XLA_FLAGS="$(mlstm-jax configs NAME)"',

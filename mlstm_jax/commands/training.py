@@ -1,4 +1,4 @@
-"""Commands of a config: train, quickstart, plan, schedule."""
+"""Commands of a config: train, quickstart, plan."""
 
 import argparse
 import dataclasses
@@ -12,7 +12,6 @@ from typing import Annotated, Any
 from tyro.conf import arg
 
 from mlstm_jax import commands, environment, shipped
-from mlstm_jax.api import functions
 from mlstm_jax.api.model import load
 from mlstm_jax.commands import Call, Flag
 from mlstm_jax.config import Config, field_names, load_file, nearest_fields, vary
@@ -22,13 +21,11 @@ from mlstm_jax.errors import UserError, did_you_mean, nearest
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.planning import plan as make_plan
 from mlstm_jax.terminal import show
+from mlstm_jax.training.session import Session
 from mlstm_jax.training.train import train as run_train
 
 # The config of a command without one: it needs no data.
 _QUICKSTART = shipped.files("config")["quickstart"]
-
-# Options of fields that phases replace.
-_REPLACED = {"--data.batch", "--data.batch-per-device", "--train.steps", "--train.epochs"}
 
 OfConfig = Annotated[Config, arg(name="")]
 
@@ -37,8 +34,7 @@ def parse(command: Callable[..., None], words: Sequence[str], program: str) -> C
     """Turn a command line into a call, as `commands.parse` does; the options change a config.
 
     ``[CONFIG] [model:KIND] [--section.field value ...]``: a config is a Python file, or the name of
-    one that comes with the package; the default is the quickstart. Its phases, which no option can
-    express, stay as they are.
+    one that comes with the package; the default is the quickstart.
     """
     kinds = [word for word in words if word.startswith("model:")]
     named, words = _split_config([word for word in words if word not in kinds])
@@ -50,21 +46,11 @@ def parse(command: Callable[..., None], words: Sequence[str], program: str) -> C
     options = {word.partition("=")[0].replace("_", "-") for word in words}
     for option in options:
         _require_field(config, option)
-    if config.phases and (replaced := sorted(options & _REPLACED)):
-        fields = ", ".join(option.strip("-").replace("-", "_") for option in replaced)
-        raise UserError(
-            f"{fields}: the phases of the config replace this; change the phases in its file. "
-            "`mlstm-jax configs NAME > mine.py` copies a config of the package."
-        )
     if "--data.batch" in options:
         if "--data.batch-per-device" in options:
             raise UserError("data.batch and data.batch_per_device: give only one of them.")
         config = vary(config, data__batch_per_device=None)
-    without_phases = dataclasses.replace(config, phases=())
-    call = commands.parse(command, words, program, config=without_phases)
-    given = dataclasses.replace(call.keywords["config"], phases=config.phases)
-    call.keywords["config"] = given
-    return call
+    return commands.parse(command, words, program, config=config)
 
 
 def _require_field(config: Config, option: str) -> None:
@@ -157,7 +143,8 @@ def train(config: OfConfig, resume: Flag = False, reset_carry: Flag = False) -> 
         prepare(["pydoc:"], Path(corpus), split=(18, 1, 1))
     index, processes = process_info(config.distributed, os.environ)
     environment.prepare(config.devices, deterministic=config.train.deterministic)
-    folder = run_train(config, resume=resume, reset_carry=reset_carry, owns_process=True)
+    session = Session(resume=resume, reset_carry=reset_carry, owns_process=True)
+    folder = run_train(config, session)
     if processes == 1:
         show(f"\n{load(folder).report()}")
         plot = f"mlstm_jax.load({str(folder)!r}).plot().savefig('curve.png')"
@@ -221,19 +208,3 @@ def plan(
         price: of one device per hour; unset: the price in the description.
     """
     show(make_plan(config, machine, gpus, corpus_bytes, price=price))
-
-
-def schedule(
-    config: OfConfig,
-    gpus: int = 1,
-    corpus_bytes: float | None = None,
-) -> None:
-    """Show the learning rate of a config over its run: scaling, warm-up and decay.
-
-    The config (`mlstm-jax schedule CONFIG`) and its options are those of `train`.
-
-    Args:
-        gpus: number of devices, for a config with `data.batch_per_device`.
-        corpus_bytes: bytes of the training split, such as 40e9; unset: those of `data.corpus`.
-    """
-    show(functions.schedule(config, devices=gpus, corpus_bytes=corpus_bytes))

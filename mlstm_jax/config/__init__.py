@@ -9,6 +9,7 @@ folder has its config as JSON.
 import dataclasses
 import runpy
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +24,6 @@ from mlstm_jax.config.sections import (
     Devices,
     Distributed,
     Optimizer,
-    Phase,
     Train,
 )
 from mlstm_jax.errors import KnownError, UserError, did_you_mean, nearest, require
@@ -47,8 +47,8 @@ _FIXED_IN_A_RUN = (
     "precision.cell",
     "train.seed",
 )
-# With phases nothing uses it.
-_REPLACED = "data.batch"
+# Fields of the precision with which a trained model is read.
+_READING = ("compute", "recurrent", "cell")
 # These are locations and processes; they do not define the run.
 PLACES = ("out", "data.corpus", "train.start_from", "distributed.")
 
@@ -66,13 +66,10 @@ __all__ = [
     "Distributed",
     "Model",
     "Optimizer",
-    "Phase",
     "Precision",
     "Train",
     "Transformer",
-    "by_phase",
     "load_file",
-    "longest_window",
     "resolve_batch",
     "vary",
 ]
@@ -98,12 +95,6 @@ class Config(Checked):
     devices: Devices = field(default_factory=Devices)
     # The processes of the run, on this machine or several.
     distributed: Distributed = field(default_factory=Distributed)
-    # The phases of the run, in order; only in a config file. They replace `data.batch`,
-    # `data.window`, `train.steps` and `train.epochs`. One learning-rate schedule covers all phases,
-    # except where a phase has a `learning_rate` of its own. A phase with the batch and window of
-    # the one before continues its rows and their carry; otherwise new rows begin near the same
-    # place in the text, with a zero carry.
-    phases: tuple[Phase, ...] = ()
 
 
 def _require_fit(config: Config) -> None:
@@ -119,10 +110,9 @@ def _require_fit(config: Config) -> None:
     if recurrent != "compute":
         _require_fp8(config, recurrent)
     places = model.longest_window
-    window = longest_window(config)
-    name = "phases.window" if config.phases else "data.window"
+    window = config.data.window
     fits = places is None or window <= places
-    require(fits, name, window, f"at most model.positions, {places}")
+    require(fits, "data.window", window, f"at most model.positions, {places}")
     cell = config.precision.cell
     rule = f"fp32 for {model.cli_name}, which has no c"
     require(cell == "fp32" or "c" in model.states, "precision.cell", cell, rule)
@@ -145,31 +135,16 @@ def _require_fp8(config: Config, recurrent: str) -> None:
     require(kernels != other, "devices.kernels", kernels, rule)
 
 
-def by_phase(config: Config) -> list[Config]:
-    """Each phase as a config of its own; a run without phases as it is."""
-    configs = []
-    for phase in config.phases:
-        data = dataclasses.replace(config.data, batch=phase.batch, window=phase.window)
-        train = dataclasses.replace(config.train, steps=phase.steps, epochs=None)
-        configs.append(dataclasses.replace(config, data=data, train=train))
-    return configs or [config]
-
-
-def longest_window(config: Config) -> int:
-    """The most bytes of a training window of a run."""
-    return max(phase.data.window for phase in by_phase(config))
-
-
 def resolve_batch(config: Config, device_count: int) -> Config:
     """Set what follows from other fields, and check the batch against the number of devices.
 
     These fields are the global batch, the model's objective, from `train.objective`, and the
-    positions of a Transformer, at least the longest window.
+    positions of a Transformer, at least the window.
 
     Raises UserError if the rows cannot be split evenly over the devices (Puri et al. 2018,
     section IV), or a field is for another kind of model.
     """
-    model = config.model.for_windows(longest_window(config))
+    model = config.model.for_windows(config.data.window)
     if config.train.objective is not None:
         model = dataclasses.replace(model, objective=config.train.objective)
     data = config.data
@@ -179,17 +154,15 @@ def resolve_batch(config: Config, device_count: int) -> Config:
     config = dataclasses.replace(config, model=model, data=data)
     _require_fit(config)
     micro_batches = config.train.micro_batches
-    for phase in by_phase(config):
-        name = "phases.batch" if config.phases else "data.batch"
-        batch = phase.data.batch
-        rule = (
-            f"a multiple of {device_count}, so that the devices share it evenly; or set "
-            "data.batch_per_device, or use fewer devices with `devices.count`"
-        )
-        require(batch % device_count == 0, name, batch, rule)
-        rows = batch // device_count
-        rule = f"a divisor of the {rows} rows of a device ({name} {batch})"
-        require(rows % micro_batches == 0, "train.micro_batches", micro_batches, rule)
+    batch = data.batch
+    rule = (
+        f"a multiple of {device_count}, so that the devices share it evenly; or set "
+        "data.batch_per_device, or use fewer devices with `devices.count`"
+    )
+    require(batch % device_count == 0, "data.batch", batch, rule)
+    rows = batch // device_count
+    rule = f"a divisor of the {rows} rows of a device (data.batch {batch})"
+    require(rows % micro_batches == 0, "train.micro_batches", micro_batches, rule)
     return config
 
 
@@ -289,21 +262,89 @@ def nearest_fields(section: Any, name: str) -> list[str]:
     return [usual] if usual in names else nearest(name, names)
 
 
+# Fields of earlier versions, by their dotted names: what each is called now, in its section; None:
+# it is gone, and a config may have it only unset.
+_RENAMED: dict[str, str | None] = {"phases": None}
+
+
 def to_json(config: Config) -> str:
     """The config as JSON text, with one object per section, and a checksum."""
     return digest.to_json(dataclasses.asdict(config))
 
 
 def from_json(text: str | bytes, source: Path) -> Config:
-    """Build a config from `to_json`'s text; UserError names the file `source` and the field."""
+    """Build a config from `to_json`'s text.
+
+    Raises UserError, which names the file `source` and the field, if the text is damaged or edited,
+    or if another version wrote it, with fields that this one does not know.
+    """
     try:
-        return fields.build(Config, digest.opened(fields.parse(text)))
+        values = digest.opened(fields.parse(text))
+        if not isinstance(values, Mapping):
+            raise fields.InvalidField("it is not an object with named fields")
     except fields.InvalidField as error:
         raise UserError(
-            f"{source} is not the config of a run of this version ({error}); "
-            "restore the file. For other values start a new run in another folder, with the values "
-            "as options of `mlstm-jax train`."
+            f"{source} is not the config of a run ({error}); restore the file. For other values "
+            "start a new run in another folder, with the values as options of `mlstm-jax train`."
         ) from error
+    try:
+        return fields.build(Config, _renamed(values))
+    except fields.InvalidField as error:
+        raise UserError(
+            f"{source} was written by another version of mlstm_jax ({error}); use that version, or "
+            "begin a new run with the parameters of this one, exported there."
+        ) from error
+
+
+def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a config with the names that their fields have now; see `_RENAMED`."""
+    values = {
+        name: dict(part) if isinstance(part, Mapping) else part for name, part in values.items()
+    }
+    for old, new in _RENAMED.items():
+        *section, name = old.split(".")
+        part = values
+        for key in section:
+            part = part.get(key, {})
+        if name not in part:
+            continue
+        if new is not None:
+            part[new.rpartition(".")[2]] = part.pop(name)
+        elif not part[name]:  # as where nobody had set it
+            del part[name]
+    return values
+
+
+def function_of(config: Config) -> dict[str, Any]:
+    """What determines the function of trained parameters, as JSON: it is recorded with them."""
+    precision = {name: getattr(config.precision, name) for name in _READING}
+    return {"model": dataclasses.asdict(config.model), "precision": precision}
+
+
+def require_function(recorded: Any, config: Config, what: str) -> None:
+    """Raise UserError unless parameters of a recorded function are read as they were trained.
+
+    `what` has the parameters, in the message.
+    """
+    if recorded is None:
+        return
+    try:
+        before = flatten(fields.build(Config, _renamed(recorded)))
+    except fields.InvalidField as error:
+        raise UserError(f"{what} was written by another version of mlstm_jax ({error}).") from error
+    after = flatten(config)
+    differing = []
+    for name in {**before, **after}:
+        section, _, field = name.partition(".")
+        if section != "model" and not (section == "precision" and field in _READING):
+            continue
+        if before.get(name) != after.get(name):
+            differing.append(f"{name} is {after.get(name)}, not {before.get(name)}")
+    if differing:
+        raise UserError(
+            f"config.json is not that of {what}: {', '.join(differing)}. Restore config.json from "
+            "a copy."
+        )
 
 
 def load_json(path: Path) -> Config:
@@ -336,8 +377,6 @@ def differences(old: Config, new: Config) -> Differences:
         unused.add("precision.compute")
     if new.devices.kernels == "auto":
         unused.add("devices.kernels")
-    if old.phases or new.phases:
-        unused.add(_REPLACED)
     for name, value in flatten(old).items():
         if name.startswith(ignored) or name in unused or value == after[name]:
             continue

@@ -207,6 +207,10 @@ class Train(Checked, section="train"):
     # Run folder, trained or imported, from whose parameters the run starts; the sizes of the model
     # must be the same. The label head is not copied. Unset: random initial parameters.
     start_from: str | None = None
+    # Go on where that run ended: from its newest checkpoint, with the state of its optimizer, at
+    # its place in the text if the corpus is the same. The rows, their carry, the learning rate and
+    # the steps begin anew; `epochs` count those of that run, too.
+    start_optimizer: bool = False
     # Seed of the initial parameters.
     seed: Seed = 0
     # On GPUs: use only deterministic kernels, so that a run that is stopped and resumed is bit for
@@ -243,30 +247,5 @@ class Train(Checked, section="train"):
         super().__post_init__()
         has_end = self.steps is not None or self.epochs is not None
         require(has_end, "train.steps", None, "set, or train.epochs")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Phase(Checked, section="phases"):
-    """A part of a run with its own batch and window, and possibly its own learning rate."""
-
-    # Number of steps.
-    steps: Steps
-    # Rows in the global batch.
-    batch: Count
-    # Bytes per row and step, the length of truncated back-propagation.
-    window: Count
-    # Begins a new schedule with this phase: what `optimizer.learning_rate` is in it. Its decay ends
-    # before the next phase that has this field, or at the end of the run. Unset: the schedule of
-    # the previous phase continues.
-    learning_rate: Positive | None = None
-    # Updates of warm-up of that schedule.
-    warmup_steps: Annotated[int, Between(0)] = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        fits = self.warmup_steps == 0
-        rule = "0 without phases.learning_rate"
-        if self.learning_rate is not None:
-            fits = self.warmup_steps < self.steps
-            rule = "below phases.steps"
-        require(fits, "phases.warmup_steps", self.warmup_steps, rule)
+        fits = self.start_from is not None or not self.start_optimizer
+        require(fits, "train.start_optimizer", True, "false without train.start_from")

@@ -3,8 +3,8 @@
 A split's bytes are cut into S nearly equal shards (`shards.cut`). Row j of the global batch reads
 shards j, j+B, j+2B, ... in order, a window of T bytes per step, and its state is zero at the start
 of each shard (Puri et al. 2018, section VI; the cut is a view, so one corpus serves every batch).
-``batch(step)`` is a pure function of (split, B, T, shards, seed, origin, step), so a run resumes
-from one integer. Here B is the global batch; a process reads only its own rows.
+``batch(step)`` is a pure function of (split, B, T, shards, seed, start, step), so a run resumes
+from its step and its epoch. Here B is the global batch; a process reads only its own rows.
 """
 
 import functools
@@ -54,15 +54,15 @@ class Batch(NamedTuple):
     active_fraction_B: NDArray[np.float32] | None = None
 
 
-class Origin(NamedTuple):
-    """Where a run's present rows began: at step 0, or where `reset_carry` or a phase set them."""
+class Place(NamedTuple):
+    """Where the rows of a run are in the text at a step; a session reads on from there."""
 
     step: int = 0
-    epochs: float = 0.0  # of these rows' order that count as read before
-    bytes_seen: int = 0
+    epoch: float = 0.0
+    bytes_seen: int = 0  # targets that were read before
 
 
-START = Origin()
+BEGINNING = Place()
 
 
 class DocumentLabels:
@@ -133,7 +133,7 @@ class TrainStream:
     byte.
 
     Attributes:
-        origin: where the rows began; `position` rounds it to a window.
+        start: where a session reads on; `position` rounds its epoch to a window.
         shards: number of shards of the split.
         steps_per_epoch: number of windows of the row with the most.
         padding_fraction: fraction of an epoch's positions without a target: padding, idle rows.
@@ -151,7 +151,7 @@ class TrainStream:
         labels: Literal["ratings", "classes"] | None = None,
         per_document: bool = False,
         targets_are_inputs: bool = False,
-        origin: Origin = START,
+        start: Place = BEGINNING,
     ) -> None:
         """Cut the split for `batch` rows and `window`.
 
@@ -182,8 +182,8 @@ class TrainStream:
         self._untargeted = 0 if targets_are_inputs else 1
         self._regular = regular(bounds, batch, window)
         self.steps_per_epoch = self._regular.windows
-        self.origin = origin
-        self._position = round(origin.epochs * self.steps_per_epoch)
+        self.start = start
+        self._position = round(start.epoch * self.steps_per_epoch)
         targets_BK = self._targets_of(self._regular)
         # Each row needs a whole window, or a document, which may be shorter.
         least = 1 if per_document else window
@@ -203,7 +203,7 @@ class TrainStream:
 
     def position(self, step: int) -> int:
         """The number of windows of each row before `step`."""
-        return step - self.origin.step + self._position
+        return step - self.start.step + self._position
 
     def epoch(self, step: int) -> float:
         """The number of epochs in `step` steps."""
@@ -211,8 +211,8 @@ class TrainStream:
 
     def bytes_seen(self, step: int) -> int:
         """The number of targets read in `step` steps."""
-        at_origin = self._targets_before(self._position)
-        return self.origin.bytes_seen + self._targets_before(self.position(step)) - at_origin
+        before = self._targets_before(self._position)
+        return self.start.bytes_seen + self._targets_before(self.position(step)) - before
 
     def _place(self, position: int) -> tuple[int, int, Order]:
         """The epoch of a position, the number of its windows before it, and its order."""

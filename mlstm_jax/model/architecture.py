@@ -23,7 +23,7 @@ Tree = Any  # of arrays
 
 VOCABULARY = 256
 Size = Annotated[int, Between(1, 2**20)]
-Layers = Annotated[int, Between(1, 1000)]
+Layers = Annotated[int, Between(1, 128)]
 # What is predicted in a window, by the name of its function in training/objective.py.
 ObjectiveName = Literal["next-byte", "masked-bytes"]
 
@@ -78,7 +78,7 @@ class Architecture(ABC):
     """One kind of model; see the top of this file."""
 
     # Hidden units H of a layer. Paper: 4096 (also 256, 1024, 8192).
-    hidden: Size = 4096
+    hidden: Size = 256
     # Embedding size E of a byte. Paper: 64.
     embedding: Size = 64
     # Stacked layers. Paper: 1.

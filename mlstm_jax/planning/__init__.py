@@ -13,11 +13,11 @@ inside a node or across nodes. docs/performance.md has the flops and bytes of a 
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from mlstm_jax.config import Config, by_phase, load_file, resolve_batch
+from mlstm_jax.config import Config, load_file, resolve_batch
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.environment import MEMORY_FRACTION
 from mlstm_jax.errors import UserError, require
@@ -38,10 +38,9 @@ _DEVICES = [2**power for power in range(8)]
 
 
 class Row(NamedTuple):
-    """The plan for one number of devices, and for one phase if the run has phases."""
+    """The plan for one number of devices."""
 
     devices: int
-    phase: int  # from 1; 0 if the run has no phases
     batch: int
     seconds_per_iteration: float
     all_reduce_seconds: float
@@ -55,7 +54,7 @@ class Row(NamedTuple):
 
 
 class Plan(list[Row]):
-    """A row for each number of devices, or for each of its phases; printed as a table."""
+    """A row for each number of devices; printed as a table."""
 
     def __init__(
         self, rows: Iterable[Row], config: Config, machine: Machine, corpus_bytes: float | None
@@ -69,34 +68,20 @@ class Plan(list[Row]):
     def __str__(self) -> str:
         config = resolve_batch(self.config, self[0].devices)  # also sets a Transformer's positions
         model = config.model
-        phase_count = len(config.phases)
-        windows = ", ".join(str(phase.data.window) for phase in by_phase(config))
         types = str(config.precision.compute)
         if rate_type(config) == "fp8":
             types += " with fp8 in the recurrent products"
         lines = [
             f"{model.layers} x {model.hidden}-d, {parameter_count(config):,} parameters, windows "
-            f"of {windows}, {types}, on {self.machine.name}",
+            f"of {config.data.window}, {types}, on {self.machine.name}",
             f"({self.machine.source})",
             "",
-            f"{'devices':>7}{' phase' if phase_count else ''} {'batch':>7} {'s/iteration':>11} "
+            f"{'devices':>7} {'batch':>7} {'s/iteration':>11} "
             f"{'all-reduce':>10} {'MB/s':>8} {'efficiency':>10} {'GB/device':>9} "
             f"{'h/epoch':>8} {'epochs':>7} {'h/run':>8} {'cost':>10}",
         ]
-        hours = 0.0
-        cost = 0.0
-        for row in self:
-            lines.append(_format_row(row))
-            hours += row.hours or 0.0
-            cost += row.cost or 0.0
-            if phase_count and row.phase == phase_count:
-                total = f"{row.devices:>7} all phases: {hours:.2f} hours"
-                if row.cost is not None:
-                    total += f", cost {cost:,.0f}"
-                lines.append(total)
-                hours = 0.0
-                cost = 0.0
-        if self.corpus_bytes is None and not phase_count:
+        lines += map(_format_row, self)
+        if self.corpus_bytes is None:
             lines.append("epochs and their hours need `corpus_bytes`, or a corpus that exists")
         if all(row.cost is None for row in self):
             lines.append("cost needs `price`, and the hours of a run")
@@ -191,7 +176,7 @@ def plan(
         price: of one device per hour; unset: the price in the description.
 
     Returns:
-        A list with a row for each number of devices and phase, which prints itself as a table.
+        A list with a row for each number of devices, which prints itself as a table.
 
     Raises:
         ValueError: the machine has no rate for the config's type, or the devices cannot share the
@@ -212,12 +197,10 @@ def plan(
         require_kind("devices", count, Count)
     require(len(devices) > 0, "devices", devices, "one number or more")
     planned = []
-    on_one_device = list(phases(resolve_batch(config, 1)))
+    speed_of_one = bytes_per_second(resolve_batch(config, 1), machine, 1)
     for count in devices:
-        on_all = phases(resolve_batch(config, count))
-        for (_, alone), (phase, together) in zip(on_one_device, on_all, strict=True):
-            speed_of_one = bytes_per_second(alone, machine, 1)
-            planned.append(_plan_row(together, machine, count, phase, corpus_bytes, speed_of_one))
+        resolved = resolve_batch(config, count)
+        planned.append(_plan_row(resolved, machine, count, corpus_bytes, speed_of_one))
     return Plan(planned, config, machine, corpus_bytes)
 
 
@@ -245,7 +228,6 @@ def _plan_row(
     config: Config,
     machine: Machine,
     devices: int,
-    phase: int,
     corpus_bytes: float | None,
     speed_of_one: float,
 ) -> Row:
@@ -270,7 +252,6 @@ def _plan_row(
     memory = memory_bytes(config, rows)
     return Row(
         devices=devices,
-        phase=phase,
         batch=batch,
         seconds_per_iteration=seconds,
         all_reduce_seconds=all_reduce_seconds(config, machine, devices),
@@ -284,20 +265,14 @@ def _plan_row(
     )
 
 
-def phases(config: Config) -> Iterator[tuple[int, Config]]:
-    """Each phase of a run, from 1, as its own config; without phases, the run as phase 0."""
-    return enumerate(by_phase(config), 1 if config.phases else 0)
-
-
 def _format_row(row: Row) -> str:
-    phase = f" {row.phase:>5}" if row.phase else ""
     epochs = None
     if row.hours and row.hours_per_epoch:
         # The run may end by its steps before its epochs.
         epochs = row.hours / row.hours_per_epoch
     fits = " " if row.fits else "!"
     return (
-        f"{row.devices:>7}{phase} {row.batch:>7} "
+        f"{row.devices:>7} {row.batch:>7} "
         f"{_digits(row.seconds_per_iteration):>11} {_digits(row.all_reduce_seconds):>10} "
         f"{_digits(row.bytes_per_second / 1e6):>8} {row.efficiency:>10.2f} "
         f"{row.memory_bytes / 1e9:>8.1f}{fits} "

@@ -72,18 +72,11 @@ def corpus_of(run: Run, given: str | Path | None) -> tuple[Corpus, bool]:
 class Evaluator:
     """Scores one split, any number of times, with one compiled step."""
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        split: Split,
-        window: int,
-        devices: Parallel,
-    ) -> None:
+    def __init__(self, model: LanguageModel, split: Split, window: int, devices: Parallel) -> None:
         """Set what is scored.
 
         A model that predicts the next byte reads the split as any text. A model of masked bytes
-        reads windows as in training, at most the longest that it can: phases have windows of their
-        own, and data.window may be longer than all of them.
+        reads windows as in training, at most the longest that it can.
         """
         kind = model.architecture
         if kind.masked:

@@ -43,7 +43,6 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import named
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import parameter_shapes
-from mlstm_jax.training.state import TrainState
 
 Array = jax.Array
 
@@ -148,34 +147,6 @@ def second_moment_decay(optimizer: Optimizer, update_bytes: int) -> float:
     if optimizer.b2_half_life is None:
         return optimizer.b2
     return 2.0 ** (-update_bytes / optimizer.b2_half_life)
-
-
-def rescale_second_moment(
-    optimizer: Optimizer, state: TrainState, before: int | None, now: int
-) -> TrainState:
-    """Adapt a state, NumPy, whose updates had `before` bytes of text and will have `now`.
-
-    With `b2_half_life`, β2 then changes. Adam divides its second moment by 1 − β2ⁿ, as if all n
-    updates had had the new β2; the moment is scaled here, so that the quotient is what it was.
-    """
-    if optimizer.b2_half_life is None or before is None or before == now:
-        return state
-    # ln β2; β2 itself may round to 0 or 1.
-    log_old = -math.log(2) * (before / optimizer.b2_half_life)
-    log_new = -math.log(2) * (now / optimizer.b2_half_life)
-
-    def is_adam(part: Any) -> bool:
-        return isinstance(part, optax.ScaleByAdamState)
-
-    def adapt(part: Any) -> Any:
-        if not is_adam(part) or part.count == 0:
-            return part
-        count = int(part.count)
-        ratio = np.float32(math.expm1(count * log_new) / math.expm1(count * log_old))
-        return part._replace(nu=jax.tree.map(lambda nu: nu * ratio, part.nu))
-
-    adapted = jax.tree.map(adapt, state.opt_state, is_leaf=is_adam)
-    return state._replace(opt_state=adapted)
 
 
 def decay_of_update(optimizer: Optimizer, update_bytes: int) -> float:

@@ -10,6 +10,7 @@ the step both ways, to the same bits. By pmap the arrays of a process are those 
 by shard_map they are global, of the devices of all processes.
 """
 
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -34,6 +35,8 @@ MappedBy = Literal["pmap", "shard_map"]
 MAPPED_BY: MappedBy = "pmap" if hasattr(jax, "pmap") else "shard_map"
 # Below this size in bytes the latency of a separate message costs more than overlap can hide.
 LEAST_BYTES = 1 << 22
+# The functions on devices that a process keeps for its next runs; see `free_programs`.
+PROGRAMS = 32
 
 
 def _copy_first_device(tree: Any) -> Any:
@@ -77,9 +80,7 @@ class Parallel:
 
     def map(self, step: Callable[..., Any], donate: tuple[int, ...] = ()) -> Callable[..., Any]:
         """Run a per-device `step` on all devices, reusing the buffers of the arguments `donate`."""
-        if self._mapped_by == "pmap":
-            return jax.pmap(step, axis_name=AXIS, devices=self.devices, donate_argnums=donate)
-        return map_by_shard_map(step, self.mesh, donate)
+        return _mapped(step, self.mesh, donate, self._mapped_by)
 
     def _place(self, tree: Any) -> Any:
         """Copy arrays of the host to this process's devices: NumPy [N, ...] → [N, ...]."""
@@ -185,6 +186,28 @@ def map_by_shard_map(
     return jax.jit(mapped, donate_argnums=donate)
 
 
+@functools.lru_cache(maxsize=PROGRAMS)
+def _mapped(
+    step: Callable[..., Any], mesh: Mesh, donate: tuple[int, ...], mapped_by: MappedBy
+) -> Callable[..., Any]:
+    """The step on the devices of a mesh; one function for all runs with an equal step."""
+    if mapped_by == "pmap":
+        devices = list(mesh.devices)
+        return jax.pmap(step, axis_name=AXIS, devices=devices, donate_argnums=donate)
+    return map_by_shard_map(step, mesh, donate)
+
+
+def free_programs() -> None:
+    """Free all compiled programs of this process if too many have gathered.
+
+    Runs of other shapes have other programs; each has some 150 mappings, of which Linux allows a
+    process 65,530. JAX frees none by itself.
+    """
+    if _mapped.cache_info().currsize >= PROGRAMS:
+        _mapped.cache_clear()
+        jax.clear_caches()
+
+
 def sum_over_devices(tree: Any, others: Any, early: Sequence[str], axis_name: str) -> Any:
     """Sum (tree, others) over the devices of the axis; `others` are ready last.
 
@@ -239,6 +262,10 @@ def fold(tree: Any) -> Array:
     return total
 
 
+def _gather_folds(state: Any) -> Array:
+    return jax.lax.all_gather(fold(state), AXIS)
+
+
 def make_comparison(cluster: Cluster, devices: Parallel) -> Callable[[int, Any], None]:
     """Return a function that raises ReplicasDiffer unless all devices hold the same state.
 
@@ -247,7 +274,7 @@ def make_comparison(cluster: Cluster, devices: Parallel) -> Callable[[int, Any],
     them drift apart silently. The function compares one checksum per device, of every bit of its
     copy. It takes the step and the replicated state; all processes must call it.
     """
-    gather = devices.map(lambda state: jax.lax.all_gather(fold(state), AXIS))
+    gather = devices.map(_gather_folds)
 
     def require_equal(step: int, state: Any) -> None:
         if devices.count == 1:
@@ -271,12 +298,12 @@ def make_comparison(cluster: Cluster, devices: Parallel) -> Callable[[int, Any],
     return require_equal
 
 
-def local(devices: Devices) -> Parallel:
+def local_devices(devices: Devices) -> Parallel:
     """Return the devices of this process that a config selects."""
     return Parallel(_selected(devices))
 
 
-def started(cluster: Cluster, devices: Devices) -> Parallel:
+def connect_devices(cluster: Cluster, devices: Devices) -> Parallel:
     """Return the devices of all processes of a run that the config selects.
 
     Raises UserError if a process has too few devices, or not as many as the others, and
@@ -306,11 +333,15 @@ def _selected(devices: Devices) -> list[jax.Device]:
     return local[: devices.count]
 
 
+def _sum(x: Array) -> Array:
+    return jax.lax.psum(x, AXIS)
+
+
 def _test_all_reduce(parallel: Parallel) -> None:
     """Sum one number per device, before anything large is compiled, and check the sum."""
     numbers = np.arange(1, parallel.count + 1, dtype=np.float32)
     rows = parallel.split_rows(numbers[parallel.rows(parallel.count)])
-    summed = parallel.map(lambda x: jax.lax.psum(x, AXIS))(rows)
+    summed = parallel.map(_sum)(rows)
     total = parallel.unreplicate(summed).item()
     expected = numbers.sum().item()
     if total != expected:

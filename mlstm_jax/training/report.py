@@ -17,8 +17,8 @@ from mlstm_jax.terminal import ProgressLine, rate
 from mlstm_jax.training.evaluation import Score
 from mlstm_jax.training.metrics import BITS_PER_NAT, MetricsLog
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.training.phases import ResolvedPhase
 from mlstm_jax.training.resume import Snapshot
+from mlstm_jax.training.rows import Rows
 from mlstm_jax.training.step import StepMetrics
 
 
@@ -65,18 +65,36 @@ def _means(metrics: StepMetrics, *, labels: bool) -> dict[str, float]:
 
 
 class Reporter:
-    """Writes the results of a phase's steps as lines, and stops a run that has diverged."""
+    """Writes the results of a session's steps as lines, and stops a run that has diverged."""
 
     def __init__(
-        self, phase: ResolvedPhase, log: MetricsLog, progress: ProgressLine, begin: Snapshot
+        self, rows: Rows, log: MetricsLog, progress: ProgressLine, start: Snapshot
     ) -> None:
-        self._phase = phase
-        self._config = phase.config
+        self._rows = rows
+        self._config = rows.config
         self._log = log
         self._progress = progress
-        self._begin = begin
-        self._high_steps = begin.meta.high_steps
-        self.restart_clock(begin.step)
+        self._start = start
+        self._high_steps = start.meta.high_steps
+        self.restart_clock(start.step)
+
+    def begin(self, announced: str, changed: list[str], notes: list[str]) -> None:
+        """Report what is trained, what has changed since the run began, and notes."""
+        lines = [announced]
+        if changed:
+            lines.append(f"changed since the run began: {', '.join(changed)}")
+        self._progress.say("\n".join(lines + notes))
+        step = self._start.step
+        if step >= self._rows.steps:
+            return
+        if step > 0:
+            self._log.write("event", step, event="resumed", changed=changed, notes=notes)
+        self._progress.say("compiling the training step")
+
+    def finish(self) -> None:
+        """Report that the run has all its steps, unless its log says so already."""
+        if self._log.finished_at != self._rows.steps:
+            self._log.write("event", self._rows.steps, event="finished")
 
     def restart_clock(self, step: int) -> None:
         """Measure the training rate from now and from `step` on; called after other work."""
@@ -94,7 +112,7 @@ class Reporter:
         Raises Diverged after too many skips in a row, or too many steps in a row with a high loss.
         """
         train = self._config.train
-        if step == self._begin.step + 1:
+        if step == self._start.step + 1:
             self.restart_clock(step)  # The first step includes compilation.
         bpc = float(metrics.loss) * BITS_PER_NAT
         self._high_steps += 1
@@ -130,12 +148,12 @@ class Reporter:
         return Diverged(step, f"stopped at step {step}: {reason}.", max(0, step - bad - 1))
 
     def _write_line(self, step: int, metrics: StepMetrics) -> None:
-        position = self._phase.position(step)
+        position = self._rows.position(step)
         seconds = max(time.monotonic() - self._clock, 1e-9)
         speed = math.nan  # no step since the clock has started
         if step > self._clock_step:
             # Padding and idle rows are no text.
-            read = position["bytes_seen"] - self._phase.stream.bytes_seen(self._clock_step)
+            read = position["bytes_seen"] - self._rows.stream.bytes_seen(self._clock_step)
             speed = read / seconds
         means = _means(metrics, labels=self._config.model.labels > 0)
         skipped = int(metrics.skipped)
@@ -166,7 +184,7 @@ class Reporter:
         Raises Diverged if it is far too high at the end of the run, which may be too short for
         `train.divergence_steps`.
         """
-        epoch = self._phase.stream.epoch(step)
+        epoch = self._rows.stream.epoch(step)
         said = f"step {step}  epoch {epoch:.2f}  validation bpc {score.bpc:.4f}"
         labels: dict[str, Any] = {}
         if score.label_loss is not None:
@@ -175,7 +193,7 @@ class Reporter:
         self._log.write(
             "eval",
             step,
-            **self._phase.position(step),
+            **self._rows.position(step),
             loss=score.loss,
             bpc=score.bpc,
             bytes_scored=score.bytes_scored,
@@ -185,7 +203,7 @@ class Reporter:
         )
         self._progress.say(said)
         limit = self._config.train.divergence_bpc
-        if step == self._phase.total and not score.bpc <= limit:
+        if step == self._rows.steps and not score.bpc <= limit:
             reason = (
                 f"at the end the validation loss is {score.bpc:.3g} bits per character, above "
                 f"{limit:g} (train.divergence_bpc)"
@@ -200,15 +218,15 @@ class Reporter:
         which = strongest(stop)
         self._log.write("event", step, event="interrupted", signal=which.name)
         text = (
-            f"stopped at step {step} of {self._phase.total} with a checkpoint; the same command "
+            f"stopped at step {step} of {self._rows.steps} with a checkpoint; the same command "
             "resumes from there."
         )
         return interruption(which, text, self._config)
 
     def meta(self, step: int, score: Score | None) -> Meta:
         """What a checkpoint at `step` was trained on, and its score if it was measured."""
-        meta = self._phase.meta(step)._replace(
-            start=self._begin.meta.start, high_steps=self._high_steps, metrics=self._log.extent()
+        meta = self._rows.meta(step)._replace(
+            start=self._start.meta.start, high_steps=self._high_steps, metrics=self._log.extent()
         )
         if score is not None:
             meta = meta._replace(bpc=score.bpc, label_loss=score.label_loss)
@@ -222,34 +240,21 @@ def interruption(which: signal.Signals, text: str, config: Config) -> Interrupte
     return Interrupted(f"{which.name}: {text}", which, code)
 
 
-def announcement(
-    config: Config,
-    phases: list[ResolvedPhase],
-    devices: Parallel,
-    cluster: Cluster,
-    begin: Snapshot,
-    changed: list[str],
-    notes: list[str],
-) -> str:
-    """Describe what the run will train, on which devices, and what changed since it began."""
-    total = phases[-1].last
-    if begin.step >= total:
-        more = "raise its steps or epochs, or add a phase"
-        lines = [f"{config.out} is finished: {begin.step:,} steps. To train for more, {more}."]
-    else:
-        count = sum(leaf.size for leaf in jax.tree.leaves(begin.state.params))
-        start = "training"
-        if begin.step:
-            start = f"resuming at step {begin.step:,} of"
-        where = f"{devices.count} {devices.devices[0].platform} device(s)"
-        if cluster.processes > 1:
-            where += f" of {cluster.processes} processes"
-        lines = [
-            f"{start} {total:,} steps, {phases[-1].stream.epoch(total):.2f} epochs: {count:,} "
-            f"parameters in {config.precision.compute} on {where}; run folder {config.out}"
-        ]
-        for phase in phases:
-            lines.append(f"steps {phase.first:,} to {phase.last:,}: {phase.describe()}")
-    if changed:
-        lines.append(f"changed since the run began: {', '.join(changed)}")
-    return "\n".join(lines + notes)
+def announcement(rows: Rows, devices: Parallel, cluster: Cluster, start: Snapshot) -> str:
+    """Describe what a session will train, and on which devices."""
+    config = rows.config
+    if start.step >= rows.steps:
+        more = "raise its steps or epochs"
+        return f"{config.out} is finished: {start.step:,} steps. To train for more, {more}."
+    count = sum(leaf.size for leaf in jax.tree.leaves(start.state.params))
+    begins = "training"
+    if start.step:
+        begins = f"resuming at step {start.step:,} of"
+    where = f"{devices.count} {devices.devices[0].platform} device(s)"
+    if cluster.processes > 1:
+        where += f" of {cluster.processes} processes"
+    return (
+        f"{begins} {rows.steps:,} steps, {rows.stream.epoch(rows.steps):.2f} epochs: {count:,} "
+        f"parameters in {config.precision.compute} on {where}; run folder {config.out}\n"
+        f"each step reads {rows.describe()}"
+    )

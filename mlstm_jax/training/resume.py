@@ -1,25 +1,30 @@
 """Where a session begins: at step 0, or at the newest checkpoint that all processes can read."""
 
+import math
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+import numpy as np
+import optax
+
 from mlstm_jax import run
 from mlstm_jax.checkpoint import Checkpoints, Damaged
-from mlstm_jax.config import Config
-from mlstm_jax.data.stream import Origin
+from mlstm_jax.config import Config, Optimizer, require_function
+from mlstm_jax.data.stream import Place
 from mlstm_jax.distributed import Cluster
-from mlstm_jax.errors import UserError
-from mlstm_jax.interop.weights import Arrays, fingerprint, flatten
-from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.errors import UserError, require
+from mlstm_jax.interop.weights import fingerprint, flatten
+from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.record import FOLDER, SET_ASIDE, Meta
-from mlstm_jax.training import metrics, optimizer
+from mlstm_jax.training import metrics
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.training.phases import ResolvedPhase
 from mlstm_jax.training.state import TrainState, fresh_state, state_shapes
 
 
 class Snapshot(NamedTuple):
-    """A run at a step: what a checkpoint contains, and where a session or a phase begins."""
+    """A run at a step: what a checkpoint contains, and where a session begins."""
 
     step: int
     state: TrainState  # NumPy
@@ -27,33 +32,57 @@ class Snapshot(NamedTuple):
     meta: Meta  # of what it was trained on until here
 
     @property
-    def update_bytes(self) -> int:
-        """The bytes of text of each update before it."""
-        return self.meta.rows["batch"] * self.meta.rows["window"]
+    def place(self) -> Place:
+        """Where its rows are in the text."""
+        return Place(self.step, self.meta.epoch, self.meta.bytes_seen)
+
+
+class Found(NamedTuple):
+    """The newest readable checkpoint of a run, and the damaged ones after it."""
+
+    snapshot: Snapshot  # without a carry if it has other rows than the run now
+    damaged: dict[int, str]  # what is wrong with each, by step
+
+
+class Start(NamedTuple):
+    """What `train.start_from` gives a new run."""
+
+    params: Parameters  # NumPy float32
+    opt_state: Any = None  # NumPy; None: the parameters alone
+    meta: Meta | None = None  # of the run, with its optimizer's state
+
+
+# --- a new run
 
 
 def begin_new(
-    cluster: Cluster,
-    devices: Parallel,
-    model: LanguageModel,
-    config: Config,
-    phases: list[ResolvedPhase],
+    cluster: Cluster, devices: Parallel, model: LanguageModel, config: Config, meta: Meta
 ) -> Snapshot:
     """Begin at step 0, with new parameters or those that `train.start_from` names.
+
+    `meta` is of the run at its beginning.
 
     Raises UserError if the run must not start over, or if the path is not a run, does not fit the
     config or the corpus, or is read differently by the processes; and Damaged if its checkpoint
     cannot be read.
     """
     require_new(Path(config.out))
-    arrays, start = load_start(config)
+    start = load_start(config)
+    print_of = None if start is None else fingerprint(start.params)
     cluster.require_equal(
-        {"the fingerprint of train.start_from's parameters": start},
+        {"the fingerprint of train.start_from's parameters": print_of},
         "Give every process the same parameters to start from.",
     )
-    tx = optimizer.build(config.optimizer, config.model, lambda count: 0.0)
-    state = devices.copy_first_process(fresh_state(config, model, tx, arrays))
-    return Snapshot(0, state, None, phases[0].meta(0)._replace(start=start))
+    meta = meta._replace(start=print_of)
+    state = fresh_state(config, model, None if start is None else flatten(start.params))
+    if start is not None and start.meta is not None:
+        state = state._replace(opt_state=_from_zero(start.opt_state))
+        state = rescale_second_moment(
+            config.optimizer, state, start.meta.update_bytes, meta.update_bytes
+        )
+        if start.meta.corpus == meta.corpus:
+            meta = meta._replace(epoch=start.meta.epoch, bytes_seen=start.meta.bytes_seen)
+    return Snapshot(0, devices.copy_first_process(state), None, meta)
 
 
 def require_new(folder: Path) -> None:
@@ -78,99 +107,152 @@ def require_new(folder: Path) -> None:
         )
 
 
-def load_start(config: Config) -> tuple[Arrays | None, str | None]:
-    """The parameters of `train.start_from`, NumPy float32 by name, and their fingerprint."""
-    path = config.train.start_from
-    if path is None:
-        return None, None
-    params = run.load_run(Path(path)).params
-    return flatten(params), fingerprint(params)
+def load_start(config: Config) -> Start | None:
+    """What `train.start_from` names; None without it.
+
+    The parameters are of the run's best checkpoint; with `train.start_optimizer`, of its newest.
+
+    Raises UserError if it has no optimizer's state, or that of another optimizer.
+    """
+    if config.train.start_from is None:
+        return None
+    path = Path(config.train.start_from)
+    if not config.train.start_optimizer:
+        return Start(run.load_run(path).params)
+    other = run.load_run(path, "latest")
+    require(not other.imported, "train.start_optimizer", True, f"false: {path} has only parameters")
+    for name in ("name", "muon_decoder"):
+        theirs = getattr(other.config.optimizer, name)
+        ours = getattr(config.optimizer, name)
+        require(ours == theirs, f"optimizer.{name}", ours, f"that of {path}, {theirs}")
+    with closing(Checkpoints(other.folder, run.id_of(other.folder), read_only=True)) as checkpoints:
+        shapes = state_shapes(other.config, other.model)
+        state, _ = checkpoints.restore(other.step, shapes, None)
+        return Start(state.params, state.opt_state, checkpoints.meta(other.step))
 
 
-def resume_newest(
+def _from_zero(opt_state: Any) -> Any:
+    """The state of an optimizer whose learning rate begins anew; Adam's own count goes on."""
+
+    def is_schedule(part: Any) -> bool:
+        return isinstance(part, optax.ScaleByScheduleState)
+
+    def begin(part: Any) -> Any:
+        if is_schedule(part):
+            return part._replace(count=np.zeros_like(part.count))
+        return part
+
+    return jax.tree.map(begin, opt_state, is_leaf=is_schedule)
+
+
+# --- a run that goes on
+
+
+def newest_readable(
     cluster: Cluster,
     devices: Parallel,
     model: LanguageModel,
     checkpoints: Checkpoints,
     config: Config,
-    phases: list[ResolvedPhase],
-    *,
-    reset_carry: bool,
-) -> tuple[Snapshot, list[str]]:
-    """Begin at the newest checkpoint that every process can read; set aside those after it.
+    expected: Meta,
+) -> Found | None:
+    """The newest checkpoint that every process can read; None if the run has none.
 
-    Also returns notes for the user. With `reset_carry` the checkpoint may have other rows. Raises
-    UserError if none can be read, or if the run was trained on another corpus, from other
-    parameters, or on other rows.
+    Its carry is read if its rows are the `expected` ones. Raises UserError if all are damaged.
     """
-    tx = optimizer.build(config.optimizer, config.model, lambda count: 0.0)
-    shapes = state_shapes(config, model, tx)
+    shapes = state_shapes(config, model)
+    rows = devices.abstract_rows(model.init_carry(config.data.batch))
     damaged: dict[int, str] = {}
     for step in reversed(checkpoints.steps()):
-        phase = next((phase for phase in phases if step <= phase.last), phases[-1])
-        expected = phase.meta(step)
         problem = None
         try:
-            saved = checkpoints.meta(step)
-            difference = _difference(saved, expected, has_phases=bool(config.phases))
-            rows = None
-            if difference is None:
-                rows = devices.abstract_rows(model.init_carry(phase.config.data.batch))
-            state, carry = checkpoints.restore(step, shapes, rows)
+            meta = checkpoints.meta(step)
+            has_same_rows = meta.rows == expected.rows
+            state, carry = checkpoints.restore(step, shapes, rows if has_same_rows else None)
         except Damaged as error:
             problem = str(error)
         problems = [text for text in cluster.gather(problem) if text]
         if not problems:
-            break
+            carry = devices.own_rows(carry) if has_same_rows else None
+            return Found(Snapshot(step, state, carry, meta), damaged)
         damaged[step] = problems[0]
-    else:
+    if damaged:
         raise UserError(
             f"{'; '.join(damaged.values())}. There is no other checkpoint to resume from; restore "
             "one from a copy, or start a new run with `out`."
         )
-    _require_same_run(config, saved, expected)
-    if difference and not reset_carry:
-        raise UserError(difference)
-    notes = list(damaged.values())
-    if damaged:
-        checkpoints.close()
-        if cluster.is_first:
-            checkpoints.set_aside(list(damaged))
-        cluster.barrier()
-        checkpoints.open()
-        notes.append(
-            f"resuming from step {step}, the newest complete checkpoint; unreadable ones are "
-            f"kept in {checkpoints.folder / SET_ASIDE}"
-        )
-    if difference:
-        epoch = saved.epoch
-        if config.phases:
-            epoch = expected.epoch
-        notes.append(
-            f"the carry is reset at step {step}, for other rows{_changes(saved, expected)}; they "
-            f"begin {epoch:.2f} epochs into the text"
-        )
-        saved = saved._replace(origin=Origin(step, saved.epoch, saved.bytes_seen))
-    return Snapshot(step, state, devices.own_rows(carry), saved), notes
-
-
-def _difference(saved: Meta, expected: Meta, *, has_phases: bool) -> str | None:
-    """How the rows of a checkpoint differ from the rows of the config; None: they do not.
-
-    In a run without phases, the rows began where the checkpoint says.
-    """
-    if saved.rows != expected.rows:
-        return (
-            f"the run cannot resume with other rows{_changes(saved, expected)}. Undo the change, "
-            "or reset the carry with `reset_carry`."
-        )
-    if has_phases and saved.origin != expected.origin:
-        return (
-            f"the phases before the checkpoint have changed: the run had read {saved.epoch:.3f} "
-            f"epochs of the text, and would resume at {expected.epoch:.3f} from other places in "
-            "it. Undo the change, or reset the carry with `reset_carry`."
-        )
     return None
+
+
+def refuse_other_run(config: Config, saved: Meta, expected: Meta) -> None:
+    """Raise UserError if a checkpoint is of another corpus or model, or began elsewhere.
+
+    The run that `train.start_from` names may have trained further since: the same path is enough.
+    """
+    if (saved.corpus, saved.cleaning) != (expected.corpus, expected.cleaning):
+        raise UserError(
+            f"the run was trained on another corpus: identity {saved.corpus[:12]}…, cleaning "
+            f"{saved.cleaning}; this one has {expected.corpus[:12]}…, {expected.cleaning}. Name "
+            "the original corpus with `data.corpus`, or start a new run with `out`."
+        )
+    require_function(saved.function, config, f"the checkpoints of {config.out}")
+    path = config.train.start_from
+    before = run.read_config(Path(config.out))
+    if path is None or (before and before.train.start_from == path):
+        return
+    start = load_start(config)
+    assert start is not None
+    now = fingerprint(start.params)
+    if now != saved.start:
+        began = "new ones"
+        if saved.start is not None:
+            began = f"fingerprint {saved.start[:12]}…"
+        raise UserError(
+            f"train.start_from: the run began with other parameters ({began}) than {path} has now "
+            f"(fingerprint {now[:12]}…). Leave `train.start_from` out to resume the run, or "
+            "start a new one with `out`."
+        )
+
+
+def start_from(
+    found: Snapshot, config: Config, expected: Meta, *, reset_carry: bool
+) -> tuple[Snapshot, list[str]]:
+    """Where a run goes on, and a note if its rows begin anew, near the same place in the text.
+
+    Raises UserError if the rows of the run have changed, unless `reset_carry` is set.
+    """
+    if found.meta.rows == expected.rows:
+        return found, []
+    changes = _changes(found.meta, expected)
+    if not reset_carry:
+        raise UserError(
+            f"the run cannot resume with other rows{changes}. Undo the change, or reset the carry "
+            "with `reset_carry`."
+        )
+    state = rescale_second_moment(
+        config.optimizer, found.state, found.meta.update_bytes, expected.update_bytes
+    )
+    note = (
+        f"the carry is reset at step {found.step}, for other rows{changes}; they begin "
+        f"{found.meta.epoch:.2f} epochs into the text"
+    )
+    return found._replace(state=state, carry=None), [note]
+
+
+def set_aside(cluster: Cluster, checkpoints: Checkpoints, found: Found) -> list[str]:
+    """Move the damaged checkpoints away; return notes for the user."""
+    if not found.damaged:
+        return []
+    checkpoints.close()
+    if cluster.is_first:
+        checkpoints.set_aside(list(found.damaged))
+    cluster.barrier()
+    checkpoints.open()
+    return [
+        *found.damaged.values(),
+        f"resuming from step {found.snapshot.step}, the newest complete checkpoint; unreadable "
+        f"ones are kept in {checkpoints.folder / SET_ASIDE}",
+    ]
 
 
 def _changes(saved: Meta, expected: Meta) -> str:
@@ -184,28 +266,29 @@ def _changes(saved: Meta, expected: Meta) -> str:
     return f" ({', '.join(changes)})" if changes else ""
 
 
-def _require_same_run(config: Config, saved: Meta, expected: Meta) -> None:
-    """Raise UserError if a checkpoint is of another corpus, or began from other parameters.
+def rescale_second_moment(
+    optimizer: Optimizer, state: TrainState, before: int, now: int
+) -> TrainState:
+    """Adapt a state, NumPy, whose updates had `before` bytes of text and will have `now`.
 
-    The run that `train.start_from` names may have trained further since: the same path is enough.
+    With `b2_half_life`, β2 then changes. Adam divides its second moment by 1 − β2ⁿ, as if all n
+    updates had had the new β2; the moment is scaled here, so that the quotient is what it was.
     """
-    if (saved.corpus, saved.cleaning) != (expected.corpus, expected.cleaning):
-        raise UserError(
-            f"the run was trained on another corpus: identity {saved.corpus[:12]}…, cleaning "
-            f"{saved.cleaning}; this one has {expected.corpus[:12]}…, {expected.cleaning}. Name "
-            "the original corpus with `data.corpus`, or start a new run with `out`."
-        )
-    path = config.train.start_from
-    before = run.read_config(Path(config.out))
-    if path is None or (before and before.train.start_from == path):
-        return
-    _, now = load_start(config)
-    if now != saved.start:
-        began = "new ones"
-        if saved.start is not None:
-            began = f"fingerprint {saved.start[:12]}…"
-        raise UserError(
-            f"train.start_from: the run began with other parameters ({began}) than {path} has now "
-            f"(fingerprint {str(now)[:12]}…). Leave `train.start_from` out to resume the run, or "
-            "start a new one with `out`."
-        )
+    if optimizer.b2_half_life is None or before == now:
+        return state
+    # ln β2; β2 itself may round to 0 or 1.
+    log_old = -math.log(2) * (before / optimizer.b2_half_life)
+    log_new = -math.log(2) * (now / optimizer.b2_half_life)
+
+    def is_adam(part: Any) -> bool:
+        return isinstance(part, optax.ScaleByAdamState)
+
+    def adapt(part: Any) -> Any:
+        if not is_adam(part) or part.count == 0:
+            return part
+        count = int(part.count)
+        ratio = np.float32(math.expm1(count * log_new) / math.expm1(count * log_old))
+        return part._replace(nu=jax.tree.map(lambda nu: nu * ratio, part.nu))
+
+    adapted = jax.tree.map(adapt, state.opt_state, is_leaf=is_adam)
+    return state._replace(opt_state=adapted)

@@ -4,9 +4,11 @@ import dataclasses
 import errno
 import fcntl
 import secrets
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import IO
 
 from mlstm_jax import digest, host, output, run
 from mlstm_jax.checkpoint import Checkpoints
@@ -16,7 +18,6 @@ from mlstm_jax.config import (
     Config,
     differences,
     flatten,
-    longest_window,
     to_json,
     vary,
 )
@@ -24,7 +25,7 @@ from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import InUse, UserError
 from mlstm_jax.model import pallas
-from mlstm_jax.record import steps_in
+from mlstm_jax.record import FOLDER, steps_in
 from mlstm_jax.terminal import tell
 from mlstm_jax.training.metrics import FILE
 
@@ -36,8 +37,8 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 def lock(config: Config, *, resume: bool) -> Iterator[list[str]]:
     """Lock the run folder, so that only one process trains in it; yield the config's changes.
 
-    A new folder gets its config at once, so that a run that is killed before its first checkpoint
-    is still recognised. Until it has a checkpoint or a line of metrics, its config may change.
+    Until the run has a checkpoint or a line of metrics, its config may change. A new folder is
+    removed again if the run is refused before anything is written to it.
 
     Raises UserError if the folder is not a run, is one with another config or without its id, or
     has no checkpoint although `resume` is set, and InUse if another process trains in it. A file
@@ -68,32 +69,39 @@ def lock(config: Config, *, resume: bool) -> Iterator[list[str]]:
             )
         inputs_of(folder)  # raises if the file with the run's id is missing
         changed = change.allowed
-    if not folder.exists():
+    is_new = not folder.exists()
+    if is_new:
         output.require_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / _LOCK).open("w") as file:
         try:
-            # The system releases the lock when the process ends, however it ends.
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InUse(
-                f"another process is training in {folder}; wait for it, or use another `out`."
-            ) from None
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                # NFS returns EACCES also if another process has the lock.
-                raise UserError(
-                    f"{folder} cannot be locked ({error.strerror}). Another process may be "
-                    "training in it; wait for it. Otherwise the file system refuses locks; use "
-                    "another `out`."
-                ) from error
-            tell(
-                f"mlstm-jax: warning: the file system of {folder} has no locks "
-                f"({error.strerror}); make sure that no other run trains in this folder."
-            )
-        if not has_begun:
-            write_folder(config)
-        yield changed
+            _take_lock(file, folder)
+            yield changed
+        finally:
+            if is_new and _is_unused(folder):
+                shutil.rmtree(folder)
+
+
+def _take_lock(file: IO[str], folder: Path) -> None:
+    try:
+        # The system releases the lock when the process ends, however it ends.
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InUse(
+            f"another process is training in {folder}; wait for it, or use another `out`."
+        ) from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            # NFS returns EACCES also if another process has the lock.
+            raise UserError(
+                f"{folder} cannot be locked ({error.strerror}). Another process may be "
+                "training in it; wait for it. Otherwise the file system refuses locks; use "
+                "another `out`."
+            ) from error
+        tell(
+            f"mlstm-jax: warning: the file system of {folder} has no locks "
+            f"({error.strerror}); make sure that no other run trains in this folder."
+        )
 
 
 def require_one_run(cluster: Cluster, config: Config, corpus: Corpus) -> None:
@@ -164,7 +172,7 @@ def with_run_values(config: Config, cluster: Cluster, capability: tuple[int, int
     if before is None or type(before.model) is not type(config.model):
         return config
     places = before.model.longest_window
-    if places is None or places < longest_window(config):
+    if places is None or places < config.data.window:
         return config
     return dataclasses.replace(config, model=config.model.for_windows(places))
 
@@ -178,17 +186,17 @@ def _has_begun(folder: Path) -> bool:
 
 def _is_unused(folder: Path) -> bool:
     """Whether a run ended in the folder before it wrote its config, or nothing is there."""
-    if not folder.is_dir():
+    if not folder.is_dir() or steps_in(folder):
         return False
     # The watchdog leaves stacks also of a run that hangs before it has a config.
-    patterns = (_LOCK, run.ENVIRONMENT, "*.partial", "stacks-*.txt")
+    patterns = (_LOCK, FOLDER, run.ENVIRONMENT, "*.partial", "stacks-*.txt")
     return all(any(map(one.match, patterns)) for one in folder.iterdir())
 
 
-def write_folder(config: Config, inputs: Mapping[str, str | None] = {}) -> None:
-    """Write environment.json and then config.json, each atomically.
+def write_folder(config: Config, inputs: Mapping[str, str | None] = {}) -> str:
+    """Write environment.json and then config.json, each atomically; return the run's id.
 
-    The run's id is that of the environment.json in the folder, or a new one.
+    The id is that of the environment.json in the folder, or a new one.
     """
     folder = Path(config.out)
     identity = run.id_of(folder) or secrets.token_hex(8)
@@ -196,6 +204,7 @@ def write_folder(config: Config, inputs: Mapping[str, str | None] = {}) -> None:
     described |= {"run": identity, "inputs": dict(inputs)}
     digest.write_json(folder / run.ENVIRONMENT, described)
     output.write_text(folder / "config.json", to_json(config))
+    return identity
 
 
 def inputs(corpus: Corpus, start: str | None) -> dict[str, str | None]:

@@ -10,15 +10,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from mlstm_jax import host
-from mlstm_jax.config import Config, Precision, by_phase
+from mlstm_jax.config import Config, Optimizer, Precision
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import Arrays, expected_shapes, flatten, unflatten
 from mlstm_jax.model import fp8
+from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import VOCABULARY, LanguageModel, Parameters, parameter_shapes
+from mlstm_jax.training import optimizer
 from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.training.schedule import without_rates
 
 Array = jax.Array
 
@@ -96,20 +98,25 @@ class TrainState(NamedTuple):
     maxima_U3: Array | None = None  # of fp8 operands in the last updates, see fp8.py
 
 
-def init_state(
-    config: Config, optimizer: optax.GradientTransformation, params: Parameters
+def _init_state(
+    options: Optimizer, model: Architecture, precision: Precision, params: Parameters
 ) -> TrainState:
     """The state before the first step."""
+    # The state of an optimizer depends on neither rates nor decays.
+    tx = optimizer.build(options, model, lambda count: 0.0)
     return TrainState(
         step=jnp.int32(0),
         applied=jnp.int32(0),
         consecutive_skips=jnp.int32(0),
         params=params,
-        opt_state=optimizer.init(params),
-        loss_scale=init_loss_scale(config.precision),
+        opt_state=tx.init(params),
+        loss_scale=init_loss_scale(precision),
         tally=zero_tally(),
-        maxima_U3=None if config.precision.recurrent == "compute" else fp8.no_history(),
+        maxima_U3=None if precision.recurrent == "compute" else fp8.no_history(),
     )
+
+
+_initial = jax.jit(_init_state, static_argnums=(0, 1, 2))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -119,21 +126,17 @@ def _draw_parameters(model: LanguageModel, seed: Array) -> Parameters:
     return model.init_parameters(jax.random.key(seed, impl="threefry2x32"))
 
 
-def state_shapes(
-    config: Config, model: LanguageModel, optimizer: optax.GradientTransformation
-) -> TrainState:
+def state_shapes(config: Config, model: LanguageModel) -> TrainState:
     """The shapes and types of the state."""
-    return jax.eval_shape(
-        lambda: init_state(config, optimizer, _draw_parameters(model, jnp.uint32(0)))
-    )
+
+    def draw() -> TrainState:
+        params = _draw_parameters(model, jnp.uint32(0))
+        return _init_state(config.optimizer, config.model, config.precision, params)
+
+    return jax.eval_shape(draw)
 
 
-def fresh_state(
-    config: Config,
-    model: LanguageModel,
-    optimizer: optax.GradientTransformation,
-    start: Arrays | None,
-) -> TrainState:
+def fresh_state(config: Config, model: LanguageModel, start: Arrays | None = None) -> TrainState:
     """The state before the first step, NumPy; nothing of it stays on a device.
 
     It depends only on `train.seed` and `start`, parameters to start from. They replace all but the
@@ -149,8 +152,8 @@ def fresh_state(
             if not name.startswith("label_"):
                 named[name] = np.asarray(start[name])
         params = unflatten(named)
-    initial = jax.jit(lambda params: init_state(config, optimizer, params))
-    return jax.device_get(initial(params))
+    options = without_rates(config.optimizer)
+    return jax.device_get(_initial(options, config.model, config.precision, params))
 
 
 def _require_shapes(config: Config, theirs: Arrays) -> None:
@@ -210,11 +213,10 @@ def require_memory(config: Config, devices: Parallel) -> None:
     if devices.local[0].platform != "cpu":
         return
     limit, name = min((size, name) for name, size in host.memory_limits().items())
-    for phase in by_phase(config):
-        rows = phase.data.batch // devices.count
-        needed = memory_bytes(phase, rows) * len(devices.local)
-        if needed / _ESTIMATE > limit:
-            raise UserError(
-                f"the run needs about {needed / 1e9:,.1f} GB, but {name} is {limit / 1e9:,.1f} GB; "
-                "take a smaller model, data.batch or data.window, or raise train.micro_batches."
-            )
+    rows = config.data.batch // devices.count
+    needed = memory_bytes(config, rows) * len(devices.local)
+    if needed / _ESTIMATE > limit:
+        raise UserError(
+            f"the run needs about {needed / 1e9:,.1f} GB, but {name} is {limit / 1e9:,.1f} GB; "
+            "take a smaller model, data.batch or data.window, or raise train.micro_batches."
+        )

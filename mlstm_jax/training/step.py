@@ -14,12 +14,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from mlstm_jax.config import Config
+from mlstm_jax.config import Config, vary
 from mlstm_jax.data.stream import Batch, EvaluationBatch
 from mlstm_jax.model import fp8
 from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
+from mlstm_jax.training import optimizer
 from mlstm_jax.training.objective import OBJECTIVES, cross_entropy, label_losses, row_keys, weighted
-from mlstm_jax.training.parallel import sum_over_devices
+from mlstm_jax.training.parallel import PROGRAMS, sum_over_devices
+from mlstm_jax.training.schedule import Rates, learning_rate, without_rates
 from mlstm_jax.training.state import MetricSums, TrainState, adjust_loss_scale, zero_tally
 
 Array = jax.Array
@@ -56,7 +58,9 @@ class StepMetrics(NamedTuple):
     loss_scale: Array
 
 
-TrainStep = Callable[[TrainState, Carry, Batch, Array], tuple[TrainState, Carry, StepMetrics]]
+TrainStep = Callable[
+    [TrainState, Carry, Batch, Array, Rates], tuple[TrainState, Carry, StepMetrics]
+]
 EvaluationStep = Callable[[Parameters, Carry, EvaluationBatch], tuple[Carry, Array]]
 
 
@@ -197,25 +201,57 @@ def _accumulate(
     return gradient, means, jax.tree.map(join, after), maxima_3
 
 
-def make_train_step(
-    config: Config,
-    model: LanguageModel,
-    optimizer: optax.GradientTransformation,
-    lr_schedule: optax.Schedule,
-    axis_name: str,
-) -> TrainStep:
-    """Return the step: state, carry, batch, stop → state, carry, metrics.
+def make_train_step(config: Config, model: LanguageModel, axis_name: str) -> TrainStep:
+    """Return the step: state, carry, batch, stop, rates → state, carry, metrics.
+
+    Runs whose steps are equal get the same function, and so share its compiled program.
 
     The float32 scalar `stop` is above 0 on the devices of a process that has received a signal (see
     guard.py). It is summed with the gradient, so all processes see it at the same step and stop
-    together.
+    together. The numbers of the schedule are an argument: a run of any length has this step.
     """
+    return _make_train_step(_read_by_step(config), model, axis_name)
+
+
+def _read_by_step(config: Config) -> Config:
+    """The config with the fields that the step reads; the others have their defaults."""
+    usual = Config()
+    fields = {}
+    for name in (
+        "recompute_every",
+        "dropout",
+        "label_weight",
+        "micro_batches",
+        "seed",
+        "log_every",
+    ):
+        fields[f"train__{name}"] = getattr(config.train, name)
+    for name in ("batch", "window"):
+        fields[f"data__{name}"] = getattr(config.data, name)
+    options = without_rates(config.optimizer)
+    whole = {"model": config.model, "optimizer": options, "precision": config.precision}
+    return vary(usual, **fields, **whole)
+
+
+@functools.lru_cache(maxsize=PROGRAMS)
+def _make_train_step(config: Config, model: LanguageModel, axis_name: str) -> TrainStep:
     reduce_type = model.compute if config.precision.all_reduce == "compute" else jnp.float32
     micro_batches = config.train.micro_batches
 
     def train_step(
-        state: TrainState, carry: Carry, batch: Batch, stop: Array
+        state: TrainState, carry: Carry, batch: Batch, stop: Array, rates: Rates
     ) -> tuple[TrainState, Carry, StepMetrics]:
+        def rate(n: Array) -> Array:
+            return learning_rate(config.optimizer, rates, n)
+
+        tx = optimizer.build(
+            config.optimizer,
+            config.model,
+            rate,
+            update_bytes=config.data.batch * config.data.window,
+            axis_name=axis_name,
+            compute=config.precision.compute,
+        )
         scale = state.loss_scale.scale
         carry = reset(carry, batch.reset_B)
         rows = batch.inputs_BT.shape[0]
@@ -240,7 +276,7 @@ def make_train_step(
         # the norm exceeds 2^64.
         finite = jnp.isfinite(loss) & jnp.isfinite(square)
 
-        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+        updates, opt_state = tx.update(gradient, state.opt_state, state.params)
         has_loss = finite
         if batch.active_fraction_B is not None:
             # At the end of an epoch few rows may be left. Most optimizers undo the gradient's own
@@ -289,7 +325,7 @@ def make_train_step(
             stop=stop,
             skipped=new.step - new.applied,
             consecutive_skips=new.consecutive_skips,
-            learning_rate=jnp.float32(lr_schedule(state.applied)),
+            learning_rate=rate(state.applied),
             loss_scale=scale,
         )
         return new, after, metrics
@@ -297,6 +333,7 @@ def make_train_step(
     return train_step
 
 
+@functools.lru_cache(maxsize=PROGRAMS)
 def make_evaluation_step(model: LanguageModel, axis_name: str) -> EvaluationStep:
     """Return the step: parameters, carry, batch → carry, nats summed over all devices."""
     objective = OBJECTIVES[model.architecture.objective]

@@ -2,7 +2,8 @@
 
 A specification is a Python file that sets ``runs``: a dict from (row, column), the labels of the
 table, to a `Config`. Each run has a normal run folder, OUT/ROW/COLUMN. Runs that are finished or
-have diverged are not repeated, so a sweep that was stopped resumes where it ended.
+have diverged are not repeated, so a sweep that was stopped resumes where it ended. A run whose
+``train.start_from`` is the ``out`` of one run before it starts from that run's folder.
 """
 
 import csv
@@ -15,11 +16,9 @@ import uuid
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-
 from mlstm_jax import config as configs
 from mlstm_jax import environment, output, shipped
-from mlstm_jax.config import Config, by_phase, differences, run_python
+from mlstm_jax.config import Config, differences, run_python
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.distributed import process_info
 from mlstm_jax.errors import InUse, UserError, require
@@ -30,6 +29,7 @@ from mlstm_jax.terminal import markdown, message, tell
 from mlstm_jax.training import metrics
 from mlstm_jax.training.report import Diverged
 from mlstm_jax.training.run_folder import inputs, inputs_of
+from mlstm_jax.training.session import Session
 from mlstm_jax.training.train import train
 
 Runs = dict[tuple[str, str], Config]
@@ -57,11 +57,17 @@ def in_folders(runs: Runs, out: Path) -> Runs:
     Raises UserError unless each run is a config, with two labels that can name a folder.
     """
     placed = {}
+    folders: dict[str | None, str] = {}  # of the runs so far, by the `out` of their config
     for key, config in runs.items():
         fits = isinstance(config, Config) and isinstance(key, tuple) and len(key) == 2
         fits = fits and all(map(_names_folder, key))
         require(fits, "a key of `runs`", key, "(ROW, COLUMN), of a Config; each names a folder")
-        placed[key] = configs.vary(config, out=str(out / key[0] / key[1]))
+        folder = str(out / key[0] / key[1])
+        start = config.train.start_from
+        if sum(other.out == start for other in runs.values()) == 1:
+            start = folders.get(start, start)
+        folders[config.out] = folder
+        placed[key] = configs.vary(config, out=folder, train__start_from=start)
     return placed
 
 
@@ -96,7 +102,7 @@ class RunSummary(NamedTuple):
     row: str
     column: str
     status: str  # done, diverged, unfinished or not begun
-    batch: int | None  # of the last phase; None before a run with data.batch_per_device begins
+    batch: int | None  # None before a run with data.batch_per_device begins
     optimizer: str
     steps: int
     epochs: float | None
@@ -175,19 +181,24 @@ def sweep(
         for config in runs.values():
             require_same_run(config)
     elsewhere: list[str] = []
+    by_folder = {config.out: key for key, config in runs.items()}
     for number, (key, config) in enumerate(runs.items(), 1):
         if table_only or result(key, config).status in ("done", "diverged"):
             continue
         name = " / ".join(key)
         tell(f"\n{number} of {len(runs)}: {name}")
+        before = by_folder.get(str(config.train.start_from))
+        if before and result(before, runs[before]).status != "done":
+            tell(f"it starts from {' / '.join(before)}, which is not done")
+            elsewhere.append(name)
+            continue
         try:
-            train(config, owns_process=owns_process)
+            train(config, Session(owns_process=owns_process))
         except Diverged as error:  # a divergence is a result, and the run is not repeated
             tell(f"diverged: {message(error.reason)}")
         except InUse:
             tell("another process trains this run")
             elsewhere.append(name)
-        jax.clear_caches()
         write_tables(runs, out)
     if elsewhere:
         tell(f"\nleft to other processes: {', '.join(elsewhere)}")
@@ -224,7 +235,7 @@ def result(key: tuple[str, str], planned: Config) -> RunSummary:
     config = config or planned
     batch = None
     if config.data.batch_per_device is None:
-        batch = by_phase(config)[-1].data.batch
+        batch = config.data.batch
     return RunSummary(
         row=key[0],
         column=key[1],

@@ -215,7 +215,7 @@ class Featurizer:
         for unit in self._units:
             require_index("unit", unit, model.hidden)
         self.columns = [Column(*layer, unit) for layer in self._layers for unit in self._units]
-        devices = devices or parallel.local(Devices())
+        devices = devices or parallel.local_devices(Devices())
         needs_totals = any(state in ("mean_h", "max_h") for state, _ in self._layers)
         keep: StateOutput = "totals" if needs_totals else "none"
         self._reader = TextReader(run, devices, rows, keep_states=keep, score=score)

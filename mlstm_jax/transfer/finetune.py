@@ -38,6 +38,7 @@ from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.output import atomic_directory
 from mlstm_jax.run import Run, as_weights, load_run
 from mlstm_jax.training import parallel
+from mlstm_jax.training.session import Session
 from mlstm_jax.training.train import train
 from mlstm_jax.transfer import classify, words
 from mlstm_jax.transfer.classifier import Classifier, Description, Examples
@@ -173,12 +174,8 @@ def finetune(
         classifier = calibrated(head(now, classes), held_out)
         return classifier.loss(held_out), classifier.score(held_out)
 
-    trained = train(
-        config,
-        score_labels=score_labels,
-        quiet=not show_progress,
-        owns_process=owns_process,
-    )
+    session = Session(score_labels=score_labels, quiet=not show_progress, owns_process=owns_process)
+    trained = train(config, session)
     tuned = load_run(trained, checkpoint)
     examples = read(tuned, *texts)
     held_out = examples["valid"]
@@ -218,7 +215,7 @@ def make_config(run: Run, start: Path, out: Path, classes: int, options: Finetun
     split = corpus.open_corpus(out / "corpus").split("train")
     sizes = np.diff(split.offsets.astype(np.int64))
     windows = (-(-sizes // window)).sum() if longest else sizes.sum() // window
-    batch = options.batch or _rows(int(windows), parallel.local(Devices()).count)
+    batch = options.batch or _rows(int(windows), parallel.local_devices(Devices()).count)
     steps = int(windows) // batch
     if not steps:
         raise UserError(

@@ -14,7 +14,6 @@ import pytest
 
 import mlstm_jax as mlstm
 from mlstm_jax import cli
-from mlstm_jax.config import load_file
 from mlstm_jax.corpora.options import PrepareOptions
 from mlstm_jax.errors import UserError
 
@@ -52,10 +51,6 @@ SAME: list[tuple[str, str | None, Callable[[mlstm.TrainedModel, Path, Path], Any
     ("generate MODEL --bytes 30 --seed 1 --stop d --set-unit 3=1.5 7=-1", None,
      lambda m, i, o: m.generate(bytes=30, seed=1, stop="d", set_unit={3: 1.5, 7: -1.0}) + "\n"),
     ("report MODEL", None, lambda m, i, o: f"\n{m.report()}\n"),
-    ("schedule small_512 --corpus-bytes 1e6 --train.steps 40", None,
-     lambda m, i, o: mlstm.schedule(
-         mlstm.vary(load_file("small_512"), train__steps=40), corpus_bytes=1e6
-     ) + "\n"),
     ("plan small_512 --machine h200 --gpus 1 4 --price 3", None,
      lambda m, i, o: f"{mlstm.plan('small_512', 'h200', devices=np.array([1, 4]), price=3.0)}\n"),
     ("features MODEL IN/a.jsonl --state mean_h --all-layers --out OUT/f.npz", "f.npz",
@@ -121,8 +116,6 @@ REFUSED: list[tuple[str, Callable[[mlstm.TrainedModel, Path], Any], str]] = [
     ("inspect none", lambda m, i: mlstm.inspect("none"), "none"),
     ("plan small_512 --machine h200 --gpus 0",
      lambda m, i: mlstm.plan("small_512", "h200", devices=[0]), "devices"),
-    ("schedule small_512 --corpus-bytes 0",
-     lambda m, i: mlstm.schedule("small_512", corpus_bytes=0.0), "corpus_bytes"),
     ("prepare IN/a.jsonl --split 9,-1,1 --out x",
      lambda m, i: mlstm.prepare(i / "a.jsonl", "x", PrepareOptions(split=(9, -1, 1))), "split"),
     ("import mlstm none --out x", lambda m, i: mlstm.import_weights("mlstm", "none", "x"), "none"),
@@ -146,7 +139,7 @@ ONLY_PYTHON = {
 }
 RENAMED = {"devices": "gpus"}
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{name: getattr(mlstm, name) for name in ("inspect", "plan", "prepare", "schedule", "sweep")},
+    **{name: getattr(mlstm, name) for name in ("inspect", "plan", "prepare", "sweep")},
     **{"import": mlstm.import_weights, "features": mlstm.TrainedModel.encode},
     **{name: getattr(mlstm.TrainedModel, name) for name in cli.COMMANDS
        if hasattr(mlstm.TrainedModel, name)},

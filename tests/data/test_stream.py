@@ -15,7 +15,7 @@ from mlstm_jax.data.stream import (
     Batch,
     EvaluationBatch,
     EvaluationStream,
-    Origin,
+    Place,
     TrainStream,
     prefetch,
 )
@@ -154,12 +154,12 @@ def test_documents_apart_are_read_once_each(batch: int, shuffle: bool) -> None:
         assert sorted(text for row in rows for text in row) == whole
 
 
-def test_a_stream_begins_at_its_origin(split: Split) -> None:
+def test_a_stream_begins_at_its_place(split: Split) -> None:
     """At step 40 it reads what one from the start reads after 1.3 epochs."""
     options = {"batch": 4, "window": 16, "shards": 24, "shuffle": True}
     whole = TrainStream(split, **options)
     read = round(1.3 * whole.steps_per_epoch)
-    later = TrainStream(split, **options, origin=Origin(40, 1.3, 1000))
+    later = TrainStream(split, **options, start=Place(40, 1.3, 1000))
     assert later.epoch(40) == whole.epoch(read) == pytest.approx(1.3, abs=0.01)
     for step in range(0, whole.steps_per_epoch, 7):
         assert later.bytes_seen(40 + step) - 1000 == (

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from mlstm_jax.checkpoint import Checkpoints
-from mlstm_jax.config import Config, Devices, Model, Phase, vary
+from mlstm_jax.config import Config, Devices, Model, vary
 from mlstm_jax.distributed import require_free_port
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop import published
 from mlstm_jax.run import write_imported
 from mlstm_jax.training import metrics
+from mlstm_jax.training.session import Session
 from mlstm_jax.training.train import train as run_train
 from tests.interop.test_weights import write_openai
 from tests.tolerance import assert_close
@@ -25,20 +26,18 @@ from tests.training import runs
 # --- what they compute
 
 
-# The checkpoint that a session resumes from, its processes, and the devices of each. The rows of
-# the phases change at step 20 and continue at step 30.
+# The checkpoint that a session resumes from, its processes, and the devices of each.
 SESSIONS = ((0, 1, 4), (20, 2, 2), (30, 1, 1), (40, 4, 1))
 
 
 @pytest.mark.slow
 def test_a_run_moves_to_other_devices_and_processes(corpus, tmp_path, launcher) -> None:
-    """Its metrics are those of a run that stayed, also from a border of two phases."""
-    rows = {"batch": 8, "window": 16}
-    phases = (Phase(steps=20, batch=4, window=16), Phase(steps=10, **rows), Phase(steps=30, **rows))
-    config = runs.make_config(corpus, tmp_path / "run", phases=phases)
-    config = vary(config, train__checkpoint_every=10, train__keep_checkpoints=9)
+    """Its metrics are those of a run that stayed."""
+    config = runs.make_config(corpus, tmp_path / "run")
+    often = {"train__checkpoint_every": 10, "train__keep_checkpoints": 9}
+    config = vary(config, train__steps=60, **often)
     stayed = vary(config, out=str(tmp_path / "stayed"), devices=Devices(count=1))
-    expected = runs.lines_without_time(run_train(stayed, quiet=True))
+    expected = runs.lines_without_time(run_train(stayed, Session(quiet=True)))
     for step, processes, devices in SESSIONS:
         runs.go_back(tmp_path / "run", step)
         launcher.train([config] * processes, count=devices)

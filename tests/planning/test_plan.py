@@ -16,7 +16,6 @@ from mlstm_jax.config import (
     Data,
     Model,
     Optimizer,
-    Phase,
     Precision,
     Train,
     Transformer,
@@ -193,24 +192,6 @@ def test_a_transformer_has_the_positions_of_the_window() -> None:
     count = parameter_count(resolve_batch(config, 1))
     assert f" {count:,} parameters" in said
     assert count > parameter_count(config)
-
-
-def test_phases_are_summed_for_each_number_of_devices() -> None:
-    phases = (Phase(steps=1000, batch=256, window=128), Phase(steps=3000, batch=128, window=64))
-    config = vary(paper(), phases=phases)
-    rows = planning.plan(config, "dgx1_v100", [1, 8, 8], price=2)  # one of them twice
-    assert [(row.devices, row.phase) for row in rows] == [(n, k) for n in (1, 8, 8) for k in (1, 2)]
-    for row in rows:
-        steps = phases[row.phase - 1].steps
-        assert row.hours == pytest.approx(row.seconds_per_iteration * steps / 3600)
-        assert row.cost == pytest.approx(2 * row.hours * row.devices)
-    sums = [line for line in str(rows).splitlines() if "all phases" in line]
-    assert len(sums) == 3
-    for first, second, line in zip(rows[::2], rows[1::2], sums, strict=True):
-        hours = first.hours + second.hours
-        assert f"{hours:.2f} hours, cost {2 * hours * first.devices:,.0f}" in line
-    assert "cost needs" not in str(rows)
-    assert "cost needs `price`" in str(planning.plan(config, "dgx1_v100", [1]))
 
 
 def test_muon_costs_what_the_compiler_counts() -> None:

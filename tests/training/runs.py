@@ -19,7 +19,7 @@ from mlstm_jax import run
 from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import Config, Data, Devices, Model, Optimizer, Train, vary
 from mlstm_jax.record import FOLDER, steps_in
-from mlstm_jax.training import metrics, optimizer
+from mlstm_jax.training import metrics
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.state import state_shapes
 
@@ -30,7 +30,7 @@ COMMAND = Path(sys.executable).parent / "mlstm-jax"
 TIMES = ("seconds", "bytes_per_second", "data_wait_fraction", "evaluation_seconds")
 
 
-# Runs of one length of a line and one schedule are one program, compiled once for all tests.
+# Runs with lines of one length are one program, compiled once for all tests.
 short = functools.partial(Train, log_every=5)
 
 
@@ -83,12 +83,11 @@ def lines_without_time(folder: Path) -> list[dict[str, Any]]:
 def final_state(folder: Path, batch: int) -> Any:
     config = run.read_config(folder)
     model = run.LanguageModel(config.model, config.precision)
-    tx = optimizer.build(config.optimizer, config.model, lambda count: 0.0)
     with closing(Checkpoints(folder, run.id_of(folder), read_only=True)) as checkpoints:
         step = checkpoints.latest()
         devices = Parallel(jax.local_devices()[:1])
         carry = devices.abstract_rows(model.init_carry(batch))
-        state, rows = checkpoints.restore(step, state_shapes(config, model, tx), carry)
+        state, rows = checkpoints.restore(step, state_shapes(config, model), carry)
     return state, devices.own_rows(rows)
 
 

@@ -19,6 +19,7 @@ from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.ops import lookup
 from mlstm_jax.training.evaluation import Evaluator
 from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.training.session import Session
 from mlstm_jax.training.state import memory_bytes
 from mlstm_jax.training.train import train as run_train
 from tests.training import runs
@@ -87,7 +88,7 @@ def test_every_kind_learns_and_resumes_to_the_bit(kind, changes, corpus, tmp_pat
         train=short(steps=40, eval_every=40, checkpoint_every=20, dropout=0.1),
     )
     config = vary(config, **{"optimizer__learning_rate": 2e-2, "devices__count": 1} | changes)
-    whole = run.load_run(run_train(config, quiet=True), "latest")
+    whole = run.load_run(run_train(config, Session(quiet=True)), "latest")
     assert whole.config.model == resolve_batch(config, 1).model
     lines = lines_of(whole.folder)
     assert lines["eval"][-1]["bpc"] < lines["train"][0]["bpc"] - 1
@@ -102,14 +103,13 @@ def test_every_kind_learns_and_resumes_to_the_bit(kind, changes, corpus, tmp_pat
         assert "maxima" not in str(whole.params.keys())  # nothing that reads a run sees them
 
     again = copy_until(whole.folder, 20, tmp_path / "again")
-    run_train(vary(config, out=str(again)), resume=True, quiet=True)
+    run_train(vary(config, out=str(again)), Session(resume=True, quiet=True))
     assert_same_run(again, whole.folder)
     assert memory_bytes(config, 8) > 0
 
 
 @pytest.mark.parametrize(("kind", "window"), [("bert", 16), ("transformer", 8)])
 def test_evaluation_reads_no_window_that_is_too_long_for_the_model(kind, window, corpus) -> None:
-    """As where a run's phases have shorter windows than data.window."""
     sizes = Architecture.kinds[kind](hidden=8, embedding=8, layers=1)
     model = LanguageModel(sizes.for_windows(16), Precision())
     split, device = open_corpus(corpus).split("valid"), Parallel(jax.local_devices()[:1])

@@ -17,7 +17,7 @@ import pytest
 
 from mlstm_jax import cli, run
 from mlstm_jax.checkpoint import CheckpointFailed
-from mlstm_jax.config import Config, Model, Optimizer, Phase, Precision, Train, vary
+from mlstm_jax.config import Config, Model, Optimizer, Precision, Train, vary
 from mlstm_jax.errors import Note, UserError
 from mlstm_jax.guard import Watchdog
 from mlstm_jax.interop import weights
@@ -26,6 +26,7 @@ from mlstm_jax.record import read_record, resume_advice, steps_in
 from mlstm_jax.training import metrics, run_folder
 from mlstm_jax.training.report import Diverged
 from mlstm_jax.training.resume import require_new
+from mlstm_jax.training.session import Session
 from mlstm_jax.training.train import train as run_train
 from tests.marks import FAILED_READS
 from tests.training import runs
@@ -161,7 +162,7 @@ def test_a_run_that_has_lost_its_checkpoints_does_not_start_over(corpus, straigh
     # Killed before its first checkpoint was whole, it starts over, but not with --resume.
     log.write_bytes(b"".join(before.splitlines(keepends=True)[:2]))
     with pytest.raises(UserError, match=r"no checkpoint .* without `resume`"):
-        run_train(config, resume=True)
+        run_train(config, Session(resume=True))
     run_train(config)
     assert runs.lines_without_time(stopped) == runs.lines_without_time(straight)
 
@@ -230,7 +231,7 @@ def test_how_long_the_loss_was_too_high_survives_a_restart(corpus: Path, tmp_pat
             raise RuntimeError("killed")
 
     with pytest.raises(RuntimeError, match="killed"):
-        run_train(config, callbacks=[stop])
+        run_train(config, Session(callbacks=[stop]))
     with pytest.raises(Diverged) as resumed:
         run_train(config)
     assert resumed.value.step == 9
@@ -264,23 +265,21 @@ def test_a_run_resumes_with_the_parameters_it_started_from_and_no_others(corpus,
 
 
 def test_it_returns_to_before_the_update_that_spoiled_it(corpus, tmp_path, capfd) -> None:
-    """The seventh update does; five losses tell, from the eighth step on, through two phases."""
-    rows = {"batch": 8, "window": 16}
-    spoiling = Phase(**rows, steps=3, learning_rate=1e4)
-    phases = (Phase(**rows, steps=6), spoiling, Phase(**rows, steps=40))
+    """The seventh update, of a session with a high rate; five losses tell, from the eighth on."""
     chosen = Optimizer(learning_rate=5e-3, schedule="constant", clip_norm=None)
-    config = config_of(corpus, tmp_path, 49, optimizer=chosen, phases=phases)
+    config = config_of(corpus, tmp_path, 49, optimizer=chosen)
+    run_train(vary(config, train__steps=6))
     reason = r"was above 10 bits .*train\.divergence_bpc.* for 5 steps in a row"
     with pytest.raises(
         Diverged, match=rf"{reason}.* resumes from the checkpoint of step 6"
     ) as stopped:
-        run_train(config)
+        run_train(vary(config, optimizer__learning_rate=1e4))
     assert (stopped.value.step, stopped.value.last_good_step) == (12, 6)
     last = lines_of(tmp_path)["event"][-1]
     assert last["event"] == "diverged"
     assert last["reason"] in stopped.value.reason
     assert steps_in(tmp_path) == [6]
-    run_train(vary(config, phases=(phases[0], Phase(**rows, steps=4))))
+    run_train(vary(config, train__steps=10))
     assert "resuming at step 6 of 10" in capfd.readouterr().err
 
 
@@ -300,13 +299,13 @@ def test_other_rows_go_on_from_the_same_place_with_a_fresh_carry(corpus, stopped
     shutil.copytree(stopped, tmp_path / "straight")
     before = [line for line in runs.lines_without_time(stopped) if line["step"] <= 30]
     config = config_of(corpus, stopped, 40, data__batch=4)
-    run_train(config, reset_carry=True)
+    run_train(config, Session(reset_carry=True))
     assert "is reset at step 30, for other rows (data.batch: 8 → 4)" in capfd.readouterr().err
     # Given again, it changes nothing: these rows are the run's own now.
     longer = vary(config, train__steps=50)
-    run_train(longer, reset_carry=True)
+    run_train(longer, Session(reset_carry=True))
     assert "reset" not in capfd.readouterr().err
-    run_train(vary(longer, out=str(tmp_path / "straight")), reset_carry=True)
+    run_train(vary(longer, out=str(tmp_path / "straight")), Session(reset_carry=True))
     lines = runs.lines_without_time(stopped)
     assert lines[: len(before)] == before
     assert lines[-1]["step"] == 50

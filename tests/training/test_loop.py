@@ -21,8 +21,9 @@ from mlstm_jax.config import Devices, Train, vary
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import Note, UserError
 from mlstm_jax.record import steps_in
-from mlstm_jax.training import phases, run_folder
+from mlstm_jax.training import rows, run_folder
 from mlstm_jax.training.evaluation import Evaluator, Score
+from mlstm_jax.training.session import Session
 from mlstm_jax.training.train import train as run_train
 from tests.training import runs
 from tests.training.runs import (
@@ -92,7 +93,7 @@ def test_a_signal_after_the_last_step_is_not_lost(corpus: Path, tmp_path: Path) 
 
     config = config_of(corpus, tmp_path, 2)
     with pytest.raises(guard.Interrupted, match=r"SIGTERM: .* is finished") as stopped:
-        run_train(config, callbacks=[stop], owns_process=True)
+        run_train(config, Session(callbacks=[stop], owns_process=True))
     assert stopped.value.exit_code == 0
     assert lines_of(tmp_path)["event"][-1]["event"] == "finished"
 
@@ -163,7 +164,7 @@ def test_one_process_trains_in_a_folder_and_a_finished_run_is_left_alone(
         run_train(config)
     run_train(config)
     with pytest.warns(Note, match=r"nothing was trained with optimizer.learning_rate"):
-        run_train(vary(config, optimizer__learning_rate=1e-4), resume=True, quiet=True)
+        run_train(vary(config, optimizer__learning_rate=1e-4), Session(resume=True, quiet=True))
     assert lines_without_time(folder) == before
 
 
@@ -189,7 +190,7 @@ def test_a_finished_run_can_be_made_longer(corpus, straight, tmp_path, monkeypat
     folder = copy_until(straight, 40, tmp_path / "run")
     lines = lines_without_time(folder)
     before = buffers()
-    run_train(config_of(corpus, folder, 45), resume=True)
+    run_train(config_of(corpus, folder, 45), Session(resume=True))
     run_train(config_of(corpus, tmp_path / "fresh", 2))
     assert len(held) == 2
     assert max(held) < 1.25, held  # the state once, carry and batches
@@ -201,7 +202,7 @@ def test_a_finished_run_can_be_made_longer(corpus, straight, tmp_path, monkeypat
 
 def test_resume_needs_a_run_and_a_run_needs_its_own_folder(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no checkpoint to resume from"):
-        run_train(config_of(corpus, tmp_path / "none", 2), resume=True)
+        run_train(config_of(corpus, tmp_path / "none", 2), Session(resume=True))
     assert not (tmp_path / "none").exists()
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken/letter.txt").write_text("dear")
@@ -222,7 +223,7 @@ def test_a_line_has_the_rate_and_how_long_the_loop_waited(corpus, tmp_path, monk
             complete.extend(steps_in(tmp_path))
 
     monkeypatch.setattr(TrainStream, "batch", slow)
-    run_train(config_of(corpus, tmp_path, 4, train__log_every=1), callbacks=[look])
+    run_train(config_of(corpus, tmp_path, 4, train__log_every=1), Session(callbacks=[look]))
     assert complete == [4]  # A run is finished when its last checkpoint is complete.
     first, *others = lines_of(tmp_path)["train"]
     # The first step of a session includes compilation, so it has no rate.
@@ -256,10 +257,10 @@ def test_a_run_takes_the_memory_that_a_plan_counts_with(monkeypatch: pytest.Monk
 
 
 def test_length_of_a_run() -> None:
-    assert phases.total_steps(Train(steps=100_000, epochs=3), 5000) == 15_000
-    assert phases.total_steps(Train(steps=100, epochs=3), 5000) == 100
-    assert phases.total_steps(Train(steps=100, epochs=None), 7) == 100
-    assert phases.total_steps(Train(epochs=0.5), 7) == 4
-    assert phases.total_steps(Train(steps=5, epochs=1e300), 10**9) == 5
+    assert rows.total_steps(Train(steps=100_000, epochs=3), 5000) == 15_000
+    assert rows.total_steps(Train(steps=100, epochs=3), 5000) == 100
+    assert rows.total_steps(Train(steps=100, epochs=None), 7) == 100
+    assert rows.total_steps(Train(epochs=0.5), 7) == 4
+    assert rows.total_steps(Train(steps=5, epochs=1e300), 10**9) == 5
     with pytest.raises(UserError, match=r"train\.epochs is 1e\+300, .* most 2,147,483,647 steps"):
-        phases.total_steps(Train(epochs=1e300), 10**9)
+        rows.total_steps(Train(epochs=1e300), 10**9)

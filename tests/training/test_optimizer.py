@@ -15,6 +15,7 @@ from mlstm_jax.config import Model, Optimizer
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import optimizer, schedule
 from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.training.resume import rescale_second_moment
 from mlstm_jax.training.state import TrainState
 from tests.tolerance import UNIT, assert_close
 
@@ -46,22 +47,22 @@ def test_adam_goes_on_when_the_bytes_of_an_update_change() -> None:
     update = {n: jax.jit(one.update) for n, one in tx.items()}
     gradient = {"embedding": np.float32([0.5, -2.0])}
     state = TrainState(*[None] * 7)._replace(opt_state=tx[1024].init(gradient))
-    before = None
+    before = 1024
     for n in [1024] * 50 + [65536] * 20 + [1024] * 5:
-        same = optimizer.rescale_second_moment(chosen, state, n, n)
+        same = rescale_second_moment(chosen, state, n, n)
         assert same is state
-        state = optimizer.rescale_second_moment(chosen, state, before, n)
+        state = rescale_second_moment(chosen, state, before, n)
         updates, opt_state = update[n](gradient, state.opt_state)
         # 1 − β2ⁿ is near 0.05 at first, and β2ⁿ has the rounding of n products.
         assert_close(updates["embedding"], np.float32([-1.0, 1.0]), 20 * 75)
         state, before = state._replace(opt_state=jax.device_get(opt_state)), n
     for half_life, ratio in ((10.0, 1), (1e30, 64)):  # β2 rounds to 0, and to 1
         extreme = dataclasses.replace(chosen, b2_half_life=half_life)
-        adapted = optimizer.rescale_second_moment(extreme, state, 1024, 65536)
+        adapted = rescale_second_moment(extreme, state, 1024, 65536)
         second = [optax.tree.get(one.opt_state, "nu")["embedding"] for one in (state, adapted)]
         assert_close(second[1], ratio * second[0], 8)
     fixed = dataclasses.replace(chosen, b2_half_life=None)
-    assert optimizer.rescale_second_moment(fixed, state, 1024, 65536) is state
+    assert rescale_second_moment(fixed, state, 1024, 65536) is state
 
 
 @pytest.mark.parametrize("chosen", [{"b2": 1 - 1e-9}, {"b2_half_life": 1e11}])
@@ -77,8 +78,9 @@ OPERATIONS = 8
 
 
 def rates(steps: int, *at: int, **chosen: Any) -> np.ndarray:
-    rate = schedule.learning_rate(Optimizer(**{"learning_rate": 1.0} | chosen), 128, steps, 10)
-    return np.array([float(rate(n)) for n in at])
+    options = Optimizer(**{"learning_rate": 1.0} | chosen)
+    resolved = schedule.resolve(options, 128, steps, 10)
+    return np.array(schedule.learning_rate(options, resolved, np.array(at)))
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,7 @@ def test_legw_keeps_the_updates_of_the_warm_up() -> None:
     """k times the epochs, each of 1/k of the updates."""
     chosen = Optimizer(scaling="legw", warmup_epochs=0.25)
     for k in (1, 64):
-        assert schedule.resolve(chosen, 128 * k, 10**6, 4096 / k)[1] == 1024
+        assert schedule.resolve(chosen, 128 * k, 10**6, 4096 / k).warmup == 1024
 
 
 @pytest.mark.parametrize("chosen", [{"warmup_steps": 200}, {"warmup_epochs": 1e300}])
@@ -147,7 +149,12 @@ MATRICES = [("layer_0", "wh_v"), ("decoder_kernel",)]
 def test_optimizers_against_their_equations(name, chosen, random) -> None:
     """Few steps in float64 NumPy; decay and trust ratio on the matrices alone."""
     options = Optimizer(name=name, learning_rate=0.01, **chosen)
-    tested = optimizer.build(options, Model(), schedule.learning_rate(options, 128, 10))
+    numbers = schedule.resolve(options, 128, 10)
+
+    def rate(n: Any) -> Any:
+        return schedule.learning_rate(options, numbers, n)
+
+    tested = optimizer.build(options, Model(), rate)
 
     params = draw(random, PARAMS)
     state, update = tested.init(params), jax.jit(tested.update)

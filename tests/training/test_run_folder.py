@@ -5,17 +5,32 @@ import errno
 import fcntl
 import os
 import re
+import shutil
 from pathlib import Path
+from typing import Any
 
+import jax
 import pytest
 
 from mlstm_jax import host, run
-from mlstm_jax.config import BERT, Config, Distributed, Model, Transformer, resolve_batch, vary
+from mlstm_jax.checkpoint import Checkpoints
+from mlstm_jax.config import (
+    BERT,
+    Config,
+    Distributed,
+    Model,
+    Transformer,
+    resolve_batch,
+    to_json,
+    vary,
+)
 from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import UserError
+from mlstm_jax.record import FOLDER, read_record, steps_in
 from mlstm_jax.training import run_folder
+from mlstm_jax.training.session import Session
 from mlstm_jax.training.train import train as run_train
-from tests.training.runs import make_config, train_line, write_lines
+from tests.training.runs import config_of, copy_until, make_config, train_line, write_lines
 
 
 @pytest.mark.parametrize("error", ["ENOSYS", "EOPNOTSUPP", "EACCES", "EPERM", "EIO"])
@@ -34,8 +49,8 @@ def test_a_file_system_without_locks_is_warned_of(error, tmp_path, monkeypatch, 
         refused if has_locks else contextlib.nullcontext(),
         run_folder.lock(Config(out=str(folder)), resume=False),
     ):
-        assert (folder / "config.json").is_file()
-    assert (folder / "config.json").exists() != has_locks
+        assert folder.exists()
+    assert not folder.exists()
     warning = f"the file system of {folder} has no locks .*make sure that no other run trains"
     assert bool(re.search(warning, capsys.readouterr().err)) != has_locks
 
@@ -48,7 +63,7 @@ def test_a_start_that_was_refused_or_killed_leaves_no_run_behind(tmp_path: Path)
     for batch in (8192, 8, 16):
         config = vary(Config(out=str(tmp_path)), data__batch=batch)
         with run_folder.lock(config, resume=False):
-            assert run.read_config(tmp_path) == config
+            run_folder.write_folder(config)
         # Orbax's name of a checkpoint that is not complete.
         (tmp_path / "checkpoints/50.orbax-checkpoint-tmp").mkdir(parents=True, exist_ok=True)
 
@@ -121,5 +136,101 @@ def test_a_run_that_the_memory_cannot_hold_is_refused_before_its_folder_is_made(
     config = make_config(corpus, tmp_path / "run", model=Model(hidden=hidden))
     config = vary(config, data__batch=rows)
     with pytest.raises(UserError, match=r"needs about [0-9.,]+ GB, but .* is [0-9.]+ GB"):
-        run_train(config, quiet=True)
+        run_train(config, Session(quiet=True))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture(scope="module")
+def bert(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a model whose heads are no part of any shape."""
+    model = BERT(hidden=8, embedding=8, layers=1, heads=2)
+    folder = tmp_path_factory.mktemp("bert") / "run"
+    return run_train(config_of(corpus, folder, 2, model=model))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("bert", {"model__heads": 4}, "model.heads is 4, not 2"),
+        ("straight", {"precision__compute": "bf16"}, "precision.compute is bf16, not fp32"),
+        ("straight", {"precision__cell": "compute"}, "precision.cell is compute, not fp32"),
+    ],
+)
+def test_the_config_of_a_sibling_of_the_same_shapes_is_refused(
+    name, change, said, request, tmp_path
+) -> None:
+    folder = shutil.copytree(request.getfixturevalue(name), tmp_path / "run")
+    before = vary(run.read_config(folder), out=str(folder), train__steps=50)
+    (folder / "config.json").write_text(to_json(vary(before, **change)))
+    message = rf"config\.json is not that of .*: {re.escape(said)}"
+    with pytest.raises(UserError, match=message):
+        run.load_run(folder)
+    with pytest.raises(UserError, match=message):
+        run_train(vary(before, **change))
+
+
+def test_the_config_of_imported_weights_cannot_change(straight: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "imported"
+    run.write_imported(folder, run.as_weights(run.load_run(straight)))
+    config = run.read_config(folder)
+    for change in ({"model__embedding_std": 0.5}, {"precision__compute": "fp16"}):
+        (folder / "config.json").write_text(to_json(vary(config, **change)))
+        with pytest.raises(UserError, match="are from different models; import it again"):
+            run.load_run(folder)
+
+
+def test_a_kill_while_old_checkpoints_are_deleted_leaves_the_others_whole(
+    corpus, tmp_path, monkeypatch
+) -> None:
+    """The first file of each deleted folder is gone when the process dies."""
+    folder = tmp_path / "run"
+    every = {"train__checkpoint_every": 5, "train__keep_checkpoints": 1, "train__eval_every": 30}
+    config = config_of(corpus, folder, 30, **every, train__divergence_steps=1)
+    config = vary(config, precision__max_consecutive_skips=1)
+    remove = shutil.rmtree
+
+    def die(path: Path, **options: bool) -> None:
+        found = sorted(Path(path).rglob("meta"))
+        if found:
+            remove(found[0])
+            raise SystemExit
+
+    monkeypatch.setattr(shutil, "rmtree", die)
+    with pytest.raises(SystemExit):
+        run_train(config)
+    monkeypatch.undo()
+    left = [path.name for path in (folder / FOLDER).iterdir()]
+    assert "deleted" in left
+    for step in steps_in(folder):
+        read_record(folder, step)
+    assert run.load_run(folder).step in steps_in(folder)
+    run_train(config)
+    assert run.load_run(folder).step == 30
+    assert not (folder / FOLDER / "deleted").exists()
+
+
+def test_a_reader_looks_again_where_a_checkpoint_has_vanished(
+    straight, tmp_path, monkeypatch
+) -> None:
+    """A run that trains deletes the best checkpoint, for a better one."""
+    folder = copy_until(straight, 40, tmp_path / "run")
+    restore = Checkpoints.restore_params
+
+    def vanish(self: Checkpoints, step: int, params: Any) -> Any:
+        if step == 40:
+            shutil.rmtree(folder / FOLDER / "40")
+        return restore(self, step, params)
+
+    monkeypatch.setattr(Checkpoints, "restore_params", vanish)
+    assert run.load_run(folder).step == 20
+
+
+def test_another_length_and_another_rate_compile_nothing(corpus, tmp_path, caplog) -> None:
+    run_train(config_of(corpus, tmp_path / "one", 2))
+    other = config_of(corpus, tmp_path / "two", 3, optimizer__learning_rate=1e-3)
+    with jax.log_compiles():
+        jax.jit(lambda x: x + 1)(1)
+        assert "Compiling" in caplog.text
+        caplog.clear()
+        run_train(vary(other, optimizer__warmup_steps=1))
+    assert "Compiling" not in caplog.text

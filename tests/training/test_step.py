@@ -19,10 +19,10 @@ from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.data.stream import Batch
 from mlstm_jax.model.architecture import Architecture, Carry
 from mlstm_jax.model.language_model import LanguageModel
-from mlstm_jax.training import optimizer, parallel, schedule
+from mlstm_jax.training import parallel, schedule
 from mlstm_jax.training.objective import label_losses
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.training.phases import train_stream
+from mlstm_jax.training.rows import train_stream
 from mlstm_jax.training.state import TrainState, adjust_loss_scale, fresh_state, init_loss_scale
 from mlstm_jax.training.step import StepMetrics, make_train_step
 from tests.marks import FP16
@@ -45,8 +45,7 @@ def make_config(corpus: Path, **precision: Any) -> Config:
 def fresh(config: Config) -> TrainState:
     """The state before the first step: of the model, the precision, the optimizer and the seed."""
     model = LanguageModel(config.model, config.precision)
-    tx = optimizer.build(config.optimizer, config.model, lambda count: 0.0)
-    return fresh_state(config, model, tx, None)
+    return fresh_state(config, model)
 
 
 class Trainer:
@@ -63,18 +62,17 @@ class Trainer:
         self.config = config = configs.vary(config, train__micro_batches=micro_batches)
         self.devices = Parallel(jax.local_devices()[:devices], mapped_by)
         self.model = LanguageModel(config.model, config.precision, recompute_every)
-        rate = schedule.learning_rate(config.optimizer, config.data.batch, 200)
-        tx = optimizer.build(config.optimizer, config.model, rate)
         self.stream = train_stream(config, open_corpus(Path(config.data.corpus)))
         self.traces = 0
-        step = make_train_step(config, self.model, tx, rate, parallel.AXIS)
+        step = make_train_step(config, self.model, parallel.AXIS)
 
         def counted(*arguments: Any) -> Any:
             self.traces += 1
             return step(*arguments)
 
         self.step = self.devices.map(counted, donate=(0, 1))
-        self.go_on = self.devices.replicate(np.float32(0))
+        rates = schedule.resolve(config.optimizer, config.data.batch, 200)
+        self.go_on = self.devices.replicate((np.float32(0), rates))
         self.restart()
 
     def restart(self) -> "Trainer":
@@ -91,12 +89,12 @@ class Trainer:
 
     def take(self, batch: Batch) -> StepMetrics:
         rows = self.devices.split_rows(batch)
-        self.state, self.carry, metrics = self.step(self.state, self.carry, rows, self.go_on)
+        self.state, self.carry, metrics = self.step(self.state, self.carry, rows, *self.go_on)
         return self.devices.unreplicate(metrics)
 
     def lower(self) -> Any:
         batch = self.devices.split_rows(self.stream.batch(0))
-        return self.step.lower(self.state, self.carry, batch, self.go_on)
+        return self.step.lower(self.state, self.carry, batch, *self.go_on)
 
     @property
     def host_state(self) -> TrainState:

@@ -12,7 +12,7 @@ import pytest
 
 import mlstm_jax as mlstm
 from mlstm_jax import cli
-from mlstm_jax.config import Config, Devices, Phase, Transformer, resolve_batch, to_json, vary
+from mlstm_jax.config import Config, Devices, Transformer, resolve_batch, to_json, vary
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import run_folder, schedule, sweep
@@ -123,12 +123,11 @@ def test_two_processes_write_the_tables_at_once(tmp_path: Path, monkeypatch) -> 
 
 
 def test_the_figures_of_a_run(tmp_path: Path) -> None:
-    """Before it begins those of its config; then the rows of its last phase, and all its steps."""
+    """Before it begins those of its config; then those of the run."""
     planned = vary(Config(), data__batch=16, optimizer__name="lamb")
     per_device = vary(planned, data__batch_per_device=4)
     runs = {("a", "1"): planned, ("a", "2"): per_device, ("a", "3"): planned}
-    phases = tuple(Phase(steps=6, batch=batch, window=16) for batch in (4, 8))
-    run_folder.write_folder(Config(out=str(tmp_path / "a/3"), phases=phases))
+    run_folder.write_folder(vary(Config(), out=str(tmp_path / "a/3"), data__batch=8))
     # The last step of a run may be between two lines of training.
     score = {"kind": "eval", "step": 12, "epoch": 0.012, "bpc": 2.0}
     write_lines(tmp_path / "a/3", train_line(10), score)

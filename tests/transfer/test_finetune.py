@@ -12,16 +12,18 @@ import numpy as np
 import pytest
 
 from mlstm_jax import cli, terminal
-from mlstm_jax.config import Compute, Config, Data, Optimizer, Train, vary
+from mlstm_jax.config import Compute, Config, Data, Train, vary
 from mlstm_jax.data.corpus import differing, open_corpus
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop import weights
+from mlstm_jax.interop.weights import flatten
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.run import Run, as_weights, load_run
-from mlstm_jax.training import optimizer, resume
+from mlstm_jax.training import resume
 from mlstm_jax.training.metrics import read_metrics
-from mlstm_jax.training.phases import train_stream
+from mlstm_jax.training.rows import train_stream
+from mlstm_jax.training.session import Session
 from mlstm_jax.training.state import fresh_state
 from mlstm_jax.training.train import train as run_train
 from mlstm_jax.transfer import finetune, words
@@ -38,9 +40,8 @@ pytestmark = pytest.mark.numeric
 
 def first_parameters(config: Config) -> dict[str, Any]:
     model = LanguageModel(config.model, config.precision)
-    tx = optimizer.build(Optimizer(), config.model, lambda count: 0.0)
-    given, _ = resume.load_start(config)
-    return fresh_state(config, model, tx, given).params
+    start = resume.load_start(config)
+    return fresh_state(config, model, flatten(start.params)).params
 
 
 def test_a_run_starts_from_the_parameters_of_another(run: Run, tmp_path: Path) -> None:
@@ -200,7 +201,7 @@ def test_a_transformer_is_tuned_on_windows_of_single_documents(kind, corpus, tmp
         data=Data(corpus=str(corpus), batch=8, window=48),
         train=Train(steps=1, epochs=None),
     )
-    run = load_run(run_train(base, quiet=True), "latest")
+    run = load_run(run_train(base, Session(quiet=True)), "latest")
     random = np.random.default_rng(0)
 
     def draw(count: int) -> Labelled:

@@ -1,0 +1,120 @@
+"""What a run reads: its rows, how far they are in the text, and where they end."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from mlstm_jax.config import MOST_STEPS, Config, Train, function_of
+from mlstm_jax.data.corpus import Corpus, Split
+from mlstm_jax.data.shards import TRAINING_SLACK
+from mlstm_jax.data.stream import BEGINNING, Place, TrainStream
+from mlstm_jax.errors import UserError, require
+from mlstm_jax.record import Meta
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a run, from the place where a session begins to the last step of the run."""
+
+    config: Config
+    corpus: Corpus
+    stream: TrainStream
+    steps: int  # of the whole run
+
+    def describe(self) -> str:
+        """Describe what a step reads."""
+        data = self.config.data
+        size = self.corpus.manifest.splits["train"].bytes
+        return (
+            f"{data.batch} rows x {data.window} bytes per step, from {size:,} bytes in "
+            f"{self.stream.shards:,} shards"
+        )
+
+    def meta(self, step: int) -> Meta:
+        """What a checkpoint at `step` was trained on."""
+        return meta_of(self.config, self.corpus)._replace(**self.position(step))
+
+    def position(self, step: int) -> dict[str, Any]:
+        """How much of the text has been read at `step`."""
+        return {"epoch": self.stream.epoch(step), "bytes_seen": self.stream.bytes_seen(step)}
+
+
+def open_rows(config: Config, corpus: Corpus, start: Place = BEGINNING) -> Rows:
+    """Return the rows that a run reads from `start`, where its checkpoint is.
+
+    Raises UserError if the corpus does not suit them, or nothing is left to read.
+    """
+    stream = train_stream(config, corpus, start)
+    ahead = stream.position(0)
+    steps = total_steps(config.train, stream.steps_per_epoch, ahead)
+    rule = f"above {start.epoch:.3f}: so many have been read where the run begins"
+    require(steps > 0, "train.epochs", config.train.epochs, rule)
+    return Rows(config, corpus, stream, steps)
+
+
+def meta_of(config: Config, corpus: Corpus) -> Meta:
+    """What a run is trained on, at its beginning."""
+    rows = dataclasses.asdict(config.data)
+    del rows["corpus"], rows["batch_per_device"]
+    rows["slack"] = TRAINING_SLACK
+    function = function_of(config)
+    return Meta(corpus.identity, corpus.manifest.cleaning, rows, function=function)
+
+
+def train_stream(config: Config, corpus: Corpus, start: Place = BEGINNING) -> TrainStream:
+    """Return the training rows of a config."""
+    data = config.data
+    model = config.model
+    split = corpus.split("train")
+    labels: Literal["ratings", "classes"] | None = None
+    if model.labels:
+        labels = "ratings" if model.rating_head else "classes"
+    if model.classes:
+        _require_classes(split, model.classes)
+    return TrainStream(
+        split,
+        batch=data.batch,
+        window=data.window,
+        shards=data.shards,
+        shuffle=data.shuffle_shards,
+        seed=data.seed,
+        labels=labels,
+        # Without a carry, a label can be predicted only from its document's own windows.
+        per_document=model.labels > 0 and model.longest_window is not None,
+        targets_are_inputs=model.masked,
+        start=start,
+    )
+
+
+def _require_classes(split: Split, classes: int) -> None:
+    """Raise UserError unless every rating of a split is the number of a class."""
+    if split.ratings is None:
+        return  # TrainStream says so.
+    ratings = split.ratings[~np.isnan(split.ratings)]
+    wrong = ratings[~np.isin(ratings, np.arange(classes))]
+    if len(wrong):
+        raise UserError(
+            f"model.classes is {classes}, but the {split.name} split has the rating {wrong[0]:g}; "
+            f"the ratings must be class numbers, 0 to {classes - 1}. Number them so, or learn "
+            "ratings with `model.rating_head`, or labels with `mlstm-jax finetune`."
+        )
+
+
+def total_steps(train: Train, steps_per_epoch: int, ahead: int = 0) -> int:
+    """Return the length of a run in steps: the smaller of `steps` and what `epochs` needs.
+
+    The rows are `ahead` windows further in the text than the step. UserError if the run has more
+    steps than devices can count.
+    """
+    limits = []
+    if train.steps is not None:
+        limits.append(train.steps)
+    if train.epochs is not None:
+        limits.append(math.ceil(min(train.epochs * steps_per_epoch, 2.0**63)) - ahead)
+    steps = min(limits)
+    rule = f"so few that they are at most {MOST_STEPS:,} steps"
+    require(steps <= MOST_STEPS, "train.epochs", train.epochs, rule)
+    return steps
