@@ -82,7 +82,7 @@ def torch_reader(compute: str) -> Any:
 
     @torch.inference_mode()
     def read(texts: list[str]) -> Any:
-        cleaned = sorted(model._run.cleaned(texts), key=len)
+        cleaned = sorted(model.run.cleaned(texts), key=len)
         for at in range(0, len(cleaned), 64):
             part = cleaned[at : at + 64]
             count_B1 = torch.tensor([[max(len(text), 1)] for text in part])

@@ -28,8 +28,8 @@ from mlstm_jax.guard import WEIGHTS, Interrupted, interruptible
 _MODULES = {
     "training": ("quickstart", "train", "plan"),
     "corpora": ("prepare", "inspect", "configs"),
-    "models": ("sweep", "evaluate", "report", "generate", "heatmap", "view", "import", "export"),
-    "texts": ("features", "transfer", "finetune", "classify"),
+    "models": ("sweep", "evaluate", "report", "transfer", "finetune", "import", "export"),
+    "texts": ("features", "classify", "generate", "heatmap", "view"),
 }
 COMMANDS = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -37,7 +37,7 @@ COMMANDS = {name: module for module, names in _MODULES.items() for name in names
 _ON_CPU = ("configs", "prepare", "inspect", "plan", "import", "export")
 
 # Commands whose first word is a model.
-_OF_MODELS = ("evaluate", "report", "generate", "heatmap", "view", "export", *_MODULES["texts"])
+_OF_MODELS = ("evaluate", "report", "transfer", "finetune", "export", *_MODULES["texts"])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

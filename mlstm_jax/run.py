@@ -12,36 +12,34 @@
 """
 
 import dataclasses
-import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 
 from mlstm_jax import __version__, digest, environment, fields, host, output, shipped
 from mlstm_jax.checkpoint import Checkpoints, Damaged
 from mlstm_jax.config import Config, load_json, require_function, to_json
-from mlstm_jax.corpora.documents import clean
 from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import FileError, UserError, note, with_remedy
 from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import ModelWeights
+from mlstm_jax.loaded import WEIGHTS, Loaded, ReadingCompute
+from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import LanguageModel, Parameters
-from mlstm_jax.model.ops import Compute, Precision
+from mlstm_jax.model.ops import Precision
 from mlstm_jax.model.stack import Recurrent
 from mlstm_jax.record import FOLDER
 
-WEIGHTS = "weights.safetensors"
 ENVIRONMENT = "environment.json"
-ReadingCompute = Literal["auto", Compute]
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Loaded):
     """A trained model and where it comes from."""
 
     folder: Path
@@ -56,33 +54,22 @@ class Run:
     source: str | None = None  # where imported parameters come from
 
     @property
-    def name(self) -> str:
-        """The name in reports and pictures."""
-        name = self.folder.resolve().name
-        if shipped.is_shipped(self.folder):
-            return name
-        return f"{name}, {self.origin}"
+    def architecture(self) -> Architecture:
+        """Its sizes and states."""
+        return self.config.model
 
     @property
-    def origin(self) -> str:
-        """Where the parameters come from."""
-        if shipped.is_shipped(self.folder):
-            return "a pretrained model"
-        return "imported" if self.imported else f"step {self.step:,}"
-
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        """A sha256 of its parameters."""
-        return weights.fingerprint(self.params)
+    def precision(self) -> list[str]:
+        """The types that it reads with: of products, of c, and of products of several texts."""
+        precision = self.model.precision
+        types: list[str] = [precision.compute or "fp32", precision.cell]
+        return [*types, "bf16"] if self.batch_model else types
 
     @property
-    def imported(self) -> bool:
-        """Whether the model is from another program or an exported file."""
-        return self.source is not None
-
-    def cleaned(self, texts: Sequence[str]) -> list[bytes]:
-        """Return the bytes that the model reads of texts."""
-        return [clean(text, self.cleaning) for text in texts]
+    def starts_from(self) -> Path | None:
+        """The model whose training it continued."""
+        start = self.config.train.start_from
+        return Path(start) if start else None
 
 
 def read_config(folder: Path) -> Config | None:

@@ -19,6 +19,7 @@ LAYERS = [
     {"transfer", "planning"},
     {"training"},
     {"run"},
+    {"loaded"},
     {"interop", "checkpoint", "record"},
     {"distributed", "environment", "host"},
     {"corpora"},

@@ -243,7 +243,7 @@ def test_each_program_is_announced_once(model, monkeypatch) -> None:
         return contextlib.nullcontext()
 
     monkeypatch.setattr(reader, "told_if_slow", told_if_slow)
-    read = reader.TextReader(model._run, Parallel(jax.devices()[:1]))
+    read = reader.TextReader(model.run, Parallel(jax.devices()[:1]))
     for _ in range(2):
         list(read.read([b"a text"]))
     assert said == ["compiling the program that reads texts, 1 at a time"]

@@ -29,6 +29,15 @@ class Table(Protocol):
         """Return a column."""
 
 
+@runtime_checkable
+class Transferred(Protocol):
+    """What `transfer` and `finetune` return."""
+
+    @property
+    def classifier(self) -> Any:
+        """The classifier."""
+
+
 # A file or table of texts with labels, or the texts and the labels.
 LabelledTexts: TypeAlias = str | Path | Table | tuple[Sequence[str], Sequence[object]]
 

@@ -87,7 +87,7 @@ class Features(TransformerMixin, _OfModel):
         if not isinstance(texts, Iterator):
             strings = as_texts(texts)
             if y is not None:
-                run = self._loaded()._run
+                run = self._loaded().run
                 read = read_with_ratings(run)
                 if read.size:
                     note_among("", digests(strings, run.cleaning), read, READ)
@@ -109,7 +109,7 @@ class Features(TransformerMixin, _OfModel):
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
         """Return "c_0", ..., "mean_h_0", ...; with all layers "layer0_c_0", ..."""
         (state,) = self._states()
-        model = self._loaded().config.model
+        model = self._loaded().loaded.architecture
         names = [
             (f"layer{layer}_" if self.all_layers else "") + f"{single}_{unit}"
             for single, layer in layers_of(model, state, all_layers=self.all_layers)
@@ -119,7 +119,7 @@ class Features(TransformerMixin, _OfModel):
 
     def _states(self) -> tuple[FeatureState, ...]:
         asked = None if self.state is None else (self.state,)
-        return features_of(self._loaded().config.model, asked)
+        return features_of(self._loaded().loaded.architecture, asked)
 
     def __sklearn_is_fitted__(self) -> bool:
         return True

@@ -1,6 +1,6 @@
 """A trained model in Python: what it is, reads, scores and writes; evaluation and transfer."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -9,39 +9,44 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax import environment, output, shipped
-from mlstm_jax import run as runs
-from mlstm_jax.api.arguments import LabelledTexts, Texts, as_labelled, as_texts, span_ends
-from mlstm_jax.config import Config, Devices
+from mlstm_jax import shipped
+from mlstm_jax.api.arguments import LabelledTexts, Texts, Transferred, as_texts
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.data.corpus import SplitName
-from mlstm_jax.errors import UserError, extra, require
+from mlstm_jax.errors import UserError, require
 from mlstm_jax.fields import Count, Positive, public
 from mlstm_jax.interop import weights
-from mlstm_jax.model.language_model import LanguageModel, Parameters
-from mlstm_jax.terminal import ProgressLine
-from mlstm_jax.training import metrics, parallel
-from mlstm_jax.training.evaluation import Evaluator, Score, corpus_of, report_of
-from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.loaded import (
+    Loaded,
+    ReadingCompute,
+    ReadingLibrary,
+    SmallModel,
+    has_gpu,
+    is_worth_jax,
+    load_small,
+)
 from mlstm_jax.transfer.classifier import Classifier, load_classifier, stamp
 from mlstm_jax.transfer.classify import label_texts
-from mlstm_jax.transfer.features import FeatureState, Featurizer, State, TextFile, states_of
-from mlstm_jax.transfer.finetune import Finetuned, FinetuneOptions
-from mlstm_jax.transfer.finetune import finetune as run_finetune
+from mlstm_jax.transfer.features import FeatureState, Featurizer, State, TextFile
 from mlstm_jax.transfer.generate import as_text
 from mlstm_jax.transfer.generate import generate as run_generate
 from mlstm_jax.transfer.heatmap import Heatmap, heat, score_heat
-from mlstm_jax.transfer.reader import TextReader
-from mlstm_jax.transfer.trace import Reader, Stream, states_at
-from mlstm_jax.transfer.transfer import TransferOptions, Transferred
-from mlstm_jax.transfer.transfer import transfer as run_transfer
+from mlstm_jax.transfer.trace import Reader, Stream
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from mlstm_jax.api.jax_model import JaxModel
+    from mlstm_jax.config import Config
+    from mlstm_jax.model.language_model import LanguageModel, Parameters
+    from mlstm_jax.run import Run
+    from mlstm_jax.training.evaluation import Score
+    from mlstm_jax.transfer.finetune import Finetuned, FinetuneOptions
+    from mlstm_jax.transfer.transfer import TransferOptions
+    from mlstm_jax.transfer.transfer import Transferred as Fitted
+
+AnyBytes = bytes  # several arguments have this name
 _PIECE = 4096  # bytes
-# More are hardly faster on a CPU (reader.py), and the states of a window take their memory.
-_SPAN_ROWS = 8
 
 
 class TrainedModel:
@@ -55,8 +60,8 @@ class TrainedModel:
         checkpoint, compute: the arguments of `load`.
         step: of the checkpoint, in updates; 0 for imported weights.
         cleaning: how its texts are cleaned.
-        config: of the run that trained it.
         hidden: number of units H in a layer.
+        loaded: the model in memory, for the package's own programs.
 
     Several methods have these arguments:
 
@@ -72,55 +77,72 @@ class TrainedModel:
     """
 
     def __init__(
-        self, run: runs.Run, checkpoint: str = "best", compute: runs.ReadingCompute = "auto"
+        self,
+        loaded: Loaded,
+        checkpoint: str = "best",
+        compute: ReadingCompute = "auto",
+        reader: ReadingLibrary = "auto",
     ) -> None:
-        """Wrap a run in memory. Use `load` instead."""
-        self._run = run
-        self.path = run.folder
+        """Wrap a model in memory. Use `load` instead."""
+        self.loaded = loaded
+        self.path = loaded.folder
         # It stays where it is when the process changes its folder.
-        self._place = run.folder.resolve()
+        self._place = loaded.folder.resolve()
         self.checkpoint = checkpoint
         self.compute = compute
-        self.step = run.step
-        self.cleaning = run.cleaning
-        self.config: Config = run.config
-        self.hidden = run.config.model.hidden
+        self.step = loaded.step
+        self.cleaning = loaded.cleaning
+        self.hidden = loaded.architecture.hidden
+        self._how = reader
         self._featurizers: dict[object, Featurizer] = {}
-        self._evaluators: dict[object, Evaluator] = {}
         self._classifiers: dict[Path, tuple[object, Classifier]] = {}  # with their `stamp`
+
+    @cached_property
+    def _jax(self) -> "JaxModel":
+        """The same model for JAX, which starts if it has not."""
+        from mlstm_jax.api import jax_model  # imports JAX
+
+        if isinstance(self.loaded, SmallModel):
+            return jax_model.load(self._place, self.checkpoint, self.compute)
+        run: Any = self.loaded
+        return jax_model.JaxModel(run)
+
+    @property
+    def run(self) -> "Run":
+        """The model as JAX has it, which starts."""
+        return self._jax.run
+
+    @property
+    def config(self) -> "Config":
+        """The config of the run that trained it; JAX is imported."""
+        return self.run.config
 
     @property
     def parameters(self) -> Mapping[str, NDArray[np.float32]]:
         """The float32 arrays by name, which cannot be written; docs/weights.md lists them."""
         arrays = {}
-        for name, array in weights.flatten(self._run.params).items():
+        for name, array in weights.flatten(self.loaded.params).items():
             arrays[name] = array.view()
             arrays[name].flags.writeable = False
         return arrays
 
     @property
-    def flax(self) -> tuple[LanguageModel, Parameters]:
+    def flax(self) -> "tuple[LanguageModel, Parameters]":
         """The Flax module and its tree of parameters, for programs such as those in examples/.
 
         `module.apply({"params": params}, bytes_BT, module.reading_carry(B))` reads a window.
         """
-        return self._run.model, self._run.params
+        return self.run.model, self.run.params
 
     @property
     def metrics(self) -> Any:
         """The lines of metrics.jsonl as a pandas DataFrame, or without pandas a list of dicts."""
-        lines = self._lines()
+        lines = self._jax.lines()
         try:
             import pandas as pd
         except ImportError:
             return lines
         return pd.DataFrame(lines)
-
-    def _lines(self) -> list[dict[str, Any]]:
-        lines = metrics.read_metrics(self._place / "metrics.jsonl")
-        if not lines:
-            raise UserError(f"{self.path} has no metrics: it was not trained here.")
-        return lines
 
     @public
     def plot(self, x: Literal["step", "megabytes", "epoch", "minutes"] = "megabytes") -> "Figure":
@@ -128,20 +150,18 @@ class TrainedModel:
 
         Needs matplotlib and pandas, the extra `notebooks`.
         """
-        self._lines()
-        with extra("notebooks", "plots need matplotlib and pandas"):
-            from mlstm_jax import analysis
-        return analysis.plot_runs([self._place], x)
+        return self._jax.plot(x)
 
     def __repr__(self) -> str:
-        model = self.config.model
+        model = self.loaded.architecture
         count = sum(array.size for array in self.parameters.values())
-        also = ", several texts in bf16" if self._run.batch_model else ""
+        compute, _, *several = self.loaded.precision
+        also = f", several texts in {several[0]}" if several else ""
         return (
             f"{type(self).__name__}({str(self.path)!r}, checkpoint={self.checkpoint!r})\n"
             f"  {model.title}, {model.layers} x {model.hidden} units, {count:,} parameters, "
-            f"{self._run.model.precision.compute}{also}\n"
-            f"  {self._run.origin}, texts cleaned as {self._run.cleaning}"
+            f"{compute}{also}\n"
+            f"  {self.loaded.origin}, texts cleaned as {self.cleaning}"
         )
 
     def __copy__(self) -> Self:
@@ -150,12 +170,12 @@ class TrainedModel:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
 
-    def __reduce__(self) -> tuple[Any, tuple[str, str, str]]:
+    def __reduce__(self) -> tuple[Any, tuple[str, str, str, str]]:
         # Store the step: if training continues, the best checkpoint may change.
-        step = self.checkpoint if self._run.imported else str(self.step)
+        step = self.checkpoint if self.loaded.imported else str(self.step)
         # A pretrained model is found by its name in any environment.
         path = self._place.name if shipped.is_shipped(self._place) else self._place
-        return load, (str(path), step, self.compute)
+        return load, (str(path), step, self.compute, self._how)
 
     @public
     def encode(
@@ -185,8 +205,10 @@ class TrainedModel:
         Returns:
             float32 [texts, H]; of all layers [texts, layers · H]; of c+mean_h twice as many.
         """
-        featurizer = self._featurizer(state, all_layers=all_layers, rows=batch_size)
-        return featurizer(self._texts(texts, text_column), "encode", quiet=not show_progress)
+        strings = self._texts(texts, text_column)
+        states = None if state is None else (state,)
+        featurizer = self.featurizer(strings, states, all_layers=all_layers, rows=batch_size)
+        return featurizer(strings, "encode", quiet=not show_progress)
 
     @public
     def bits_per_character(
@@ -201,7 +223,7 @@ class TrainedModel:
         nats = 0.0
         scored = 0
         strings = self._texts(texts, text_column)
-        featurizer = self._featurizer("h", score=True)
+        featurizer = self.featurizer(strings, ("h",), score=True)
         for _, read in featurizer.read_each(strings, "score", quiet=not show_progress):
             nats += float(read.nats_N.sum())
             scored += int(read.scored_N.sum())
@@ -213,7 +235,7 @@ class TrainedModel:
     def classify(
         self,
         texts: Texts,
-        classifier: Transferred | str | Path | None = None,
+        classifier: Transferred | Classifier | str | Path | None = None,
         *,
         text_column: str | None = None,
         show_progress: bool = False,
@@ -229,6 +251,21 @@ class TrainedModel:
                 unset: the one that comes with a pretrained model.
             text_column: unset: that of the classifier's training texts.
         """
+        parts = self.classify_parts(
+            texts, classifier, text_column=text_column, show_progress=show_progress
+        )
+        return list(chain.from_iterable(shares for _, shares in parts))
+
+    @public
+    def classify_parts(
+        self,
+        texts: Texts | TextFile,
+        classifier: Transferred | Classifier | str | Path | None = None,
+        *,
+        text_column: str | None = None,
+        show_progress: bool = False,
+    ) -> Iterator[tuple[Sequence[str], list[dict[str, float]]]]:
+        """Yield texts, a file's in parts, with the probabilities of each; see `classify`."""
         if classifier is None:
             classifier = shipped.classifier(self.path)
         if classifier is None:
@@ -236,11 +273,10 @@ class TrainedModel:
         chosen = self._classifier(classifier)
         about = chosen.about
         strings = self._texts(texts, text_column or about.text_column)
-        featurizer = self._featurizer(
-            about.state, all_layers=about.all_layers, score=bool(about.familiar)
+        featurizer = self.featurizer(
+            strings, (about.state,), all_layers=about.all_layers, score=bool(about.familiar)
         )
-        parts = label_texts(self._run, strings, chosen, featurizer, quiet=not show_progress)
-        return list(chain.from_iterable(shares for _, shares in parts))
+        return label_texts(self.loaded, strings, chosen, featurizer, quiet=not show_progress)
 
     @public
     def generate(
@@ -269,18 +305,50 @@ class TrainedModel:
                 et al. 2017, section 4.3).
             stop: a byte that ends the text; it is not part of the text.
         """
-        pieces = run_generate(
+        pieces = self.generate_pieces(
+            prompt,
+            bytes=bytes,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            set_unit=set_unit,
+            stop=stop,
+        )
+        return prompt + "".join(as_text(piece for (piece,) in pieces))
+
+    @public
+    def generate_pieces(
+        self,
+        prompt: str = "",
+        *,
+        bytes: int = 400,
+        samples: int = 1,
+        temperature: float = 0.7,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        set_unit: Mapping[int, float] | None = None,
+        stop: str | AnyBytes = "",
+    ) -> Iterator[list[AnyBytes]]:
+        """Yield continuations of a prompt as they come: a piece of each of up to 1,000 samples.
+
+        See `generate`. A sample does not depend on their number.
+        """
+        if isinstance(stop, str):
+            stop = stop.encode("utf-8", "surrogatepass")  # no single byte: refused
+        return run_generate(
             self._reader,
             prompt,
             bytes=int(bytes),
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
+            samples=samples,
             seed=int(seed),
             held=dict(set_unit or {}),
-            stop=stop.encode("utf-8", "surrogatepass"),  # no single byte: refused
+            stop=stop,
         )
-        return prompt + "".join(as_text(piece for (piece,) in pieces))
 
     @public
     def heatmap(
@@ -363,21 +431,18 @@ class TrainedModel:
         Returns:
             Of each text float32 [spans, H].
         """
-        strings = as_texts(texts)
-        ends = span_ends(strings, list(spans), self._run.cleaning)
-        (name,) = states_of(self.config.model, state and (state,))
-        return states_at(self._run, self._spans_reader, self._run.cleaned(strings), ends, name)
+        return self._jax.spans(texts, spans, state)
 
     @public
     def reader(self, state: State | None = None) -> Stream:
         """Return a reader of one text that comes in pieces: `reader.feed(b"...").scores`."""
-        self.config.model.require_next_byte("reading byte by byte")
+        self.loaded.architecture.require_next_byte("reading byte by byte")
         return self._reader.stream(state)
 
     @public
     def cleaned(self, text: str) -> bytes:
         """Return the bytes that the model reads of a text; b"" of a blank one."""
-        return clean(text, self._run.cleaning)
+        return clean(text, self.cleaning)
 
     @public
     def evaluate(
@@ -386,27 +451,14 @@ class TrainedModel:
         *,
         corpus: str | Path | None = None,
         show_progress: bool = False,
-    ) -> Score:
+    ) -> "Score":
         """Return the bits per character of a split with a carried state (Puri et al. 2018, VI).
 
         Args:
             split: which part of the corpus.
             corpus: corpus folder; unset: the one that the model was trained on.
         """
-        scored, _ = corpus_of(self._run, corpus)
-        key = (scored.identity, split)
-        if key not in self._evaluators:
-            model = self._run.batch_model or self._run.model
-            window = self.config.data.window
-            self._evaluators[key] = Evaluator(model, scored.split(split), window, self._devices)
-        evaluator = self._evaluators[key]
-        size = evaluator.stream.scored
-        steps = evaluator.stream.steps
-        with ProgressLine("evaluate", size, of_bytes=True, quiet=not show_progress) as progress:
-            return evaluator(
-                self._devices.replicate(self._run.params),
-                lambda step: progress.update(size * step // steps),
-            )
+        return self._jax.evaluate(split, corpus=corpus, show_progress=show_progress)
 
     @public
     def report(self, corpus: str | Path | None = None) -> str:
@@ -417,9 +469,9 @@ class TrainedModel:
         Args:
             corpus: corpus folder; unset: the one that the model was trained on.
         """
-        score = self.evaluate("valid", corpus=corpus)
-        sample = self.generate() if self.config.model.objective == "next-byte" else ""
-        return report_of(self._run, corpus, score, sample)
+        score = self._jax.evaluate("valid", corpus=corpus)
+        is_writer = self.loaded.architecture.objective == "next-byte"
+        return self._jax.report(corpus, score, self.generate() if is_writer else "")
 
     @public
     def transfer(
@@ -429,11 +481,11 @@ class TrainedModel:
         valid: LabelledTexts | None = None,
         *,
         out: str | Path | None = None,
-        options: TransferOptions | None = None,
+        options: "TransferOptions | None" = None,
         label_column: str | None = None,
         text_column: str | None = None,
         show_progress: bool = False,
-    ) -> Transferred:
+    ) -> "Fitted":
         """Fit logistic regression to the frozen features of texts, and measure it.
 
         This follows the protocol of Puri et al. 2018, section VI, with an L1 penalty and TF-IDF as
@@ -457,21 +509,10 @@ class TrainedModel:
             The classifier and the results; `.result.test` is the test accuracy, a fraction, and
             `.result.together["test"]` that with `words`, given or not.
         """
-        given = {"train": train, "test": test, "valid": valid}
-        texts = as_labelled(given, text_column, label_column)
-        options = options or TransferOptions()
-        is_one = options.states is None or len(options.states) == 1
-        require(is_one, "state", options.state, "one; call `transfer` for each")
-        made = run_transfer(
-            self._run,
-            texts,
-            None if out is None else Path(out),
-            options,
-            text_column=text_column,
-            show_progress=show_progress,
-        )
-        (only,) = made.values()
-        return only
+        return self._jax.transfer(
+            train, test, valid, out=out, options=options, label_column=label_column,
+            text_column=text_column, show_progress=show_progress,
+        )  # fmt: skip
 
     @public
     def finetune(
@@ -481,13 +522,13 @@ class TrainedModel:
         test: LabelledTexts | None = None,
         *,
         out: str | Path,
-        options: FinetuneOptions | None = None,
+        options: "FinetuneOptions | None" = None,
         label_column: str | None = None,
         text_column: str | None = None,
         checkpoint: Literal["best", "latest"] = "best",
         owns_process: bool = False,
         show_progress: bool = False,
-    ) -> Finetuned:
+    ) -> "Finetuned":
         """Fine-tune all parameters to predict labels, along with the language model loss.
 
         Args:
@@ -501,18 +542,11 @@ class TrainedModel:
                 validation labels), or latest.
             owns_process: see `mlstm_jax.train`.
         """
-        given = {"train": train, "valid": valid, "test": test}
-        texts = as_labelled(given, text_column, label_column)
-        return run_finetune(
-            self._run,
-            texts,
-            Path(out),
-            options or FinetuneOptions(),
-            checkpoint=checkpoint,
-            text_column=text_column,
-            owns_process=owns_process,
+        return self._jax.finetune(
+            train, valid, test, out=out, options=options, label_column=label_column,
+            text_column=text_column, checkpoint=checkpoint, owns_process=owns_process,
             show_progress=show_progress,
-        )
+        )  # fmt: skip
 
     @public
     def export(
@@ -535,72 +569,74 @@ class TrainedModel:
             OSError: it cannot be written.
         """
         path = Path(out or f"{self._place.name}.safetensors")
-        is_known = path.suffix == ".safetensors"
-        require(is_known, "out", str(path), "a file that ends in .safetensors")
-        output.require_file(path, overwrite=overwrite)
-        weights.save(path, runs.as_weights(self._run), dtype)
-        return path
-
-    @cached_property
-    def _devices(self) -> Parallel:
-        return parallel.local_devices(Devices())
+        return self._jax.export(path, dtype, overwrite=overwrite)
 
     @cached_property
     def _reader(self) -> Reader:
-        return Reader(self._run)
+        return Reader(self.loaded)
 
-    @cached_property
-    def _spans_reader(self) -> TextReader:
-        devices = self._devices
-        return TextReader(self._run, devices, _SPAN_ROWS * devices.count, keep_states="each")
-
-    def _texts(self, texts: Texts, text_column: str | None) -> list[str] | TextFile:
+    def _texts(self, texts: Texts | TextFile, text_column: str | None) -> list[str] | TextFile:
         """Return texts in memory as a list, or those of a file."""
+        if isinstance(texts, TextFile):
+            return texts
         if isinstance(texts, Path):
-            return TextFile(texts, text_column, self._run.cleaning)
+            return TextFile(texts, text_column, self.cleaning)
         return as_texts(texts, files=True)
 
-    def _featurizer(
+    def featurizer(
         self,
-        state: FeatureState | None,
+        texts: list[str] | TextFile,
+        states: tuple[FeatureState, ...] | None,
         *,
         all_layers: bool = False,
+        units: tuple[int, ...] | None = None,
         rows: int | None = None,
         score: bool = False,
     ) -> Featurizer:
-        """Return the featurizer of these arguments, with its compiled programs."""
-        key = (state, all_layers, rows, score)
+        """Return the featurizer of these arguments, with its compiled programs, for some texts."""
+        loaded = self.loaded
+        if isinstance(loaded, SmallModel) and self._how == "auto":
+            size = texts.size if isinstance(texts, TextFile) else sum(map(len, texts))
+            if is_worth_jax(size):
+                loaded = self.run
+        key = (isinstance(loaded, SmallModel), states, all_layers, units, rows, score)
         if key not in self._featurizers:
-            states = None if state is None else (state,)
             self._featurizers[key] = Featurizer(
-                self._run, states=states, all_layers=all_layers, rows=rows, score=score
+                loaded, states=states, all_layers=all_layers, units=units, rows=rows, score=score
             )
         return self._featurizers[key]
 
-    def _classifier(self, given: Transferred | str | Path) -> Classifier:
+    def _classifier(self, given: Transferred | Classifier | str | Path) -> Classifier:
         """Return a classifier; UserError unless it belongs to this model."""
         name = "the classifier"
-        if isinstance(given, Transferred):
-            classifier = given.classifier
-        else:
+        if isinstance(given, Classifier):
+            classifier = given
+        elif isinstance(given, (str, Path)):
             name = str(given)
             place = Path(given).resolve()
             now = stamp(Path(given))
             if place not in self._classifiers or self._classifiers[place][0] != now:
                 self._classifiers[place] = now, load_classifier(Path(given))
             classifier = self._classifiers[place][1]
-        classifier.require_model(name, self._run)
+        else:
+            classifier = given.classifier
+        classifier.require_model(name, self.loaded)
         return classifier
 
 
 @public
 def load(
-    path: str | Path, checkpoint: str | int = "best", compute: runs.ReadingCompute = "auto"
+    path: str | Path,
+    checkpoint: str | int = "best",
+    compute: ReadingCompute = "auto",
+    reader: ReadingLibrary = "auto",
 ) -> TrainedModel:
     """Load a trained model.
 
-    Compiled programs, and whether the CPU multiplies bf16 faster, are kept for the next process, as
-    the command line does (docs/runs.md). `os.environ["MLSTM_JAX_CACHE"] = ""` turns this off.
+    NumPy reads a recurrent model of the package or of `export` at once, and JAX is not imported.
+    For others, compiled programs, and whether the CPU multiplies bf16 faster, are kept for the next
+    process, as the command line does (docs/runs.md). `os.environ["MLSTM_JAX_CACHE"] = ""` turns
+    this off.
 
     Args:
         path: run folder, trained or imported, or a pretrained model, such as reviews-1024; or a
@@ -608,13 +644,24 @@ def load(
         checkpoint: best (by validation bits per character; of a run of `finetune`, by the loss of
             the validation labels), latest, or a step.
         compute: type of the products in reading texts; auto: that of the run's config, but bf16
-            instead of fp32 for several texts at a time, and for generated text, where the CPU
-            multiplies it faster.
+            instead of fp32 for several texts at a time, and for generated text, where JAX reads
+            and the CPU multiplies it faster.
+        reader: numpy, in fp32; or jax; auto: numpy where it can, unless JAX has a GPU, or the CPU
+            multiplies bf16 and the texts of a call are many (docs/without_jax.md).
 
     Raises:
         ValueError: the model or the checkpoint does not exist.
         OSError: the checkpoint is damaged.
     """
-    environment.cache_programs()
-    run = runs.with_compute(runs.load_run(Path(path), str(checkpoint)), compute)
-    return TrainedModel(run, str(checkpoint), compute)
+    chosen = str(checkpoint)
+    shipped.require_model(Path(path))
+    can_be_small = compute in ("auto", "fp32") and chosen in ("best", "latest")
+    if can_be_small and (reader == "numpy" or (reader == "auto" and not has_gpu())):
+        small = load_small(Path(path))
+        if small:
+            return TrainedModel(small, chosen, compute, reader)
+    rule = "auto or jax: NumPy reads mLSTMs, LSTMs and GRUs of the package or of `export`, in fp32"
+    require(reader != "numpy", "reader", reader, rule)
+    from mlstm_jax.api import jax_model  # imports JAX
+
+    return TrainedModel(jax_model.load(Path(path), chosen, compute).run, chosen, compute, reader)

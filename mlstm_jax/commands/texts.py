@@ -1,4 +1,4 @@
-"""Commands on texts: features, transfer, finetune, classify."""
+"""Commands that read or write texts: features, classify, generate, heatmap, view."""
 
 import contextlib
 import csv
@@ -7,25 +7,50 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO, Annotated, Literal
+from typing import IO, Annotated
 
-from tyro.conf import FlagCreatePairsOff, Positional, arg
+from tyro.conf import Positional, arg
 
 from mlstm_jax import output, shipped
-from mlstm_jax.api.arguments import as_labelled
-from mlstm_jax.api.model import load
-from mlstm_jax.commands import Flag, LabelColumn, Overwrite, RunFolder, TextColumn
-from mlstm_jax.commands.models import READING, ReadingOptions
-from mlstm_jax.errors import UserError, require
-from mlstm_jax.guard import interruptible
+from mlstm_jax.api.model import TrainedModel, load
+from mlstm_jax.commands import Checkpoint, Flag, Overwrite, RunFolder, TextColumn
+from mlstm_jax.errors import UserError, extra, require
+from mlstm_jax.loaded import ReadingCompute, ReadingLibrary
 from mlstm_jax.terminal import is_terminal, one_line, rate, show
-from mlstm_jax.transfer.classifier import load_classifier
-from mlstm_jax.transfer.classify import label_texts
-from mlstm_jax.transfer.features import FeatureState, Featurizer, TextFile, write_parts
-from mlstm_jax.transfer.finetune import FinetuneOptions
-from mlstm_jax.transfer.transfer import DEFAULTS, REPORT, TransferOptions, require_out
-from mlstm_jax.transfer.transfer import transfer as run_transfer
+from mlstm_jax.transfer.classifier import Classifier, load_classifier
+from mlstm_jax.transfer.features import FeatureState, State, TextFile, write_parts
+from mlstm_jax.transfer.generate import as_text
+from mlstm_jax.transfer.heatmap import require_suffix, shown_label
+from mlstm_jax.view.server import bind, serve
+from mlstm_jax.view.viewer import Viewer
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What to load of a run, and how it reads.
+
+    Attributes:
+        compute: type of the products in reading texts; auto: that of the run's config, but bf16
+            instead of fp32 for several texts at a time, and for generated text, where the CPU
+            multiplies it faster.
+        reader: numpy, in fp32; or jax; auto: numpy for a recurrent model of the package or of
+            `export`, unless JAX has a GPU, or the CPU multiplies bf16 and there is much text.
+    """
+
+    checkpoint: Checkpoint = "best"
+    compute: ReadingCompute = "auto"
+    reader: ReadingLibrary = "auto"
+
+    def load(self, run: Path) -> TrainedModel:
+        """Load the model."""
+        return load(run, self.checkpoint, self.compute, self.reader)
+
+
+READING = Reading()
+ReadingOptions = Annotated[Reading, arg(name="")]
 
 
 def features(
@@ -55,104 +80,17 @@ def features(
     """
     require(out.suffix == ".npz", "out", str(out), "an .npz file")
     output.require_file(out, texts, overwrite=overwrite)
-    loaded = reading.load(run)._run
-    file = TextFile(texts, text_column, loaded.cleaning)
-    featurizer = Featurizer(loaded, states=state, all_layers=all_layers, units=units)
+    model = reading.load(run)
+    file = TextFile(texts, text_column, model.cleaning)
+    featurizer = model.featurizer(file, state, all_layers=all_layers, units=units)
     started = time.monotonic()
     parts = (read.features for _, read in featurizer.read_each(file, "features", quiet=False))
     write_parts(out, file.count, parts, featurizer)
     seconds = time.monotonic() - started
     show(
         f"{out}: {file.count:,} texts x {len(featurizer.columns)} features, "
-        f"{file.count / seconds:,.0f} texts/s, {rate(file.size / seconds)} ({loaded.origin})"
+        f"{file.count / seconds:,.0f} texts/s, {rate(file.size / seconds)} ({model.loaded.origin})"
     )
-
-
-def transfer(
-    run: RunFolder,
-    train: Path,
-    out: Path,
-    test: Path | None = None,
-    valid: Path | None = None,
-    options: Annotated[TransferOptions, FlagCreatePairsOff, arg(name="")] = DEFAULTS,
-    label_column: LabelColumn = None,
-    text_column: TextColumn = None,
-    reading: ReadingOptions = READING,
-) -> None:
-    """Fit a classifier to a frozen model's features of texts; report accuracies and the best units.
-
-    OUT gets report.md, report.json and pictures (extra "plot"), and the classifier for `mlstm-jax
-    classify`. The report compares it with logistic regression on TF-IDF of the same texts. Each of
-    several states gets its own folder in OUT. The features are saved in OUT/features: after a stop
-    the same command reads them there, and fits the classifier from the beginning.
-
-    Args:
-        train: texts with labels: a .csv, .tsv, .json, .jsonl or .parquet file.
-        out: folder for the features, the classifier, report.md, report.json and pictures.
-        test: as train, to measure the accuracy on; unset: a fifth of each class of train, chosen by
-            a digest of the texts, so that it is always the same.
-        valid: as train, to choose C on, the inverse strength of the penalty; unset:
-            cross-validation.
-    """
-    shipped.require_model(run)
-    require_out(out, options.states or ("c+mean_h",))
-    files = {"train": train, "test": test, "valid": valid}
-    labelled = as_labelled(files, text_column, label_column)
-
-    def resumes() -> str:
-        if not any((out / "features").glob("*.npz")):
-            return ""
-        return f"the same command resumes with the features in {out / 'features'}"
-
-    with interruptible(note=resumes):
-        loaded = reading.load(run)._run
-        made = run_transfer(
-            loaded, labelled, out, options, text_column=text_column, show_progress=True
-        )
-    for one in made.values():
-        assert one.folder
-        show((one.folder / REPORT).read_text(encoding="utf-8"))
-        show(f"in {one.folder}: {', '.join(sorted(path.name for path in one.folder.iterdir()))}")
-
-
-def finetune(
-    run: RunFolder,
-    train: Path,
-    out: Path,
-    valid: Path | None = None,
-    test: Path | None = None,
-    options: Annotated[FinetuneOptions, FlagCreatePairsOff, arg(name="")] = FinetuneOptions(),  # noqa: B008
-    label_column: LabelColumn = None,
-    text_column: TextColumn = None,
-    checkpoint: Literal["best", "latest"] = "best",
-) -> None:
-    """Fine-tune a model end to end to predict labels, along with its language model loss.
-
-    OUT gets corpus/, run/ (a run folder), classifier/ (for `mlstm-jax classify OUT/run`) and
-    report.json. The same command resumes a run that was stopped.
-
-    Args:
-        train: texts with labels: a .csv, .tsv, .json, .jsonl or .parquet file.
-        out: folder for corpus/, run/, classifier/ and report.json.
-        valid: as train; the loss of its labels, after each epoch, chooses the checkpoint, and its
-            accuracy is reported. Unset: a fifth of train.
-        test: as train, to measure on.
-        checkpoint: of the finished run, for the classifier: best (by the loss of the validation
-            labels), or latest.
-    """
-    tuned = load(run).finetune(
-        train,
-        valid,
-        test,
-        out=out,
-        options=options,
-        label_column=label_column,
-        text_column=text_column,
-        checkpoint=checkpoint,
-        owns_process=True,
-        show_progress=True,
-    )
-    show(f"\n{tuned}\nin {out}: run/, classifier/, report.json")
 
 
 def classify(
@@ -184,20 +122,16 @@ def classify(
     require(is_known, "out", str(out), "a .csv or .jsonl file")
     output.require_file(out, source, overwrite=overwrite)
     chosen = load_classifier(folder)
-    about = chosen.about
-    loaded = reading.load(run)._run
-    chosen.require_model(folder, loaded)
-    file = TextFile(source, text_column or about.text_column, loaded.cleaning)
-    featurizer = Featurizer(
-        loaded, states=(about.state,), all_layers=about.all_layers, score=bool(about.familiar)
-    )
+    model = reading.load(run)
+    chosen.require_model(folder, model.loaded)
+    file = TextFile(source, text_column or chosen.about.text_column, model.cleaning)
     if out is None and is_terminal(sys.stdout):
         first = next(iter(file))[:_SHOWN]
-        _show_table(label_texts(loaded, first, chosen, featurizer))
+        _show_table(model.classify_parts(first, chosen))
         more = "with the probability of each class"
         show(f"{len(first)} of {file.count:,} texts; for all, {more}: --out labels.csv")
         return
-    labelled = label_texts(loaded, file, chosen, featurizer, quiet=False)
+    labelled = model.classify_parts(file, chosen, show_progress=True)
     with contextlib.ExitStack() as stack:
         written: IO[str] = sys.stdout
         if out:  # which is written completely or not at all
@@ -210,6 +144,166 @@ def classify(
             _write_csv(written, labelled, chosen.classes)
     if out:
         show(f"{out}: {file.count:,} texts")
+
+
+def generate(
+    run: RunFolder,
+    prompt: str = "",
+    bytes: int = 400,
+    samples: int = 1,
+    temperature: float = 0.7,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    set_unit: tuple[str, ...] = (),
+    stop: str = "",
+    reading: ReadingOptions = READING,
+) -> None:
+    """Generate text from a trained model, continuing a prompt.
+
+    A file or a pipe gets the text unchanged; in a terminal control characters are shown as escapes,
+    such as \\x1b.
+
+    Args:
+        prompt: text to continue; empty: start a new document.
+        bytes: maximum number of bytes to draw.
+        samples: number of texts, up to 1,000.
+        temperature: 1 samples the model's own distribution; lower values favour likely bytes; 0
+            takes the most likely byte.
+        top_k: draw only from the k most likely bytes.
+        top_p: draw only from the fewest bytes whose total probability is at least this.
+        seed: the same seed gives the same text.
+        set_unit: UNIT=VALUE, once or several times: hold a unit of the top layer's cell state
+            (Radford et al. 2017, section 4.3).
+        stop: a byte that ends a text, as a character or as \\n, \\x02; a review ends at \\n.
+    """
+    pieces = reading.load(run).generate_pieces(
+        prompt,
+        bytes=bytes,
+        samples=samples,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        set_unit=dict(map(_held, set_unit)),
+        stop=_byte(stop),
+    )
+    write = show if is_terminal(sys.stdout) else partial(print, flush=True)
+    if samples == 1:
+        # Write the prompt with the first piece, so that wrong options are reported before it.
+        before = prompt
+        for text in as_text(piece for (piece,) in pieces):
+            write(before + text, end="")
+            before = ""
+        write(before)
+        return
+    rows = list(pieces) or [[b""] * samples]
+    for number, whole in enumerate(zip(*rows, strict=True), 1):
+        write(f"--- {number} of {samples}\n{prompt}{''.join(as_text(iter(whole)))}")
+
+
+def _held(text: str) -> tuple[int, float]:
+    unit, _, value = text.partition("=")
+    try:
+        return int(unit), float(value)
+    except ValueError:
+        raise UserError(f"set_unit {text!r}: give UNIT=VALUE, such as 236=3.") from None
+
+
+def _byte(text: str) -> bytes:
+    """Return the byte of a character or an escape sequence; b"" for an empty text."""
+    try:
+        code = text.encode("ascii").decode("unicode_escape").encode("latin-1")
+    except UnicodeError:
+        code = b"??"
+    if len(code) > 1:
+        raise UserError(
+            f"stop {text!r} is not a single byte; give a character, or an escape like \\n or \\x02."
+        )
+    return code
+
+
+def heatmap(
+    run: RunFolder,
+    out: Path,
+    text: str = "",
+    file: Path | None = None,
+    unit: int | None = None,
+    score: Path | None = None,
+    label: str | None = None,
+    state: State | None = None,
+    layer: int | None = None,
+    scale: float | None = None,
+    overwrite: Overwrite = False,
+    reading: ReadingOptions = READING,
+) -> None:
+    """Colour a text by a unit or a classifier's score, as a self-contained HTML page.
+
+    Args:
+        out: .html file to write.
+        text: the text to read.
+        file: read the text from this file instead.
+        unit: its number in the layer.
+        score: instead of a unit: folder of `mlstm-jax transfer`. The score after a character is
+            what the classifier would answer if the text ended there.
+        label: with score, the class or label; unset: the last, such as positive.
+        state: c or h after each character, or mean_h, the mean of h up to it; unset: c, or h of a
+            model that has no c.
+        layer: 0 is the lowest; unset: the top layer.
+        scale: the absolute value with the full colour; unset: the 99th percentile of the text, or
+            of a score its largest value after a whole word.
+    """
+    output.require_file(out, file, overwrite=overwrite)
+    require_suffix(out, "out")
+    if file is not None:
+        text = file.read_text(encoding="utf-8-sig", errors="replace")
+    heat = reading.load(run).heatmap(
+        text, unit, score=score, label=label, state=state, layer=layer, scale=scale
+    )
+    heat.save(out, overwrite=overwrite)
+    show(f"{heat}, in {out}")
+
+
+def view(
+    run: RunFolder = Path(shipped.MODEL),
+    classifier: Path | None = None,
+    score: Flag = False,
+    label: str | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    checkpoint: Checkpoint = "best",
+) -> None:
+    """Serve a local page: type a text to see units, classes and next bytes, or continue it.
+
+    Args:
+        classifier: folder of `mlstm-jax transfer` with this run, to show class probabilities;
+            unset: for a pretrained model the one that comes with it, and its score.
+        score: start with the classifier's score after each character and word, not with a unit.
+        label: the class or label of that score; unset: the last, such as positive.
+        host: address to listen on; 127.0.0.1 and ::1 accept only this machine. The page has no
+            login.
+        port: 0 takes a free one.
+    """
+    with extra("view", "the page needs Starlette and uvicorn"):
+        import starlette as _
+        import uvicorn as _  # noqa: F401, F811
+    if not classifier and (classifier := shipped.classifier(run)):
+        score = True
+    if (score or label) and not classifier:
+        raise UserError("score and label need `classifier`, a folder of `mlstm-jax transfer`.")
+    chosen: Classifier | None = None
+    loaded = load(run, checkpoint).loaded
+    if classifier:
+        chosen = load_classifier(classifier)
+        chosen.require_model(classifier, loaded)
+    if chosen and (score or label):
+        chosen.require_no_words("the score after each character")
+        loaded.architecture.require_next_byte("a score after each character")
+        label = shown_label(chosen, label)
+    viewer = Viewer(loaded, chosen, label, shipped.example(run).strip())
+    address = bind(host, port)
+    show(f"{address.url} shows {loaded.name}; Ctrl-C stops it")
+    serve(viewer, address)
 
 
 _SHOWN = 10  # texts in a table

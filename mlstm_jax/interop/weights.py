@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
 from numpy.typing import NDArray
 
 from mlstm_jax import digest, fields, output
@@ -28,11 +27,12 @@ from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.interop import arrays
 from mlstm_jax.interop.arrays import Arrays
-from mlstm_jax.model.architecture import Architecture
-from mlstm_jax.model.language_model import Parameters, parameter_shapes
+from mlstm_jax.model.architecture import Architecture, Tree
 
 FORMAT = 1
-_KEY = "mlstm_jax"
+KEY = "mlstm_jax"  # of the metadata
+
+Parameters = Tree  # of float32 arrays, as in language_model.py
 
 
 class ModelWeights(NamedTuple):
@@ -46,7 +46,13 @@ class ModelWeights(NamedTuple):
 
 def named(params: Parameters) -> dict[str, Any]:
     """The leaves of a tree of parameters by name: `layer_0/wh_v`."""
-    return flatten_dict(params, sep="/")
+    leaves: dict[str, Any] = {}
+    for name, value in params.items():
+        if isinstance(value, Mapping):
+            leaves |= {f"{name}/{rest}": leaf for rest, leaf in named(value).items()}
+        else:
+            leaves[name] = value
+    return leaves
 
 
 def flatten(params: Parameters) -> Arrays:
@@ -59,7 +65,14 @@ def flatten(params: Parameters) -> Arrays:
 
 def unflatten(flat: Mapping[str, NDArray[Any]]) -> Parameters:
     """Undo `flatten`."""
-    return unflatten_dict(dict(flat), sep="/")
+    tree: dict[str, Any] = {}
+    for name, array in flat.items():
+        *above, last = name.split("/")
+        inner = tree
+        for part in above:
+            inner = inner.setdefault(part, {})
+        inner[last] = array
+    return tree
 
 
 def fingerprint(params: Parameters) -> str:
@@ -73,6 +86,8 @@ def fingerprint(params: Parameters) -> str:
 
 def expected_shapes(model: Architecture) -> dict[str, tuple[int, ...]]:
     """The shape of every parameter of a model, by name."""
+    from mlstm_jax.model.language_model import parameter_shapes  # imports JAX
+
     return {name: leaf.shape for name, leaf in named(parameter_shapes(model)).items()}
 
 
@@ -98,7 +113,7 @@ def save(path: Path, weights: ModelWeights, dtype: str = "float32") -> None:
     }
     text = json.dumps(digest.sealed(about), sort_keys=True)
     with output.atomic_file(path) as partial:
-        arrays.write_safetensors(partial, flat, {_KEY: text})
+        arrays.write_safetensors(partial, flat, {KEY: text})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,9 +134,9 @@ def load_weights(path: Path) -> ModelWeights:
     """
     if path.suffix != ".safetensors":
         raise UserError(f"{path}: a model file must be a .safetensors that `export` wrote.")
-    text, stored = arrays.safetensors(path, _KEY)
+    text, stored = arrays.safetensors(path, KEY)
     if text is None:
-        raise UserError(f"{path}: has no {_KEY!r} metadata, so it is not a model of this program.")
+        raise UserError(f"{path}: has no {KEY!r} metadata, so it is not a model of this program.")
     about = _about(path, text)
     params = unflatten(arrays.read_arrays(str(path), stored, expected_shapes(about.model)))
     if about.fingerprint not in (None, fingerprint(params)):

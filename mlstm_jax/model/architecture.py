@@ -74,8 +74,8 @@ class Products(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Architecture(ABC):
-    """One kind of model; see the top of this file."""
+class Sizes:
+    """What a reader needs to know of a model: its sizes, its states and what it predicts."""
 
     # Hidden units H of a layer. Paper: 4096 (also 256, 1024, 8192).
     hidden: Size = 256
@@ -97,18 +97,9 @@ class Architecture(ABC):
     # What the model learns to predict; `train.objective` sets it.
     objective: ObjectiveName = "next-byte"
 
-    # Every kind by its name in a config.json and on the command line; a JSON without one means
-    # `default_kind`.
-    kinds: ClassVar[dict[str, type["Architecture"]]] = {}
-    default_kind: ClassVar[str] = "mlstm"
     title: ClassVar[str] = ""
     # The states that can be shown; features use the first unless told otherwise.
     states: ClassVar[tuple[str, ...]] = ("c", "h")
-
-    def __init_subclass__(cls, title: str = "") -> None:
-        if title:
-            cls.title = title
-            Architecture.kinds[title.lower()] = cls
 
     def __post_init__(self) -> None:
         require_valid(self, "model")
@@ -159,6 +150,26 @@ class Architecture(ABC):
                 f"trained with train.objective {self.objective}; use a run with next-byte."
             )
 
+    @property
+    def longest_window(self) -> int | None:
+        """The most bytes of a window, or None: any number."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture(Sizes, ABC):
+    """One kind of model; see the top of this file."""
+
+    # Every kind by its name in a config.json and on the command line; a JSON without one means
+    # `default_kind`.
+    kinds: ClassVar[dict[str, type["Architecture"]]] = {}
+    default_kind: ClassVar[str] = "mlstm"
+
+    def __init_subclass__(cls, title: str = "") -> None:
+        if title:
+            cls.title = title
+            Architecture.kinds[title.lower()] = cls
+
     def init_carry(self, rows: int, cell: Any) -> Tree:
         """Return the carry at the start of a shard, zero, NumPy; `cell` is the type of c.
 
@@ -166,11 +177,6 @@ class Architecture(ABC):
         """
         shape = (rows, *self.shape)
         return Carry(np.zeros(shape, np.float32), np.zeros(shape, cell))
-
-    @property
-    def longest_window(self) -> int | None:
-        """The most bytes of a window, or None: any number."""
-        return None
 
     def for_windows(self, longest: int) -> Self:
         """The model of a run whose longest window has `longest` bytes."""

@@ -17,8 +17,8 @@ from mlstm_jax import digest, fields, output, shipped
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.fields import Between
 from mlstm_jax.interop import arrays
-from mlstm_jax.model.architecture import Architecture
-from mlstm_jax.run import Run
+from mlstm_jax.loaded import Loaded
+from mlstm_jax.model.architecture import Sizes
 from mlstm_jax.transfer.features import Features, FeatureState, State, layers_of
 from mlstm_jax.transfer.labels import Digests
 from mlstm_jax.transfer.words import MEAN, Counted, Words
@@ -91,7 +91,7 @@ class Description:
     familiar: DomainLimit | None = None
     step: int | None = None  # of the checkpoint; 0 for imported weights; None: not recorded
 
-    def layers(self, model: Architecture) -> list[tuple[State, int]]:
+    def layers(self, model: Sizes) -> list[tuple[State, int]]:
         """See `layers_of`."""
         return layers_of(model, self.state, all_layers=self.all_layers)
 
@@ -122,7 +122,7 @@ class Classifier(NamedTuple):
                 "one without `words`."
             )
 
-    def require_model(self, name: str | Path, run: Run) -> None:
+    def require_model(self, name: str | Path, run: Loaded) -> None:
         """Raise UserError unless it was created with this run; `name` is for the message."""
         if self.about.model == run.fingerprint:
             return

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mlstm_jax import shipped
 from mlstm_jax.errors import note
-from mlstm_jax.run import Run
+from mlstm_jax.loaded import Loaded
 from mlstm_jax.transfer.classifier import Classifier
 from mlstm_jax.transfer.features import Featurizer, TextFile
 from mlstm_jax.transfer.labels import Digests, Labelled, digests
@@ -38,7 +38,7 @@ _UNLIKE = (
 
 
 def label_texts(
-    run: Run,
+    run: Loaded,
     texts: Sequence[str] | TextFile,
     classifier: Classifier,
     featurizer: Featurizer,
@@ -82,14 +82,14 @@ def label_texts(
             note(sentence(finding, count, total, first=first))
 
 
-def read_with_ratings(run: Run) -> Digests:
+def read_with_ratings(run: Loaded) -> Digests:
     """Return the digests of the texts that a pretrained model has read with their ratings.
 
     They count for a run fine-tuned from it, too. Of other models there are none.
     """
     path = shipped.rated_texts(run.folder)
-    if path is None and run.config.train.start_from:
-        path = shipped.rated_texts(Path(run.config.train.start_from))
+    if path is None and run.starts_from:
+        path = shipped.rated_texts(run.starts_from)
     if path is None:
         return np.zeros(0, np.uint32)
     return _read(path)
@@ -137,7 +137,7 @@ def note_among(name: str, texts: Digests, known: Digests, finding: str) -> list[
 
 
 def note_known(
-    run: Run, texts: Mapping[str, Labelled], same: Mapping[str, Digests]
+    run: Loaded, texts: Mapping[str, Labelled], same: Mapping[str, Digests]
 ) -> tuple[list[str], list[str]]:
     """Note the texts that the model has read with their ratings, or that are also in `train`.
 

@@ -20,23 +20,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
-import jax
 import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax import digest, output
-from mlstm_jax.config import Devices
 from mlstm_jax.corpora.documents import Recipe, clean
 from mlstm_jax.corpora.readers import read_documents
 from mlstm_jax.corpora.sources import Source, check_source
 from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import UserError, note, require
-from mlstm_jax.model.architecture import Architecture, StateOutput
-from mlstm_jax.run import Run
+from mlstm_jax.loaded import Loaded
+from mlstm_jax.model.architecture import Sizes, StateOutput
 from mlstm_jax.terminal import ProgressLine
-from mlstm_jax.training import parallel
-from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.transfer.reader import TextReader
+from mlstm_jax.transfer.reading import summaries_of
 
 Features = NDArray[np.float32]
 # c and h after the last byte, or the mean (Alley et al. 2019) or maximum of h over all bytes.
@@ -64,9 +60,7 @@ def single_states(state: FeatureState) -> tuple[State, ...]:
     return cast(tuple[State, ...], tuple(state.split("+")))
 
 
-def layers_of(
-    model: Architecture, state: FeatureState, *, all_layers: bool
-) -> list[tuple[State, int]]:
+def layers_of(model: Sizes, state: FeatureState, *, all_layers: bool) -> list[tuple[State, int]]:
     """Each single state and layer whose units are features: by state, then by layer."""
     layers = range(0 if all_layers else model.layers - 1, model.layers)
     return [(single, layer) for single in single_states(state) for layer in layers]
@@ -79,7 +73,7 @@ def require_index(name: str, index: int, count: int) -> None:
         raise UserError(f"{name} {shown} does not exist: the model has {name}s 0 to {count - 1}.")
 
 
-def states_of(model: Architecture, states: Sequence[S] | None = None) -> tuple[S, ...]:
+def states_of(model: Sizes, states: Sequence[S] | None = None) -> tuple[S, ...]:
     """Return these states, or else the first that the model has: c, or h without a c.
 
     Raises UserError if the model does not have such a state, or none is named, or one twice.
@@ -97,7 +91,7 @@ def states_of(model: Architecture, states: Sequence[S] | None = None) -> tuple[S
 
 
 def features_of(
-    model: Architecture, states: Sequence[FeatureState] | None = None
+    model: Sizes, states: Sequence[FeatureState] | None = None
 ) -> tuple[FeatureState, ...]:
     """Return these features, or else c+mean_h, or mean_h of a model without a c; see `states_of`.
 
@@ -183,12 +177,12 @@ class Featurizer:
 
     def __init__(
         self,
-        run: Run,
+        run: Loaded,
         *,
         states: Sequence[FeatureState] | None = None,
         all_layers: bool = False,
         units: Sequence[int] | None = None,
-        devices: Parallel | None = None,
+        devices: Any = None,
         rows: int | None = None,
         score: bool = False,
     ) -> None:
@@ -198,15 +192,12 @@ class Featurizer:
         the top layer only; and of these `units` (unset: all). For `rows` and `score` see
         `TextReader`.
         """
+        model = run.architecture
         if score:
-            run.config.model.require_next_byte("scoring a text")
-        model = run.config.model
+            model.require_next_byte("scoring a text")
         self._run = run
         self.states = features_of(model, states)
-        precision = run.model.precision
-        self.reading = [run.cleaning, precision.compute, precision.cell]
-        if run.batch_model:
-            self.reading.append("bf16")
+        self.reading = [run.cleaning, *run.precision]
         layers = dict[tuple[State, int], None]()
         for state in self.states:
             layers |= dict.fromkeys(layers_of(model, state, all_layers=all_layers))
@@ -215,10 +206,9 @@ class Featurizer:
         for unit in self._units:
             require_index("unit", unit, model.hidden)
         self.columns = [Column(*layer, unit) for layer in self._layers for unit in self._units]
-        devices = devices or parallel.local_devices(Devices())
         needs_totals = any(state in ("mean_h", "max_h") for state, _ in self._layers)
         keep: StateOutput = "totals" if needs_totals else "none"
-        self._reader = TextReader(run, devices, rows, keep_states=keep, score=score)
+        self._reader = summaries_of(run, devices, rows, keep, score=score)
 
     @property
     def fields(self) -> list[list[Any]]:
@@ -266,7 +256,6 @@ class Featurizer:
 
     def _read(self, texts: Sequence[str], line: ProgressLine) -> Reading:
         cleaned = self._run.cleaned(texts)
-        model = self._run.config.model
         length_N = np.array([len(text) for text in cleaned])
         longest = int(length_N.max(initial=0))
         if longest > max(_LONG, length_N.sum() / 2):
@@ -276,20 +265,10 @@ class Featurizer:
             )
         features_NC = np.zeros((len(texts), len(self.columns)), np.float32)
         nats_N = np.zeros(len(texts))
-        for step, after, _ in self._reader.read(cleaned):
-            line.advance(step.size)
-            ended = step.ended
-            if not ended.size:
-                continue
-            read = step.text_B[ended]
-            reached = self._reader.fetch(after)
-            carry, totals, nats_B = jax.tree.map(lambda x: x[ended], reached)  # noqa: B023
-            states = model.named_states(carry)
-            states["mean_h"] = totals.sum / length_N[read][:, None, None]
-            states["max_h"] = totals.max
-            values = [states[state][:, layer, self._units] for state, layer in self._layers]
-            features_NC[read] = np.concatenate(values, axis=1)
-            nats_N[read] = nats_B
+        for read in self._reader.summaries(cleaned, line.advance):
+            values = [read.states[state][:, layer, self._units] for state, layer in self._layers]
+            features_NC[read.text_N] = np.concatenate(values, axis=1)
+            nats_N[read.text_N] = read.nats_N
         return Reading(features_NC, nats_N, np.maximum(length_N - 1, 0))
 
 

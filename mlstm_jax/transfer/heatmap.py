@@ -20,7 +20,12 @@ from mlstm_jax.transfer.classifier import Classifier
 from mlstm_jax.transfer.features import State, require_index, states_of
 from mlstm_jax.transfer.trace import Reader
 
-_STATES: dict[State, str] = {"c": "cell state c", "h": "h", "mean_h": "mean of h so far"}
+_STATES: dict[State, str] = {
+    "c": "cell state c",
+    "h": "h",
+    "mean_h": "mean of h so far",
+    "max_h": "maximum of h so far",
+}
 _NOT_BLANK = "a text with a character that is not a space"
 
 # Of the curve.
@@ -200,8 +205,8 @@ def heat(
     layer: int | None = None,
 ) -> Heatmap:
     """Read a text, cleaned as `generate` cleans its prompt; see `TrainedModel.heatmap`."""
-    layers, hidden = reader.run.config.model.shape
-    (state,) = states_of(reader.run.config.model, state and (state,))
+    layers, hidden = reader.run.architecture.shape
+    (state,) = states_of(reader.run.architecture, state and (state,))
     if layer is None:
         layer = layers - 1
     require_index("layer", layer, layers)
@@ -242,10 +247,10 @@ def running_score(
     The text is cleaned as a document is, so that the last score is the classifier's own. Raises
     UserError if it is then empty, the model is bidirectional, or the classifier has words.
     """
-    reader.run.config.model.require_next_byte("a score after each character")
+    reader.run.architecture.require_next_byte("a score after each character")
     cleaned = clean(text, reader.run.cleaning)
     require(bool(cleaned), "text", text, _NOT_BLANK)
-    layers = classifier.about.layers(reader.run.config.model)
+    layers = classifier.about.layers(reader.run.architecture)
     read = [reader(cleaned, state, layer).values_TH for state, layer in layers]
     scores_TK = classifier.scores(np.concatenate(read, axis=1))
     return cleaned, scores_TK[:, classifier.classes.index(label)]

@@ -22,11 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax import environment
+from mlstm_jax.config import Devices
 from mlstm_jax.model.architecture import StateOutput, Totals
 from mlstm_jax.model.language_model import Carry, LanguageModel
+from mlstm_jax.model.numpy_model import Summary
 from mlstm_jax.model.stack import Recurrent
 from mlstm_jax.run import Run
 from mlstm_jax.terminal import told_if_slow
+from mlstm_jax.training import parallel
 from mlstm_jax.training.objective import cross_entropy
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.step import reset
@@ -231,7 +234,7 @@ class TextReader:
     def __init__(
         self,
         run: Run,
-        devices: Parallel,
+        devices: Parallel | None,
         rows: int | None = None,
         *,
         keep_states: StateOutput = "none",
@@ -240,11 +243,13 @@ class TextReader:
         """Choose what to compute.
 
         Args:
+            devices: unset: all of this process.
             rows: the most texts at a time; unset: 256 for each device, 64 if it is a Transformer.
             keep_states: "totals": of h over the bytes of each text; "each": also yield
                 `StepOutputs`, and read texts of all lengths with one program.
             score: sum the loss of each text, of a model that predicts the next byte.
         """
+        devices = devices or parallel.local_devices(Devices())
         self._run = run
         self._devices = devices
         most = ROWS[-1]
@@ -322,6 +327,46 @@ class TextReader:
                 yield pending.popleft()
         yield from pending
 
+    def summaries(
+        self, texts: Sequence[bytes], advance: Callable[[int], None]
+    ) -> Iterator[Summary]:
+        """See `reading.Summaries`; texts without bytes are left out."""
+        length_N = np.array([len(text) for text in texts])
+        for step, after, _ in self.read(texts):
+            advance(step.size)
+            ended = step.ended
+            if not ended.size:
+                continue
+            text_N = step.text_B[ended]
+            reached = self.fetch(after)
+            carry, totals, nats_N = jax.tree.map(lambda x: x[ended], reached)  # noqa: B023
+            states = self._run.architecture.named_states(carry)
+            states["mean_h"] = totals.sum / length_N[text_N][:, None, None]
+            states["max_h"] = totals.max
+            yield Summary(text_N, states, nats_N)
+
     def fetch(self, tree: Any) -> Any:
         """Return the rows of all devices, NumPy."""
         return self._devices.fetch_rows(tree)
+
+
+def states_at(
+    run: Run, reader: TextReader, texts: Sequence[bytes], places: Sequence[Any], state: str
+) -> list[NDArray[np.float32]]:
+    """Return a state of the top layer after some bytes of each text, float32 [places, units].
+
+    Args:
+        reader: it keeps the states.
+        places: of each text, the indices of these bytes, int [places].
+    """
+    model = run.config.model
+    states = [np.zeros((len(place), model.hidden), np.float32) for place in places]
+    for step, _, outputs in reader.read(texts):
+        assert outputs
+        values_BTLH = reader.fetch(model.named_states(outputs.states)[state])
+        for row in np.flatnonzero(step.text_B >= 0):
+            text = step.text_B[row]
+            here = places[text] - step.place_B[row]
+            inside = (here >= 0) & (here < values_BTLH.shape[1])
+            states[text][inside] = values_BTLH[row, here[inside], -1]
+    return states

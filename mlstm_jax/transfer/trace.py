@@ -1,21 +1,18 @@
 """One text, read byte by byte: its states, and what the model predicts."""
 
 import copy
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Self
 
-import jax
 import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax.errors import require
+from mlstm_jax.loaded import Loaded
 from mlstm_jax.model.architecture import VOCABULARY
-from mlstm_jax.model.language_model import Carry, LanguageModel
-from mlstm_jax.run import Run
-from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.model.numpy_sampling import Drawn, Request
 from mlstm_jax.transfer.features import State, states_of
-from mlstm_jax.transfer.reader import TextReader
+from mlstm_jax.transfer.reading import BytesReader, bytes_reader_of
 
 # Bytes at the end of a text, a character or two, that may be others in the next text.
 _LAST_EDITED = 8
@@ -26,7 +23,7 @@ class Trace(NamedTuple):
 
     text: bytes
     values_TH: NDArray[np.float32]  # of the requested state and layer, after each byte
-    carry: Carry  # after the last byte, of one row
+    reached: Any  # what the reader knows after the last byte
     logits_V: NDArray[np.float32]  # of the next byte
     end_LH: dict[str, NDArray[np.float32]]  # every state after the last byte
     nats: float  # of all bytes but the first
@@ -34,7 +31,9 @@ class Trace(NamedTuple):
     @property
     def next_V(self) -> NDArray[np.float32]:
         """The probability of each possible next byte."""
-        return np.asarray(jax.nn.softmax(self.logits_V), np.float32)
+        shares_V = np.exp(self.logits_V - self.logits_V.max())
+        next_V: NDArray[np.float32] = shares_V / shares_V.sum()
+        return next_V
 
 
 def _go_on() -> None:
@@ -54,16 +53,19 @@ class Stream:
             first byte of the text, which nothing predicts, has none.
     """
 
-    def __init__(self, run: Run, reader: TextReader, state: State | None, layer: int = -1) -> None:
+    def __init__(
+        self, loaded: Loaded, reader: BytesReader, state: State | None, layer: int = -1
+    ) -> None:
         """Use `TrainedModel.reader` instead."""
-        model = run.config.model
-        self._run = run
+        model = loaded.architecture
         self._reader = reader
         self._layer = layer
         (self._state,) = states_of(model, state and (state,))
         self.check: Callable[[], None] = _go_on
         self._reached: Any = None
+        self._end_LH: dict[str, NDArray[np.float32]] = {}
         self._sum_LH = np.zeros(model.shape)
+        self._max_LH = np.full(model.shape, -np.inf, np.float32)
         self._count = 0  # bytes read
         self._nats = 0.0  # of all but the first
         self.states = np.zeros((0, model.hidden), np.float32)
@@ -76,24 +78,28 @@ class Stream:
         require(isinstance(piece, bytes), "piece", piece, "bytes, such as text.encode()")
         states = [self.states[:0]]
         logits = [self._logits_1V]
-        for step, reached, outputs in self._reader.read([piece], self._reached):
-            assert outputs
+        for reached, each in self._reader.each(piece, self._reached):
             self.check()
             self._reached = reached
-            carry, logits_BTV = self._reader.fetch(outputs)
-            named = self._run.config.model.named_states(carry)
+            size = len(each.logits_TV)
             # In float64, one byte after another, so that cuts do not change it.
-            h_TLH = np.asarray(named["h"][0, : step.size], np.float64)
+            h_TLH = np.asarray(each.states["h"], np.float64)
             sums_TLH = np.concatenate([self._sum_LH[None], h_TLH]).cumsum(axis=0)[1:]
-            count_T1 = np.arange(1, step.size + 1)[:, None] + self._count
+            count_T1 = np.arange(1, size + 1)[:, None] + self._count
+            before_1LH = self._max_LH[None]
+            max_TLH = np.maximum.accumulate(np.concatenate([before_1LH, each.states["h"]]))[1:]
             if self._state == "mean_h":
-                values_TH = sums_TLH[:, self._layer] / count_T1
+                values_TH: Any = sums_TLH[:, self._layer] / count_T1
+            elif self._state == "max_h":
+                values_TH = max_TLH[:, self._layer]
             else:
-                values_TH = named[self._state][0, : step.size, self._layer]
+                values_TH = each.states[self._state][:, self._layer]
+            self._end_LH = {name: x[-1] for name, x in each.states.items()}
             self._sum_LH = sums_TLH[-1]
-            self._count += step.size
+            self._max_LH = max_TLH[-1]
+            self._count += size
             states.append(np.asarray(values_TH, np.float32))
-            logits.append(logits_BTV[0, : step.size])
+            logits.append(each.logits_TV)
         self.states = np.concatenate(states)
         if piece:
             self.state = self.states[-1]
@@ -111,11 +117,10 @@ class Stream:
 
     def trace(self, text: bytes, values_TH: NDArray[np.float32]) -> Trace:
         """Return what is known after `text`, with the values after each of its bytes."""
-        carry = self._reader.fetch(self._reached.carry)
-        named = self._run.config.model.named_states(carry)
-        end_LH = {name: np.asarray(x[0], np.float32) for name, x in named.items()}
+        end_LH = {name: np.asarray(x, np.float32) for name, x in self._end_LH.items()}
         end_LH["mean_h"] = (self._sum_LH / self._count).astype(np.float32)
-        return Trace(text, values_TH, carry, self._logits_1V[0], end_LH, self._nats)
+        end_LH["max_h"] = self._max_LH.astype(np.float32)
+        return Trace(text, values_TH, self._reached, self._logits_1V[0], end_LH, self._nats)
 
 
 class Reader:
@@ -125,28 +130,17 @@ class Reader:
     text with one more character, which a recurrent model reads on from there.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Loaded) -> None:
         self.run = run
         self._check = _go_on
-        self._device = Parallel(jax.local_devices()[:1])
-        self._reader = TextReader(run, self._device, 1, keep_states="each")
-        # Any text needs them; the first answer of the page does not wait for them.
-        _, self._weights = self._reader.one_row
+        self._reader = bytes_reader_of(run)
         # The last text of a state of a layer, and the stream after the part of that text with
         # which the next one may begin.
         self._kept: dict[tuple[State | None, int], tuple[Trace, Stream]] = {}
 
-    @functools.cached_property
-    def writer(self) -> tuple[LanguageModel, Any]:
-        """The model that generates text, of any number of rows, and its weights [1, ...]."""
-        if (model := self.run.batch_model) is None:
-            return self.run.model, self._weights
-        params = self.run.params
-        return model, self._device.replicate((params, model.reading_weights(params)))
-
-    def put(self, tree: Any) -> Any:
-        """Copy arrays to where a program of `writer` leaves its own: one serves all calls."""
-        return self._device.copy_to_all(tree)
+    def write(self, trace: Trace, request: Request) -> Iterator[Drawn]:
+        """Yield the bytes that continue a text, a block of each sample at a time."""
+        return self._reader.write(trace.reached, trace.logits_V, request)
 
     def checked(self, check: Callable[[], None]) -> "Reader":
         """A copy that calls `check` after each window: an error that it raises ends the reading."""
@@ -181,7 +175,7 @@ class Reader:
             values = [trace.values_TH[: stream._count]]
         stream.check = self._check
         # Other models read windows, which must begin at the same places as in the whole text.
-        goes_on = self.run.config.model.longest_window is None
+        goes_on = self.run.architecture.longest_window is None
         if goes_on and (piece := text[stream._count : -_LAST_EDITED]):
             values.append(stream.feed(piece).states)
         before = copy.copy(stream)
@@ -189,25 +183,3 @@ class Reader:
         trace = stream.trace(text, np.concatenate(values))
         self._kept = usable | {(state, layer): (trace, before)}
         return trace
-
-
-def states_at(
-    run: Run, reader: TextReader, texts: Sequence[bytes], places: Sequence[Any], state: str
-) -> list[NDArray[np.float32]]:
-    """Return a state of the top layer after some bytes of each text, float32 [places, units].
-
-    Args:
-        reader: it keeps the states.
-        places: of each text, the indices of these bytes, int [places].
-    """
-    model = run.config.model
-    states = [np.zeros((len(place), model.hidden), np.float32) for place in places]
-    for step, _, outputs in reader.read(texts):
-        assert outputs
-        values_BTLH = reader.fetch(model.named_states(outputs.states)[state])
-        for row in np.flatnonzero(step.text_B >= 0):
-            text = step.text_B[row]
-            here = places[text] - step.place_B[row]
-            inside = (here >= 0) & (here < values_BTLH.shape[1])
-            states[text][inside] = values_BTLH[row, here[inside], -1]
-    return states

@@ -9,7 +9,7 @@ import numpy as np
 from mlstm_jax.corpora.documents import clean, prompt_bytes
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.fields import Between, require_kind
-from mlstm_jax.run import Run
+from mlstm_jax.loaded import Loaded
 from mlstm_jax.transfer.classifier import Classifier
 from mlstm_jax.transfer.features import State, require_index, states_of
 from mlstm_jax.transfer.generate import as_text, generate
@@ -43,14 +43,14 @@ class Viewer:
     """
 
     def __init__(
-        self, run: Run, classifier: Classifier | None, label: str | None = None, text: str = ""
+        self, run: Loaded, classifier: Classifier | None, label: str | None = None, text: str = ""
     ) -> None:
         """Take a model, and optionally a classifier.
 
         The page starts with the classifier's score of `label`, and with `text`, continued by the
         model.
         """
-        model = run.config.model
+        model = run.architecture
         self.run = run
         self._classifier = classifier
         self._reader = Reader(run)
@@ -66,7 +66,7 @@ class Viewer:
 
     def model(self, _: dict[str, Any], check: Callable[[], None] = _go_on) -> dict[str, Any]:
         """Describe the loaded model."""
-        model = self.run.config.model
+        model = self.run.architecture
         return {
             "name": self.run.name,
             "layers": model.layers,
@@ -91,7 +91,7 @@ class Viewer:
         state: State = _argument(request, "state", str, self._state)
         known = self._states()
         require(state in known, "state", state, f"one of {', '.join(known)}")
-        layers, hidden = self.run.config.model.shape
+        layers, hidden = self.run.architecture.shape
         layer = _argument(request, "layer", int, self._layer)
         require_index("layer", layer, layers)
         label = _argument(request, "label", str, None)
@@ -108,7 +108,7 @@ class Viewer:
         require_index("unit", unit, hidden)
         if label is None:
             shown = _characters(trace.text, trace.values_TH[:, unit])
-        predicts = self.run.config.model.objective == "next-byte"
+        predicts = self.run.architecture.objective == "next-byte"
         likeliest = np.argsort(-trace.next_V)[: _SHOWN if predicts else 0]
         return {
             "state": state,
@@ -152,19 +152,19 @@ class Viewer:
     def _scores(self) -> list[str]:
         """Return the classes whose score after each character can be shown."""
         linear = self._classifier
-        if not linear or linear.words or self.run.config.model.bidirectional:
+        if not linear or linear.words or self.run.architecture.bidirectional:
             return []
         return linear.classes
 
     def _states(self) -> list[str]:
-        return [*self.run.config.model.states, "mean_h"]
+        return [*self.run.architecture.states, "mean_h", "max_h"]
 
     def _classes(self, reader: Reader, text: str) -> tuple[list[dict[str, Any]], bool]:
         """Return the classes, and whether the text is unlike what the classifier knows."""
         cleaned = clean(text, self.run.cleaning)
         if not self._classifier or not cleaned:
             return [], False
-        model = self.run.config.model
+        model = self.run.architecture
         about = self._classifier.about
         read = reader(cleaned, self._state, model.layers - 1)
         limit = about.familiar

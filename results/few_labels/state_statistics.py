@@ -33,7 +33,7 @@ COUNTS = (50, 200, 2000)
 FEATURES = """c; h; mean h; mean c; max h; max c; late h; words h; surprise h; c, mean h;
 mean c, mean h; c, max h; c, words h; c, surprise h; c, mean h, max h; c, mean h, max h, min h;
 c, mean h, max c; c, mean h, surprise h; c, mean c, mean h; c, words c, words h"""
-RUN = mlstm.load("reviews-1024")._run
+RUN = mlstm.load("reviews-1024").run
 MODEL = with_compute(RUN, "bf16").model
 Array = Any
 

@@ -90,10 +90,10 @@ def test_export_and_load_again(model: mlstm.TrainedModel, tmp_path: Path) -> Non
 def test_a_report_has_the_files_of_a_run_and_no_others(model: mlstm.TrainedModel) -> None:
     score = Score(loss=1.0, bpc=1.4, bytes_scored=100, seconds=1.0)
     corpus = model.config.data.corpus
-    own = report_of(model._run, None, score, "a sample")
+    own = report_of(model.run, None, score, "a sample")
     assert f"The run is in {model.path}: config.json, metrics.jsonl, checkpoints/" in own
     assert "1.400   step 150\n" in own
-    other = report_of(mlstm.load("reviews-1024")._run, corpus, score, "a sample")
+    other = report_of(mlstm.load("reviews-1024").run, corpus, score, "a sample")
     assert "The run is in" not in other
     assert "1.400   a pretrained model\n" in other
 
@@ -121,7 +121,7 @@ def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) 
     shown = f"test accuracy {made.result.test:.3f} ({low:.3f} to {high:.3f}, 95% of 30 texts)"
     assert repr(made).startswith(f"Transferred: {shown}")
     assert "2 classes: 0, 1" in repr(made.classifier)
-    assert "array(" not in repr([made, made.classifier, model._run])
+    assert "array(" not in repr([made, made.classifier, model.run])
     # Without test texts a fifth of train is held out.
     held_out = model.transfer(train, options=options).result
     assert held_out.texts == {"train": 8, "valid": 0, "test": 2}

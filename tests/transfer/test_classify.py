@@ -58,7 +58,7 @@ def test_texts_of_the_fit_are_noted_and_reported(model, tmp_path) -> None:
 
 
 def test_a_classifier_that_is_written_again_is_read_again(model, tmp_path) -> None:
-    about = Description("c", False, model._run.fingerprint, None)
+    about = Description("c", False, model.loaded.fingerprint, None)
     made = Classifier(np.ones((1, 64)), np.zeros(1), ["a", "b"], 1.0, about=about)
     made.save(tmp_path)
     (first,) = model.classify(["my guitar"], tmp_path)

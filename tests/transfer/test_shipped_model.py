@@ -89,7 +89,7 @@ def test_a_prior_is_the_models_own_classifier() -> None:
 
 
 def test_a_sample_in_bf16_is_the_same_alone_and_among_others(model: mlstm.TrainedModel) -> None:
-    run = dataclasses.replace(model._run, batch_model=with_compute(model._run, "bf16").model)
+    run = dataclasses.replace(model.run, batch_model=with_compute(model.run, "bf16").model)
     reader, how = Reader(run), {"bytes": 64, "seed": 1, "temperature": 1.0}
     one, three = (whole(generate(reader, "This film", samples=n, **how)) for n in (1, 3))
     assert one == three[:1]

@@ -24,9 +24,10 @@ from mlstm_jax.run import Run, load_run, with_compute
 from mlstm_jax.training.evaluation import Score, compressed_bpc, report_of
 from mlstm_jax.transfer.classifier import Classifier, Description
 from mlstm_jax.transfer.features import Featurizer
-from mlstm_jax.transfer.generate import Sampling, _sample, as_text, generate
+from mlstm_jax.transfer.generate import Sampling, as_text, generate
 from mlstm_jax.transfer.heatmap import Heatmap, as_html, characters, colour, heat, ink, score_heat
 from mlstm_jax.transfer.trace import Reader
+from mlstm_jax.transfer.writer import _sample
 from tests.tolerance import assert_close, bound
 from tests.transfer.pieces import whole
 from tests.transfer.test_features import one_device
@@ -240,7 +241,7 @@ def test_a_corpus_prepared_anew_is_refused(run, text_file, corpus, tmp_path, cap
     cli.main(["evaluate", str(folder), "--corpus", str(own), "--json", str(score)])
     assert "note: the run was trained on another corpus" in capsys.readouterr().out
     assert json.loads(score.read_text())["trained_on_this_corpus"] is False
-    assert "not the training corpus" in report_of(load(folder)._run, own, SCORE, "")
+    assert "not the training corpus" in report_of(load(folder).run, own, SCORE, "")
 
 
 def test_a_run_needs_checkpoints_and_its_own_config(run: Run, tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_the_saved_classifier_is_a_mean_of_both(model, made) -> None:
     answers = model.classify(NEW, made)
     assert answers == expected == model.classify(NEW, made.folder)
     # The page reads one text byte by byte, in two layers of three products over 64 units.
-    viewer = Viewer(model._run, again)
+    viewer = Viewer(model.run, again)
     assert viewer.model({})["scores"] == []
     shown = {one["name"]: one["probability"] for one in viewer.read({"text": NEW[0]})["classes"]}
     assert list(shown) == list(ENDS)

@@ -1,0 +1,168 @@
+"""What a model does with JAX: evaluation, transfer, fine-tuning, export; see api/model.py."""
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlstm_jax import environment, output
+from mlstm_jax import run as runs
+from mlstm_jax.api.arguments import LabelledTexts, as_labelled, as_texts, span_ends
+from mlstm_jax.config import Devices
+from mlstm_jax.data.corpus import SplitName
+from mlstm_jax.errors import UserError, extra, require
+from mlstm_jax.fields import public
+from mlstm_jax.interop import weights
+from mlstm_jax.loaded import ReadingCompute
+from mlstm_jax.terminal import ProgressLine
+from mlstm_jax.training import metrics, parallel
+from mlstm_jax.training.evaluation import Evaluator, Score, corpus_of, report_of
+from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.transfer.features import states_of
+from mlstm_jax.transfer.finetune import Finetuned, FinetuneOptions
+from mlstm_jax.transfer.finetune import finetune as run_finetune
+from mlstm_jax.transfer.reader import TextReader, states_at
+from mlstm_jax.transfer.transfer import TransferOptions, Transferred
+from mlstm_jax.transfer.transfer import transfer as run_transfer
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# More are hardly faster on a CPU (reader.py), and the states of a window take their memory.
+_SPAN_ROWS = 8
+
+
+def load(path: Path, checkpoint: str, compute: ReadingCompute) -> "JaxModel":
+    """Load a model; see `mlstm_jax.load`."""
+    environment.cache_programs()
+    return JaxModel(runs.with_compute(runs.load_run(path, checkpoint), compute))
+
+
+class JaxModel:
+    """The methods of `TrainedModel` that need JAX; it says what they do."""
+
+    def __init__(self, run: runs.Run) -> None:
+        self.run = run
+        self._place = run.folder.resolve()
+        self._evaluators: dict[object, Evaluator] = {}
+
+    @cached_property
+    def _devices(self) -> Parallel:
+        return parallel.local_devices(Devices())
+
+    @cached_property
+    def _spans_reader(self) -> TextReader:
+        rows = _SPAN_ROWS * self._devices.count
+        return TextReader(self.run, self._devices, rows, keep_states="each")
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Return the lines of metrics.jsonl."""
+        lines = metrics.read_metrics(self._place / "metrics.jsonl")
+        if not lines:
+            raise UserError(f"{self.run.folder} has no metrics: it was not trained here.")
+        return lines
+
+    def plot(self, x: Literal["step", "megabytes", "epoch", "minutes"]) -> "Figure":
+        self.lines()
+        with extra("notebooks", "plots need matplotlib and pandas"):
+            from mlstm_jax import analysis
+        return analysis.plot_runs([self._place], x)
+
+    def spans(
+        self,
+        texts: Iterable[str],
+        spans: Sequence[Sequence[tuple[int, int]]],
+        state: Literal["c", "h"] | None,
+    ) -> list[NDArray[np.float32]]:
+        strings = as_texts(texts)
+        ends = span_ends(strings, list(spans), self.run.cleaning)
+        (name,) = states_of(self.run.architecture, state and (state,))
+        return states_at(self.run, self._spans_reader, self.run.cleaned(strings), ends, name)
+
+    def evaluate(
+        self, split: SplitName, *, corpus: str | Path | None, show_progress: bool = False
+    ) -> Score:
+        scored, _ = corpus_of(self.run, corpus)
+        key = (scored.identity, split)
+        if key not in self._evaluators:
+            model = self.run.batch_model or self.run.model
+            window = self.run.config.data.window
+            self._evaluators[key] = Evaluator(model, scored.split(split), window, self._devices)
+        evaluator = self._evaluators[key]
+        size = evaluator.stream.scored
+        steps = evaluator.stream.steps
+        with ProgressLine("evaluate", size, of_bytes=True, quiet=not show_progress) as progress:
+            return evaluator(
+                self._devices.replicate(self.run.params),
+                lambda step: progress.update(size * step // steps),
+            )
+
+    def report(self, corpus: str | Path | None, score: Score, sample: str) -> str:
+        return report_of(self.run, corpus, score, sample)
+
+    @public
+    def transfer(
+        self,
+        train: LabelledTexts,
+        test: LabelledTexts | None,
+        valid: LabelledTexts | None,
+        *,
+        out: str | Path | None,
+        options: TransferOptions | None,
+        label_column: str | None,
+        text_column: str | None,
+        show_progress: bool,
+    ) -> Transferred:
+        given = {"train": train, "test": test, "valid": valid}
+        texts = as_labelled(given, text_column, label_column)
+        options = options or TransferOptions()
+        is_one = options.states is None or len(options.states) == 1
+        require(is_one, "state", options.state, "one; call `transfer` for each")
+        made = run_transfer(
+            self.run,
+            texts,
+            None if out is None else Path(out),
+            options,
+            text_column=text_column,
+            show_progress=show_progress,
+        )
+        (only,) = made.values()
+        return only
+
+    @public
+    def finetune(
+        self,
+        train: LabelledTexts,
+        valid: LabelledTexts | None,
+        test: LabelledTexts | None,
+        *,
+        out: str | Path,
+        options: FinetuneOptions | None,
+        label_column: str | None,
+        text_column: str | None,
+        checkpoint: Literal["best", "latest"],
+        owns_process: bool,
+        show_progress: bool,
+    ) -> Finetuned:
+        given = {"train": train, "valid": valid, "test": test}
+        texts = as_labelled(given, text_column, label_column)
+        return run_finetune(
+            self.run,
+            texts,
+            Path(out),
+            options or FinetuneOptions(),
+            checkpoint=checkpoint,
+            text_column=text_column,
+            owns_process=owns_process,
+            show_progress=show_progress,
+        )
+
+    def export(self, path: Path, dtype: str, *, overwrite: bool) -> Path:
+        is_known = path.suffix == ".safetensors"
+        require(is_known, "out", str(path), "a file that ends in .safetensors")
+        output.require_file(path, overwrite=overwrite)
+        weights.save(path, runs.as_weights(self.run), dtype)
+        return path

@@ -1,0 +1,187 @@
+"""A model in memory, whatever reads texts with it; and one that NumPy reads, from weights alone.
+
+NumPy reads a recurrent model of the package or of `mlstm-jax export`: JAX is then not imported, and
+nothing is compiled. `run.py` loads any other model, for JAX.
+"""
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+
+from mlstm_jax import digest, shipped
+from mlstm_jax.corpora.documents import clean
+from mlstm_jax.data.corpus import Cleaning
+from mlstm_jax.errors import UserError
+from mlstm_jax.fields import InvalidField, parse
+from mlstm_jax.interop import arrays, weights
+from mlstm_jax.model.architecture import Sizes
+from mlstm_jax.model.numpy_model import NumpyModel
+
+WEIGHTS = "weights.safetensors"
+ReadingCompute = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
+ReadingLibrary = Literal["auto", "numpy", "jax"]
+
+# Bytes of texts that JAX reads in less time, its start included, where the processor multiplies
+# bf16: some 5 CPU seconds to start, and then half of NumPy's time at most (docs/without_jax.md).
+_WORTH_JAX = 200_000
+_BF16 = ("amx_bf16", "avx512_bf16")  # of a processor's flags
+_GPU_FILES = ("/dev/nvidiactl", "/dev/kfd")
+
+
+class Loaded:
+    """A trained or imported model and where it comes from."""
+
+    folder: Path
+    step: int
+    cleaning: Cleaning
+    params: weights.Parameters  # NumPy, float32
+    source: str | None  # where imported parameters come from
+
+    @property
+    def architecture(self) -> Sizes:
+        """Its sizes and states."""
+        raise NotImplementedError
+
+    @property
+    def precision(self) -> list[str]:
+        """The types that it reads with: of products, of c, and of products of several texts."""
+        return ["fp32", "fp32"]
+
+    @property
+    def starts_from(self) -> Path | None:
+        """The model whose training it continued."""
+        return None
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """See `weights.fingerprint`."""
+        return weights.fingerprint(self.params)
+
+    @property
+    def name(self) -> str:
+        """The name in reports and pictures."""
+        name = self.folder.resolve().name
+        if shipped.is_shipped(self.folder):
+            return name
+        return f"{name}, {self.origin}"
+
+    @property
+    def origin(self) -> str:
+        """Where the parameters come from."""
+        if shipped.is_shipped(self.folder):
+            return "a pretrained model"
+        return "imported" if self.imported else f"step {self.step:,}"
+
+    @property
+    def imported(self) -> bool:
+        """Whether the model is from another program or an exported file."""
+        return self.source is not None
+
+    def cleaned(self, texts: Sequence[str]) -> list[bytes]:
+        """Return the bytes that the model reads of texts."""
+        return [clean(text, self.cleaning) for text in texts]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _MLSTM(Sizes):
+    title: ClassVar[str] = "mLSTM"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LSTM(Sizes):
+    title: ClassVar[str] = "LSTM"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _GRU(Sizes):
+    title: ClassVar[str] = "GRU"
+    states: ClassVar[tuple[str, ...]] = ("h",)
+
+
+_KINDS: dict[str, type[Sizes]] = {"mlstm": _MLSTM, "lstm": _LSTM, "gru": _GRU}
+
+
+@dataclass(frozen=True)
+class SmallModel(Loaded):
+    """A recurrent model that NumPy reads."""
+
+    folder: Path
+    kind: str
+    sizes: Sizes
+    cleaning: Cleaning
+    params: weights.Parameters = field(repr=False)
+    source: str | None = None
+    step: int = 0
+
+    @property
+    def architecture(self) -> Sizes:
+        """Its sizes and states."""
+        return self.sizes
+
+    @cached_property
+    def model(self) -> NumpyModel:
+        """What reads."""
+        return NumpyModel(self.kind, weights.named(self.params))
+
+
+def load_small(path: Path) -> SmallModel | None:
+    """Load a model that NumPy can read; None for any other, and for what is damaged.
+
+    `run.load_run` says what is wrong with it.
+    """
+    folder = shipped.model(path)
+    with contextlib.suppress(InvalidField, UserError, OSError, KeyError, TypeError):
+        return _small(folder)
+    return None
+
+
+def _small(folder: Path) -> SmallModel | None:
+    file = folder / WEIGHTS if folder.is_dir() else folder
+    if file.suffix != ".safetensors" or not file.is_file():
+        return None
+    text, stored = arrays.safetensors(file, weights.KEY)
+    about = digest.opened(parse(text or "{}"))
+    model = about["model"]
+    if folder.is_dir():
+        config: Any = digest.opened(parse((folder / "config.json").read_bytes()))
+        model.pop("binary_labels", None)  # a head of earlier versions
+        if config["model"] != model:
+            return None
+    kind = model.get("kind", "mlstm")
+    is_known = about["format"] == weights.FORMAT and about["cleaning"] in get_args(Cleaning)
+    if kind not in _KINDS or not is_known:
+        return None
+    known = {one.name for one in fields(Sizes)}
+    sizes = _KINDS[kind](**{name: value for name, value in model.items() if name in known})
+    flat = {name: np.ascontiguousarray(array, np.float32) for name, array in stored.items()}
+    found = SmallModel(
+        folder, kind, sizes, about["cleaning"], weights.unflatten(flat), about["source"]
+    )
+    # So the arrays are those that `export` wrote, of these shapes.
+    is_whole = found.fingerprint == about["fingerprint"]
+    return found if is_whole and sizes.objective == "next-byte" else None
+
+
+def has_gpu() -> bool:
+    """Return whether JAX would use a GPU, without its import."""
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    if platforms == "cpu" or not any(map(os.path.exists, _GPU_FILES)):
+        return False
+    return find_spec("jax_plugins") is not None
+
+
+def is_worth_jax(size: int) -> bool:
+    """Return whether JAX reads texts of this many bytes in less time than NumPy, with its start."""
+    if size < _WORTH_JAX:
+        return False
+    with contextlib.suppress(OSError):
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        return any(name in flags for name in _BF16)
+    return False

@@ -1,0 +1,80 @@
+"""Who reads texts: NumPy a small model, JAX any other. Both give the same summaries and states."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from mlstm_jax.loaded import SmallModel
+from mlstm_jax.model.architecture import StateOutput
+from mlstm_jax.model.numpy_model import Carry, Each, NumpyModel, Summary
+from mlstm_jax.model.numpy_sampling import Drawn, Request, write
+
+_PIECE = 128  # bytes; after each the reading may be stopped
+
+
+class Summaries(Protocol):
+    """Reads many texts."""
+
+    def summaries(
+        self, texts: Sequence[bytes], advance: Callable[[int], None]
+    ) -> Iterator[Summary]:
+        """Yield what is known after each text; `advance` is told how many bytes are read."""
+        ...
+
+
+class BytesReader(Protocol):
+    """Reads one text byte by byte, and writes on."""
+
+    def each(self, piece: bytes, reached: Any) -> Iterator[tuple[Any, Each]]:
+        """Read a piece, after what `reached` has read (None: nothing); yield the same after it."""
+        ...
+
+    def write(self, reached: Any, logits_V: Any, request: Request) -> Iterator[Drawn]:
+        """Yield the bytes that continue a text, a block of each sample at a time."""
+        ...
+
+
+def summaries_of(
+    loaded: Any, devices: Any, rows: int | None, keep_states: StateOutput, *, score: bool
+) -> Summaries:
+    """Return the reader of many texts of a `Loaded`; `devices`, of JAX, are unset: all."""
+    if isinstance(loaded, SmallModel):
+        return _NumpySummaries(loaded.model, rows, score=score)
+    from mlstm_jax.transfer import reader  # imports JAX
+
+    return reader.TextReader(loaded, devices, rows, keep_states=keep_states, score=score)
+
+
+def bytes_reader_of(loaded: Any) -> BytesReader:
+    """Return the reader of one text of a `Loaded`."""
+    if isinstance(loaded, SmallModel):
+        return _NumpyBytes(loaded.model)
+    from mlstm_jax.transfer import writer  # imports JAX
+
+    return writer.DeviceBytes(loaded)
+
+
+class _NumpySummaries:
+    def __init__(self, model: NumpyModel, rows: int | None, *, score: bool) -> None:
+        self._model = model
+        self._score = score
+        self._rows = {} if rows is None else {"rows": rows}
+
+    def summaries(
+        self, texts: Sequence[bytes], advance: Callable[[int], None]
+    ) -> Iterator[Summary]:
+        return self._model.read(texts, score=self._score, advance=advance, **self._rows)
+
+
+class _NumpyBytes:
+    def __init__(self, model: NumpyModel) -> None:
+        self._model = model
+
+    def each(self, piece: bytes, reached: Any) -> Iterator[tuple[Any, Each]]:
+        before = reached or self._model.start(1)
+        carry = Carry(before.h.copy(), before.c.copy())
+        for first in range(0, len(piece), _PIECE):
+            each = self._model.read_each(piece[first : first + _PIECE], carry)
+            yield Carry(carry.h.copy(), carry.c.copy()), each
+
+    def write(self, reached: Any, logits_V: Any, request: Request) -> Iterator[Drawn]:
+        return write(self._model, reached, logits_V, request)
