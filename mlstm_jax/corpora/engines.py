@@ -9,13 +9,14 @@ by path, so both must be in places that all workers see.
 import json
 import os
 import shlex
+import socket
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import duckdb
 import numpy as np
@@ -40,11 +41,12 @@ _DOCUMENTS_A_BATCH = 8192
 _BYTES_A_ROW = 1 << 13
 _ROWS_A_FETCH = 4096
 
+_DOCUMENTS_A_GROUPING = 1 << 16
 _BYTES_A_PART = 1 << 25
 _MOST_DIGITS = 4
-_COUNTS = "counts"
-_TOTALS = "totals"
+_COUNTS = "source-"
 _PARTS = "parts"
+_OF_WORKER = "the worker on"
 
 
 @contextmanager
@@ -181,47 +183,62 @@ def sort_with_beam(
     with extra("beam", "engine beam needs Apache Beam"):
         import apache_beam as beam
         from apache_beam.options.pipeline_options import PipelineOptions
-    (scratch / _PARTS).mkdir(parents=True)
+    folder = scratch / _PARTS
+    folder.mkdir(parents=True)
     digits = _digits(sources)
     report("read", 0)
-
-    def write(lines: Any, name: str) -> None:
-        target = str(scratch / name)
-        text = lines | f"{name} as JSON" >> beam.Map(json.dumps)
-        text | f"write {name}" >> beam.io.WriteToText(target, shard_name_template="")
-
     try:
+        # Only what every runner has. Files carry the results.
         with beam.Pipeline(options=PipelineOptions(shlex.split(options.beam_options))) as pipeline:
-            read = (
+            (
                 pipeline
                 | "sources" >> beam.Create(list(enumerate(sources)))
                 | "spread" >> beam.Reshuffle()
-                | "read"
-                >> beam.FlatMap(_read, recipe, digits).with_outputs(_COUNTS, main="documents")
-            )
-            write(read[_COUNTS], _COUNTS)
-            parts = (
-                read["documents"]
+                | "read" >> beam.FlatMap(_read, recipe, digits)
                 | "by first digits" >> beam.GroupByKey()
-                | "order" >> beam.Map(_write_part, recipe, str(scratch / _PARTS))
+                | "write" >> beam.Map(_write_part, recipe, str(folder))
             )
-            write(parts, _TOTALS)
     except KnownError:
         raise
-    except (ValueError, RuntimeError) as error:  # about its options or runner
-        raise UserError(f"Beam could not run the pipeline: {first_line(error)}") from error
-    errors = []
+    except Exception as error:  # about its options or runner, or from a worker
+        raise UserError(f"Beam could not run the pipeline: {_reason(error)}") from error
     counts = []
-    for number, of_reading, rejected, of_source in sorted(_lines(scratch / _COUNTS)):
-        errors += of_reading
-        for reject in rejected:
+    wanted = set()
+    errors = []
+    for number, source in enumerate(sources):
+        result = _result(folder, number)
+        errors += result.errors
+        wanted |= {f"{first}.npz" for first in result.digits}
+        for reject in result.rejected:
             rejects.add(Reject(*reject))
-        counts.append(SourceCounts(sources[number], *of_source))
+        counts.append(SourceCounts(source, *result.counts))
     if errors:
         raise UserError(min(errors))
+    parts = sorted(folder.glob("*.npz"))
+    if lost := wanted.difference(part.name for part in parts):
+        raise UserError(_lost(folder / min(lost)))
     report("read", 1)
-    documents = sum(_lines(scratch / _TOTALS))
-    yield SortedDocuments(counts, documents, _in_parts(scratch / _PARTS))
+    documents = 0
+    for part in parts:
+        with np.load(part, allow_pickle=False) as arrays:
+            documents += len(arrays["ends"])
+    yield SortedDocuments(counts, documents, _in_parts(parts))
+
+
+def _reason(error: Exception) -> str:
+    """The line of a runner's message that says what went wrong: that of ours, if there is one."""
+    lines = str(error).strip().splitlines()
+    for line in lines:
+        if _OF_WORKER in line:
+            return line[line.index(_OF_WORKER) :]
+    return lines[0] if lines else type(error).__name__
+
+
+def _lost(part: Path) -> str:
+    return (
+        f"{part} was written by a worker, but is not here. `out` and `temp_dir` must be in a "
+        "folder that all workers share."
+    )
 
 
 def _digits(sources: Sequence[Source]) -> int:
@@ -233,51 +250,80 @@ def _digits(sources: Sequence[Source]) -> int:
     return digits
 
 
-def _read(numbered: tuple[int, Source], recipe: Recipe, digits: int) -> Iterator[Any]:
-    """Yield the documents of a source by their first digits; then its errors, rejects, counts."""
-    from apache_beam.pvalue import TaggedOutput
+class _Result(NamedTuple):
+    """What a worker tells about a source."""
 
+    errors: list[str]
+    digits: list[str]  # of the groups of its documents
+    rejected: Sequence[tuple[Any, ...]]
+    counts: tuple[Any, ...]  # the fields of SourceCounts behind the source
+
+
+def _read(numbered: tuple[int, Source], recipe: Recipe, digits: int) -> Iterator[tuple[str, Any]]:
+    """Yield lists of a source's documents by their first digits; then what is told about it."""
     number, source = numbered
     counts = SourceCounts(source)
     errors = []
+    found: set[str] = set()
     rejected: list[Reject] = []
     try:
-        for text, rating in counts.texts(read_cleaned(source, recipe), rejected.append):
-            yield order_key(text, recipe.seed, recipe.dedupe)[:digits], (text, rating)
+        documents = counts.texts(read_cleaned(source, recipe), rejected.append)
+        for some in batches(documents, _DOCUMENTS_A_GROUPING):
+            groups: dict[str, list[CleanDocument]] = {}
+            for text, rating in some:
+                first = order_key(text, recipe.seed, recipe.dedupe)[:digits]
+                groups.setdefault(first, []).append((text, rating))
+            found |= groups.keys()
+            yield from groups.items()
     except UserError as error:
         # Raised here, it would reach the user inside a traceback from Beam.
         errors.append(str(error))
-    yield TaggedOutput(_COUNTS, [number, errors, rejected, astuple(counts)[1:]])
+    yield f"{_COUNTS}{number}", _Result(errors, sorted(found), rejected, astuple(counts)[1:])
 
 
-def _write_part(group: tuple[str, Iterable[CleanDocument]], recipe: Recipe, folder: str) -> int:
-    """Sort a group and write it; return how many documents it keeps.
+def _result(folder: Path, number: int) -> _Result:
+    path = folder / f"{_COUNTS}{number}"
+    try:
+        return _Result(*json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError as error:
+        raise UserError(_lost(path)) from error
 
-    A worker may repeat this, or two may do it at once: the file is always complete and the same.
+
+def _write_part(group: tuple[str, Iterable[Any]], recipe: Recipe, folder: str) -> None:
+    """Write what is told about a source; or sort a group of documents, and write it.
+
+    A worker may repeat this, or two may do it at once: a file is always complete and the same.
     """
-    digits, documents = group
-    kept = list(in_order(documents, recipe.seed, recipe.dedupe))
-    texts, ratings = zip(*kept, strict=True)
-    part = Path(folder) / f"{digits}.npz"
+    name, values = group
+    is_told = name.startswith(_COUNTS)
+    part = Path(folder) / (name if is_told else f"{name}.npz")
     suffix = f".{uuid.uuid4().hex}.partial"
-    with output.atomic_file(part, suffix) as partial, partial.open("wb") as file:
-        np.savez(
-            file,
-            text=np.frombuffer(b"".join(texts), np.uint8),
-            ends=np.cumsum(list(map(len, texts)), dtype=np.int64),
-            ratings=np.array(ratings, np.float64),
-        )
-    return len(kept)
+    try:
+        part.parent.stat()  # is not created where a worker does not see it
+        with output.atomic_file(part, suffix) as partial, partial.open("wb") as file:
+            if is_told:
+                file.write(json.dumps(next(iter(values))).encode())
+            else:
+                _save(file, in_order(chain.from_iterable(values), recipe.seed, recipe.dedupe))
+    except OSError as error:
+        raise RuntimeError(
+            f"{_OF_WORKER} {socket.gethostname()} cannot write {part}: {error.strerror or error}; "
+            "`out` and `temp_dir` must be in a folder that all workers share."
+        ) from error
 
 
-def _lines(file: Path) -> Iterator[Any]:
-    with file.open(encoding="utf-8") as lines:
-        for line in lines:
-            yield json.loads(line)
+def _save(file: BinaryIO, documents: Iterable[CleanDocument]) -> None:
+    texts, ratings = zip(*documents, strict=True)
+    np.savez(
+        file,
+        text=np.frombuffer(b"".join(texts), np.uint8),
+        ends=np.cumsum(list(map(len, texts)), dtype=np.int64),
+        ratings=np.array(ratings, np.float64),
+    )
 
 
-def _in_parts(folder: Path) -> Iterator[CleanDocument]:
-    for file in sorted(folder.glob("*.npz")):
+def _in_parts(parts: Iterable[Path]) -> Iterator[CleanDocument]:
+    for file in parts:
         with np.load(file, allow_pickle=False) as part:
             text = part["text"].tobytes()
             start = 0
