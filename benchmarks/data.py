@@ -4,14 +4,16 @@
 
 Generates JSON lines of the given total size from a seed: variations of real reviews if available
 (in MLSTM_JAX_SHARED_DATA, or ../shared/data next to the project), otherwise random words; every
-20th is a duplicate. Then it runs `mlstm-jax prepare` as a user would, and reads the stream for one
-epoch or at most 300 steps.
+20th is a duplicate. Then it runs `mlstm-jax prepare` as a user would, each time beside a bare loop
+over the same lines (`bare_loop`), and reads the stream for one epoch or at most 300 steps.
 """
 
 import argparse
 import contextlib
 import datetime
 import gzip
+import hashlib
+import html
 import json
 import os
 import platform
@@ -124,6 +126,24 @@ def text_size(file: Path) -> int:
         return sum(map(len, lines))
 
 
+def bare_loop(files: list[Path]) -> dict[str, float]:
+    """Parse, clean and hash every line in plain Python, in this process; return its seconds."""
+    started = time.perf_counter()
+    before = time.process_time()
+    for file in files:
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
+            for line in lines:
+                text = html.unescape(json.loads(line)["reviewText"])
+                text = text.replace("\r\n", " ").replace("\n", " ").replace("\r", " ").strip()
+                words = " ".join(text.split()).casefold()
+                f"\n {text} ".encode("utf-8", errors="replace")
+                hashlib.md5(f"0:{words}".encode("utf-8", errors="replace")).hexdigest()
+    return {
+        "seconds": time.perf_counter() - started,
+        "cpu_seconds": time.process_time() - before,
+    }
+
+
 def prepare(arguments: argparse.Namespace, files: list[Path], out: Path) -> dict[str, float]:
     """Run `mlstm-jax prepare` once; return its seconds, peak memory and page faults."""
     shutil.rmtree(out, ignore_errors=True)
@@ -208,7 +228,9 @@ def main() -> None:
         size = sum(map(text_size, files))
         corpus = folder / "corpus"
         rounds = []
+        loops = []
         for _ in range(arguments.rounds):
+            loops.append(bare_loop(files))
             rounds.append(prepare(arguments, files, corpus))
             print(f"prepare: {size / rounds[-1]['seconds'] / 1e6:.1f} MB/s, {rounds[-1]}")
         opened = open_corpus(corpus)
@@ -220,6 +242,10 @@ def main() -> None:
             streams[name] = read_stream(corpus, arguments.rows, arguments.window, part)
             print(f"stream, {name}: {streams[name]}")
     rates = [size / one["seconds"] / 1e6 for one in rounds]
+    ratios = {}
+    for name in ("seconds", "cpu_seconds"):
+        pairs = zip(loops, rounds, strict=True)
+        ratios[name] = statistics.median(loop[name] / whole[name] for loop, whole in pairs)
     results = {
         "benchmark": "data",
         "command": " ".join(["python", *sys.argv]),
@@ -236,6 +262,9 @@ def main() -> None:
         "prepare_mb_per_s_of_rounds": rates,
         "prepare_peak_rss_mb": max(one["peak_rss_mb"] for one in rounds),
         "prepare_rounds": rounds,
+        "threads": arguments.threads,
+        "bare_loop_rounds": loops,
+        "rate_in_bare_loops": ratios,
         "rows": arguments.rows,
         "window": arguments.window,
         "stream_mb_per_s": streams["all"]["mb_per_s"],
@@ -245,7 +274,8 @@ def main() -> None:
         f"{size / 1e9:.2f} GB: prepared at {results['prepare_mb_per_s']:.1f} MB/s "
         f"({min(rates):.1f} to {max(rates):.1f}), "
         f"{statistics.median(one['cpu_seconds'] for one in rounds) / size * 1e8:.2f} CPU s per 100 "
-        f"MB, peak {results['prepare_peak_rss_mb']:.0f} MB; "
+        f"MB, peak {results['prepare_peak_rss_mb']:.0f} MB; {ratios['seconds']:.2f} of the rate of "
+        f"the bare loop ({ratios['cpu_seconds']:.2f} by CPU seconds); "
         f"read at {results['stream_mb_per_s']:.0f} MB/s"
     )
     if arguments.json:

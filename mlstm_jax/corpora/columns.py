@@ -54,7 +54,7 @@ def _parquet_rows(con: "duckdb.DuckDBPyConnection", source: Source, recipe: Reci
     """The SQL of all records of a file: text, rating as text, and label."""
     path = quoted(re.sub(r"([*?[])", r"[\1]", source.name))  # DuckDB sees no pattern in it
     table = f"read_parquet({path}, hive_partitioning = false, file_row_number = true)"
-    # DuckDB renames columns that differ in case only; the order is that of the file.
+    # DuckDB renames columns that differ in case only, and keeps their order.
     described = con.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()
     names = _column_names(con, path)
     columns = {}

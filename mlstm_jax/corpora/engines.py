@@ -80,8 +80,10 @@ def sort_with_duckdb(
             counts = [SourceCounts(source) for source in sources]
             on_read = bytes_read(sources, report)
             documents = chain.from_iterable(
-                of_source.texts(read_cleaned(of_source.source, recipe, on_read), rejects.add)
-                for of_source in counts
+                source_counts.texts(
+                    read_cleaned(source_counts.source, recipe, on_read), rejects.add
+                )
+                for source_counts in counts
             )
             _insert(con, documents, recipe)
             report("read", 1)
@@ -226,7 +228,7 @@ def sort_with_beam(
 
 
 def _reason(error: Exception) -> str:
-    """The line of a runner's message that says what went wrong: that of ours, if there is one."""
+    """The line of a runner's message that says what went wrong: ours, if there is one."""
     lines = str(error).strip().splitlines()
     for line in lines:
         if _OF_WORKER in line:

@@ -140,15 +140,15 @@ def prepare(
     check_out(out, overwrite)
     rejects = Rejects()
     rejects_file = out.with_name(f"{out.name}.rejects.jsonl")
-    of_split = {}
+    split_sources = {}
     for split in ("", *_ORDER):
         if split in names_of:
-            of_split[split] = find_sources(names_of[split], without=(out, rejects_file))
-    _check_disjoint(of_split)
+            split_sources[split] = find_sources(names_of[split], without=(out, rejects_file))
+    _check_disjoint(split_sources)
     check_rejects_file(rejects_file)
     scratch_beside = temp_dir / out.name if temp_dir else out
     remove_leftovers(scratch_beside)
-    check_disk([*chain(*of_split.values())], out, scratch_beside, sorts=not is_given)
+    check_disk([*chain(*split_sources.values())], out, scratch_beside, sorts=not is_given)
 
     # Inside the folder that becomes the corpus, unless `temp_dir` is set.
     scratch = partial_folder(scratch_beside) / "scratch"
@@ -157,7 +157,7 @@ def prepare(
         atomic_directory(out, lambda: check_out(out, overwrite)) as folder,
         _progress(quiet=not show_progress) as report,
     ):
-        with _read_and_sort(of_split, options, recipe, rejects, scratch, report) as gathered:
+        with _read_and_sort(split_sources, options, recipe, rejects, scratch, report) as gathered:
             manifest = _write(gathered, folder, recipe, options, rejects, rejects_file, report)
         shutil.rmtree(scratch if scratch.parent == folder else scratch.parent, ignore_errors=True)
         written = manifest.to_json().encode()
@@ -183,7 +183,7 @@ def _names(sources: Sources) -> list[str]:
 
 
 def _read_and_sort(
-    of_split: Mapping[str, list[Source]],
+    split_sources: Mapping[str, list[Source]],
     options: PrepareOptions,
     recipe: Recipe,
     rejects: Rejects,
@@ -191,12 +191,12 @@ def _read_and_sort(
     report: Report,
 ) -> AbstractContextManager[SortedDocuments]:
     """Read the sources of given splits (in their order), or of "" (sorted, without duplicates)."""
-    if "" not in of_split:
-        return _read_given_splits(of_split, recipe, rejects, report=report)
+    if "" not in split_sources:
+        return _read_given_splits(split_sources, recipe, rejects, report=report)
     from mlstm_jax.corpora import engines  # imports duckdb, which training does not need
 
     sort = engines.sort_with_duckdb if options.engine == "duckdb" else engines.sort_with_beam
-    return sort(of_split[""], recipe, rejects, scratch, options, report)
+    return sort(split_sources[""], recipe, rejects, scratch, options, report)
 
 
 @contextmanager
@@ -211,13 +211,15 @@ def _read_given_splits(
     on_read = bytes_read(chain(*sources.values()), report)
     counts = []
     sizes = dict.fromkeys(sources, 0)
-    for split, of_split in sources.items():
-        for source in of_split:
-            of_source = SourceCounts(source)
-            deque(of_source.texts(_read_given(source, recipe, on_read), rejects.add), maxlen=0)
-            counts.append(of_source)
-            sizes[split] += of_source.documents
-    documents = chain.from_iterable(_read_given_again(recipe, of_source) for of_source in counts)
+    for split, split_sources in sources.items():
+        for source in split_sources:
+            source_counts = SourceCounts(source)
+            deque(source_counts.texts(_read_given(source, recipe, on_read), rejects.add), maxlen=0)
+            counts.append(source_counts)
+            sizes[split] += source_counts.documents
+    documents = chain.from_iterable(
+        _read_given_again(recipe, source_counts) for source_counts in counts
+    )
     yield SortedDocuments(counts, sum(sizes.values()), documents, sizes)
 
 

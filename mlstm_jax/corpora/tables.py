@@ -92,7 +92,7 @@ def csv_records(
 ) -> Iterator[RecordOrReject]:
     """Yield the rows of CSV, keyed by the names in its header, and notes on doubtful ones.
 
-    The delimiter is that of the name (.csv, .tsv), unless a first line `sep=;` names another, or
+    The name (.csv, .tsv) gives the delimiter, unless a first line `sep=;` names another, or
     the header has a text column, or several columns, only with another. Tab-separated fields are
     read without quotes, unless the file shows that they are quoted: `scan` reads its lines from the
     start, any number of times.
@@ -296,7 +296,7 @@ class _Rows:
         if len(names) > 1 and sorted(names) == sorted(self._header):
             why = (
                 f"another header, {self._form.delimiter.join(names)}, whose columns have another "
-                "order than those of the first line; keep the files apart, or write them with the "
+                "order than in the first line; keep the files apart, or write them with the "
                 "same columns."
             )
             raise UserError(self._reject("another header", why, taken[0]).message)

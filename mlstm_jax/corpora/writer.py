@@ -89,17 +89,19 @@ class SourceCounts:
 
 def source_manifests(counts: Sequence[SourceCounts]) -> list[SourceManifest]:
     """The counts of each source, as in a manifest; UserError if a source has no text."""
-    names = manifest_names([of_source.source for of_source in counts])
+    names = manifest_names([source_counts.source for source_counts in counts])
     manifests = []
-    for name, of_source in zip(names, counts, strict=True):
-        if not of_source.documents:
-            raise UserError(f"{of_source.source}: no text is left after cleaning; leave it out.")
+    for name, source_counts in zip(names, counts, strict=True):
+        if not source_counts.documents:
+            raise UserError(
+                f"{source_counts.source}: no text is left after cleaning; leave it out."
+            )
         manifests.append(
             SourceManifest(
                 name=name,
-                documents=of_source.documents,
-                without_text=of_source.without_text,
-                blank=of_source.blank,
+                documents=source_counts.documents,
+                without_text=source_counts.without_text,
+                blank=source_counts.blank,
             )
         )
     return manifests
