@@ -11,6 +11,7 @@ import functools
 import importlib
 import keyword
 import os
+import re
 import signal
 import sys
 import textwrap
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         error = error or explained(lost)
     if error:
         code = error.exit_code
-        terminal.tell(f"{prefix}: {terminal.message(error)}")
+        terminal.tell(f"{prefix}: {_with_options(terminal.message(error), words[0])}")
     terminal.flush_at_end(sys.stderr)
     if isinstance(error, Interrupted) and arguments is None:
         for number in WEIGHTS:
@@ -101,7 +102,7 @@ def run(words: Sequence[str]) -> None:
     environment.silence()
     if name in _ON_CPU:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    with _notes():
+    with _notes(name):
         call = parse(name, rest)
         call()
 
@@ -115,6 +116,19 @@ def parse(name: str, words: Sequence[str]) -> Callable[[], None]:
     parse_words = getattr(module, "parse", commands.parse)
     call: Callable[[], None] = parse_words(command, words, f"mlstm-jax {name}")
     return call
+
+
+def _with_options(text: str, name: str) -> str:
+    """A message with a command's options as the command line spells them, --text-column."""
+    module = sys.modules.get(f"mlstm_jax.commands.{COMMANDS.get(name)}")
+    if module is None:  # The mistake was found before it was imported.
+        return text
+    from mlstm_jax import commands
+
+    known = commands.options(getattr(module, _identifier(name)))
+    for option in known.intersection(re.findall("`([a-z_]+)`", text)):
+        text = text.replace(f"`{option}`", f"--{option.replace('_', '-')}")
+    return text
 
 
 def _identifier(name: str) -> str:
@@ -160,7 +174,7 @@ def _usage() -> str:
 
 
 @contextmanager
-def _notes() -> Iterator[None]:
+def _notes(name: str) -> Iterator[None]:
     """Print each `errors.Note` that the block warns with, as a line on standard error."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", Note)
@@ -168,7 +182,7 @@ def _notes() -> Iterator[None]:
 
         def print_note(text: Any, category: type[Warning], *rest: Any, **more: Any) -> None:
             if issubclass(category, Note):
-                terminal.tell(f"note: {terminal.message(text)}")
+                terminal.tell(f"note: {_with_options(terminal.message(text), name)}")
             else:
                 show(text, category, *rest, **more)
 

@@ -15,7 +15,7 @@ _PACKAGE = Path(__file__).parent
 class KnownError(Exception):
     """An error whose message states what happened and what to do; the command ends with its code.
 
-    It names arguments and fields as Python does: `data.batch` is the option --data.batch.
+    It names arguments and fields as Python does: `data.batch`; cli.py spells them as options.
     """
 
     exit_code = 1

@@ -115,7 +115,7 @@ def test_from_text_to_a_score_and_a_sentence(text_file, tmp_path, monkeypatch, c
         ("evaluate runs/none", "pretrained model, reviews-1024."),
         ("evaluate x.csv", "a run folder, or from a .safetensors"),
         ("configs smal_512", "did you mean small_512 or"),
-        ("evaluate reviews-1024 --json x.csv/x.json", "another folder with `json`"),
+        ("evaluate reviews-1024 --json x.csv/x.json", "another folder with --json"),
         ("train --data.corpus c --out x.csv/deep/run", "x.csv is a file; choose another folder"),
         ("sweep model --out x", "did you mean models"),
         ("train --out loop/run --data.corpus c", "loop/run: cannot"),

@@ -3,10 +3,11 @@
 Each calls a function of `api/`, or, where it writes results as they come, the iterator below it,
 and shows the result. `train` calls the loop itself: `api.train` would load the model afterwards in
 each of several processes. Messages name arguments and fields as Python does: `data.batch` is the
-option --data.batch, and `text_column` is --text-column.
+option --data.batch; cli.py turns `text_column` into --text-column.
 """
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import io
@@ -94,6 +95,20 @@ def parse(
             return call
     finally:
         write_error(uncoloured(said.getvalue()))  # It may repeat words of the command line.
+
+
+def options(command: Callable[..., None]) -> set[str]:
+    """The names of a command's options in Python, with the fields of its options classes."""
+    names = set()
+    for name, parameter in inspect.signature(command).parameters.items():
+        kind = parameter.annotation
+        if get_origin(kind) is Annotated:
+            kind = get_args(kind)[0]
+        if dataclasses.is_dataclass(kind):
+            names |= {field.name for field in dataclasses.fields(kind)}
+        else:
+            names.add(name.strip("_"))
+    return names
 
 
 def _registry() -> ConstructorRegistry:

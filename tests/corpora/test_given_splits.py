@@ -67,12 +67,12 @@ def test_records_keep_their_order_their_copies_and_their_ratings(tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--train", "a.txt", "--valid", "./a.txt"], r"a.txt is in both `valid` and"),
+        (["--train", "a.txt", "--valid", "./a.txt"], r"a.txt is in both --valid and"),
         (["a.txt", "--test", "b.txt"], r"a.txt is not assigned to a split; put it"),
-        (["--train", "a.txt", "--seed", "3"], "`seed` cannot be used with"),
-        (["--train", "a.txt", "--split", "8,1,1"], "`split` cannot be used with"),
-        (["--train", "a.txt", "--dedupe", "exact"], "`dedupe` cannot be used with"),
-        (["--train", "a.txt", "--engine", "beam"], "`engine` cannot be used with"),
+        (["--train", "a.txt", "--seed", "3"], "--seed cannot be used with"),
+        (["--train", "a.txt", "--split", "8,1,1"], "--split cannot be used with"),
+        (["--train", "a.txt", "--dedupe", "exact"], "--dedupe cannot be used with"),
+        (["--train", "a.txt", "--engine", "beam"], "--engine cannot be used with"),
         (["--train", "a.txt", "--valid", "none.txt"], "none.txt: there is no such file"),
         (["--train", "a.txt", "--valid", "empty.txt"], "empty.txt: no text is left"),
         (["--train", "cut.txt.gz", "--clean", "none"], "cut.txt.gz: cannot be read: .*ended"),

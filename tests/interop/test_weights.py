@@ -192,7 +192,7 @@ def test_imported_weights_are_as_they_are(found, tmp_path, refused) -> None:
     ):
         pass
     assert (imported / run.WEIGHTS).read_bytes() == before
-    assert "give one with `corpus`" in refused("evaluate", imported)
+    assert "give one with --corpus" in refused("evaluate", imported)
     for path in (imported, imported / run.WEIGHTS):
         assert "has weights and no checkpoints" in refused("generate", path, "--checkpoint", "7")
     file = imported / "config.json"
