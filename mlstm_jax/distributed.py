@@ -68,7 +68,7 @@ def process_info(options: Distributed, environment: Mapping[str, str]) -> tuple[
             if index is None:
                 index = _as_number(rank_name, environment[rank_name])
             break
-    if index is None and _KUBERNETES in environment:  # which does not tell the number
+    if index is None and _KUBERNETES in environment:  # which does not give the number
         index = _as_number(_KUBERNETES, environment[_KUBERNETES])
     if count is None and options.coordinator is None:
         return 0, 1
@@ -168,6 +168,7 @@ class Cluster:
         self._options = options
         self._folder = folder
         self.names = [f"process {index}" for index in range(self.processes)]
+        self.names[self.index] += f" ({self.host})"
         self._store: Any = None
         self._gathered = 0
         self._leaving = threading.Event()
@@ -317,7 +318,7 @@ class Cluster:
                 coordinator_address=coordinator,
                 num_processes=self.processes,
                 process_id=self.index,
-                # It finds the coordinator where srun, mpirun or Kubernetes tells it.
+                # It finds the coordinator where srun, mpirun or Kubernetes gives it.
                 cluster_detection_method="deactivate" if coordinator else None,
                 initialization_timeout=int(seconds) + 60,
                 # Whole ones: with 0 JAX would abort every process at once.

@@ -94,7 +94,7 @@ def require_own_jax() -> None:
     """
     if _started_in not in (None, os.getpid()):
         raise UserError(
-            "this process was forked after JAX had started in its parent, whose threads it lacks. "
+            "JAX cannot run in a process that was forked after JAX had started. "
             "Load the model only in the child, or start processes with the method spawn, such as "
             'multiprocessing.get_context("spawn").'
         )

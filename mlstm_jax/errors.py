@@ -127,7 +127,7 @@ def is_of_process(error: BaseException) -> bool:
 
 
 def with_remedy(text: str, error: OSError) -> str:
-    """A message with the reason of a system's error, and what a user can do about it."""
+    """A message: the text, the system's reason, and what a user can do about it."""
     text += f": {error.strerror or error}."
     if advice := remedy(error):
         text += f" {advice}."
@@ -138,8 +138,8 @@ def explained(error: Exception) -> KnownError | None:
     """Return an error of the system as one whose message is enough; None for any other error."""
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
         return KnownError(
-            "there is not enough memory, or this process may not use more (ulimit -v). Use a "
-            "smaller batch, window, model or file, or free some memory."
+            "out of memory (or over the limit of ulimit -v). Use a smaller batch, window, model or "
+            "file, or free some memory."
         )
     if isinstance(error, OSError):
         return FileError(

@@ -29,7 +29,7 @@ def require_folder(folder: Path, name: str = "out") -> None:
     if not nearest.is_dir():
         what = "a file" if nearest.exists() else "a link that leads nowhere"
         raise UserError(
-            f"{folder}: cannot be created: {nearest} is {what}; choose another folder with "
+            f"{folder} cannot be created, because {nearest} is {what}; choose another folder with "
             f"`{name}`."
         )
     try:
@@ -37,8 +37,8 @@ def require_folder(folder: Path, name: str = "out") -> None:
             pass
     except OSError as error:
         raise UserError(
-            f"{folder}: cannot write in {nearest} ({error.strerror or error}); choose another "
-            f"folder with `{name}`."
+            f"{folder} cannot be created, because {nearest} cannot be written "
+            f"({error.strerror or error}); choose another folder with `{name}`."
         ) from error
 
 
@@ -72,7 +72,7 @@ def write_errors(path: Path) -> Iterator[None]:
     except KnownError:
         raise
     except OSError as error:
-        raise FileError(with_remedy(f"{path}: cannot be written", error)) from error
+        raise FileError(with_remedy(f"{path} cannot be written", error)) from error
 
 
 @contextmanager

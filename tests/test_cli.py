@@ -94,7 +94,10 @@ def test_from_text_to_a_score_and_a_sentence(text_file, tmp_path, monkeypatch, c
         ("trian", "unknown command 'trian'; did you mean train or transfer? `mlstm-jax --help`"),
         ("prepare absent.jsonl --out x", "absent.jsonl"),
         ("prepare pydoc: --out x --split 1;2", "--split 1;2 needs three numbers"),
-        ("prepare pydoc: --out /proc/x", "/proc/x: cannot write in /proc"),
+        (
+            "prepare pydoc: --out /proc/x",
+            "/proc/x cannot be created, because /proc cannot be written",
+        ),
         ("train --config smal_512", "did you mean small_512 or"),
         ("train small_512 --config=tuned_512", "not small_512 and tuned_512."),
         ("train /proc/cpuinfo", "/proc/cpuinfo is not a config"),
@@ -196,8 +199,8 @@ def test_what_cannot_be_written_is_told(line, code, told, call) -> None:
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (MemoryError(), "there is not enough memory"),
-        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory"), "there is not enough memory"),
+        (MemoryError(), "out of memory"),
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory"), "out of memory"),
         (OSError(errno.EMFILE, os.strerror(errno.EMFILE), "x.csv"), "x.csv: Too many open files."),
         (ImportError(f"x.so: {os.strerror(errno.EMFILE)}"), "Raise the limit on open files"),
         (RuntimeError("Symlink loop from 'a'"), "Choose another path"),

@@ -6,8 +6,8 @@ evenly by rows (Puri et al. 2018, section IV). The all-reduce of the gradients i
 is over the devices of this process only; process 0 has the first rows.
 
 pmap is jit and shard_map since jax 0.8. If JAX removes it, `Parallel` maps by shard_map; tests take
-the step both ways, to the same bits. By pmap the arrays of a process are those of its own devices;
-by shard_map they are global, of the devices of all processes.
+the step both ways, to the same bits. By pmap the arrays of a process are on its own devices; by
+shard_map they are global, on the devices of all processes.
 """
 
 import functools
@@ -46,7 +46,7 @@ def _copy_first_device(tree: Any) -> Any:
 
 
 class Parallel:
-    """The devices of a run, and the transfer of arrays to and from those of this process.
+    """The devices of a run; copies arrays to this process's devices and back.
 
     All transfers are explicit, so that the loop can run under a transfer guard.
     """
@@ -214,8 +214,8 @@ def sum_over_devices(tree: Any, others: Any, early: Sequence[str], axis_name: st
     A single all-reduce would start after the last gradient is computed, and every device would wait
     for it. Here each large gradient that `early` names, such as layer_0/wmh_v, is reduced
     separately, in the order of the backward pass: the decoder's before the scan over time begins,
-    Wmh's before the product of Wh's, Wh's before those of the tables. All others are reduced last.
-    The sums are bit for bit the same.
+    Wmh's before the product of Wh's, Wh's before the products of the tables. All others are reduced
+    last. The sums are bit for bit the same.
     """
     paths, shape = jax.tree_util.tree_flatten_with_path(tree)
     leaves = {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in paths}
@@ -289,7 +289,7 @@ def make_comparison(cluster: Cluster, devices: Parallel) -> Callable[[int, Any],
         if not names:
             return
         raise ReplicasDiffer(
-            f"at step {step} the state of {', '.join(names)} differs from that of the other "
+            f"at step {step} the state of {', '.join(names)} differs from the state of the other "
             "devices, although all applied the same updates: the hardware computes wrong results. "
             "No checkpoint of this state was written. Run the same command without the faulty "
             "device; it resumes from the last checkpoint."

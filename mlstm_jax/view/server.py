@@ -146,7 +146,7 @@ def bind(host: str, port: int) -> Address:
     require(0 <= port <= 65535, "port", port, "0 to 65535")
     name = host.removeprefix("[").removesuffix("]")
     if not name:
-        raise UserError("host is empty; give an address of this machine, such as 127.0.0.1.")
+        raise UserError("host is empty; it must be an address of this machine, such as 127.0.0.1.")
     try:
         address = ip_address(name)
     except ValueError:

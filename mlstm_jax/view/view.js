@@ -143,7 +143,7 @@ function typedUnit() {
   const number = Number(typed);
   const last = Number(element("unit").max);
   if (typed === "" || !Number.isInteger(number) || number < 0 || number > last) {
-    throw new Error(`unit is ${typed || "empty"}; give a whole number from 0 to ${last}.`);
+    throw new Error(`unit is ${typed || "empty"}, but it must be a whole number from 0 to ${last}.`);
   }
   return number;
 }

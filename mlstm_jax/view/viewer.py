@@ -84,7 +84,7 @@ class Viewer:
     def read(self, request: dict[str, Any], check: Callable[[], None] = _go_on) -> dict[str, Any]:
         """Read {text, state, layer, unit, label}: values, classes, active units, next bytes.
 
-        State and layer default to those of the classifier's first unit. With a label, the values
+        Unset, state and layer are the classifier's for its first unit. With a label, the values
         after each character are the classifier's score of it, not the unit's.
         """
         text = _text(request)

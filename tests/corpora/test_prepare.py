@@ -236,7 +236,7 @@ def test_a_failure_leaves_the_old_corpus(source, out, tmp_path, monkeypatch) -> 
 
     for where, name, function, error, message in (
         (module, "write_split", interrupt, KeyboardInterrupt, None),
-        (os, "rename", fail, FileError, "out: cannot be written: No space left on device"),
+        (os, "rename", fail, FileError, "out cannot be written: No space left on device"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(where, name, function)

@@ -339,7 +339,7 @@ def use(page: str, tab: Any, expect: Any) -> None:
     expect(tab.locator("#meaning")).to_contain_text("the cell state")
     tab.locator("#unit").fill("5000")
     tab.locator("#unit").blur()
-    expect(tab.locator("#error")).to_contain_text("unit is 5000;")
+    expect(tab.locator("#error")).to_contain_text("unit is 5000, but")
     # Keys that come faster than any rest: it is shown all the same, and its scale is kept.
     tab.evaluate(
         """() => { const box = document.getElementById("text"); let n = 0;
