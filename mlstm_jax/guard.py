@@ -1,7 +1,7 @@
 """What guards a process: signals, and a watchdog.
 
 `interruptible` is for work that is undone when a signal ends it. `collect` is for training, which
-stops between two steps, with a checkpoint. A `Watchdog` reports where a run is stuck, and ends it.
+stops between two steps, with a checkpoint. A `Watchdog` ends a run that is stuck, and shows where.
 """
 
 import _thread
@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from mlstm_jax.errors import KnownError
@@ -27,7 +26,7 @@ WEIGHTS = {signal.SIGHUP: 1.0, signal.SIGTERM: 2.0**20, signal.SIGINT: 2.0**40}
 # A second signal within this time must not interrupt the cleanup that the first started.
 _SECONDS_OF_CLEANUP = 1.0
 _SECONDS_TO_LEAVE_A_CALLBACK = 0.05
-_SECONDS_TO_REPORT = 60.0
+_MOST_SECONDS = 1e9  # of a timer of faulthandler
 
 
 class Interrupted(KnownError):
@@ -182,73 +181,30 @@ class Watchdog:
     """Ends the process unless `beat` is called every `seconds`; a context manager.
 
     A collective that a process never joins, a file system that does not answer and a deadlock look
-    the same from outside: nothing happens, forever, and the machines cost money. The process writes
-    the stack of each of its threads, also to the file `stacks`, and calls `stop` with an error,
-    which has the `advice` on how to resume; its supervisor can then restart it from the last
-    checkpoint. Time in which the process is suspended (SIGSTOP, SIGTSTP) does not count.
+    the same from outside: nothing happens, forever, and the machines cost money. Python writes the
+    stack of each thread to standard error, and ends the process with exit code 1. The others of a
+    run notice that it is lost, and a supervisor can restart them from the last checkpoint. Outside
+    of its context it does nothing.
     """
 
-    def __init__(
-        self,
-        seconds: float,
-        stop: Callable[[BaseException], None],
-        stacks: Path,
-        advice: Callable[[], str],
-    ) -> None:
-        self._seconds = seconds
-        self._stop = stop
-        self._stacks = stacks
-        self._advice = advice
-        self._done = threading.Event()
-        self.beat("starting")
+    def __init__(self, seconds: float) -> None:
+        self._seconds = min(seconds, _MOST_SECONDS)
+        self._file: int | None = None
 
-    def beat(self, doing: str) -> None:
-        """Record progress, and what the run does next."""
-        self._doing = doing
-        self._last = time.monotonic()
+    def beat(self) -> None:
+        """Record progress."""
+        if self._file is not None:
+            faulthandler.dump_traceback_later(self._seconds, exit=True, file=self._file)
 
     def __enter__(self) -> "Watchdog":
-        threading.Thread(target=self._watch, daemon=True).start()
+        self._file = os.open(os.devnull, os.O_WRONLY)
+        with contextlib.suppress(Exception):  # Standard error may be closed, or have no file.
+            os.dup2(sys.__stderr__.fileno(), self._file, inheritable=False)  # type: ignore[union-attr]
+        self.beat()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._done.set()
-
-    def _watch(self) -> None:
-        pause = min(5.0, self._seconds / 4)
-        awake = time.monotonic()
-        while not self._done.wait(pause):
-            before = awake
-            awake = time.monotonic()
-            # This thread, too, has not run: the process was suspended, by Ctrl-Z or a scheduler.
-            if awake - before > 2 * pause:
-                self._last += awake - before - pause
-            if awake - self._last > self._seconds:
-                self._end_process()
-                return
-
-    def _end_process(self) -> None:
-        # The process must end even if nobody reads what it writes, and its pipe is full.
-        with open(os.devnull, "w") as nowhere:
-            faulthandler.dump_traceback_later(_SECONDS_TO_REPORT, exit=True, file=nowhere)
-            try:
-                self._report()
-            finally:
-                faulthandler.cancel_dump_traceback_later()
-
-    def _report(self) -> None:
-        # What has replaced sys.stderr may have no file.
-        if sys.__stderr__:
-            with contextlib.suppress(Exception):
-                faulthandler.dump_traceback(sys.__stderr__)
-        where = ""
-        with contextlib.suppress(Exception), self._stacks.open("w") as file:
-            faulthandler.dump_traceback(file)
-            where = f" (also in {self._stacks})"
-        self._stop(
-            KnownError(
-                f"no progress for {self._seconds:g} s while {self._doing}; the stack of each "
-                f"thread is above{where}. {self._advice()}. If the run was only slow, increase "
-                "train.watchdog_seconds."
-            )
-        )
+        assert self._file is not None
+        faulthandler.cancel_dump_traceback_later()
+        os.close(self._file)
+        self._file = None

@@ -121,7 +121,7 @@ def test_from_text_to_a_score_and_a_sentence(text_file, tmp_path, monkeypatch, c
         ("evaluate reviews-1024 --json x.csv/x.json", "another folder with --json"),
         ("train --data.corpus c --out x.csv/deep/run", "x.csv is a file; choose another folder"),
         ("sweep model --out x", "did you mean models"),
-        ("train --out loop/run --data.corpus c", "loop/run: cannot"),
+        ("train --out loop/run --data.corpus c", "loop/run cannot"),
         ("train --data.corpus x.csv", "x.csv is not a corpus. Check the name, or make one with"),
         ("classify reviews-1024 a x.csv --out x.xlsx", "out is 'x.xlsx', but it must be a .csv"),
         ("classify c x.csv", "c DIR INPUT"),

@@ -239,7 +239,7 @@ class Train(Checked, section="train"):
     # another code for a supervisor that restarts only failed processes, such as Kubernetes.
     sigterm_exit_code: Annotated[int, Between(0, 255)] = 0
     # Seconds without a step, a window of evaluation or a checkpoint after which the run writes the
-    # stack of every thread and ends. This time includes the compilation of the first step, but none
+    # stack of every thread and ends. This time includes the compilation of the first step, and any
     # in which the process was suspended (Ctrl-Z).
     watchdog_seconds: Seconds = 1800.0
 

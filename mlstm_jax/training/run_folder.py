@@ -188,8 +188,7 @@ def _is_unused(folder: Path) -> bool:
     """Whether a run ended in the folder before it wrote its config, or nothing is there."""
     if not folder.is_dir() or steps_in(folder):
         return False
-    # The watchdog leaves stacks also of a run that hangs before it has a config.
-    patterns = (_LOCK, FOLDER, run.ENVIRONMENT, "*.partial", "stacks-*.txt")
+    patterns = (_LOCK, FOLDER, run.ENVIRONMENT, "*.partial")
     return all(any(map(one.match, patterns)) for one in folder.iterdir())
 
 

@@ -23,7 +23,6 @@ from mlstm_jax.errors import UserError, note
 from mlstm_jax.guard import Watchdog
 from mlstm_jax.model import kernels, pallas
 from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
-from mlstm_jax.record import resume_advice
 from mlstm_jax.terminal import ProgressLine
 from mlstm_jax.training import metrics, parallel, run_folder, schedule
 from mlstm_jax.training.evaluation import Evaluator, Score
@@ -172,10 +171,7 @@ def _start_process(
         )
     stack.enter_context(environment.silence())
     stack.enter_context(cluster)
-    stacks = folder / f"stacks-{cluster.index}.txt"
-    watchdog = Watchdog(
-        config.train.watchdog_seconds, cluster.stop, stacks, lambda: resume_advice(folder)
-    )
+    watchdog = Watchdog(config.train.watchdog_seconds)
     signals: list[Signals] = []
     if session.owns_process:
         stack.enter_context(watchdog)
@@ -208,10 +204,10 @@ def _make_evaluation(
     score_labels = session.score_labels
 
     def evaluate(state: TrainState) -> Score:
-        score = scorer(state.params, lambda n: watchdog.beat(f"the devices score window {n}"))
+        score = scorer(state.params, lambda _: watchdog.beat())
         if score_labels is None:
             return score
-        watchdog.beat("the labels of the validation texts are predicted")
+        watchdog.beat()
         with jax.transfer_guard("allow"):
             loss, accuracy = score_labels(devices.unreplicate(state.params))
         return score._replace(label_loss=loss, accuracy=accuracy)

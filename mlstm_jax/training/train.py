@@ -63,7 +63,7 @@ def _run(loop: Loop) -> None:
     loop.require_equal_replicas(step, state)
     with jax.transfer_guard("disallow"):
         while step < loop.steps:
-            watchdog.beat(f"batch {step} is read")
+            watchdog.beat()
             fetch_started = time.monotonic()
             batch = next(loop.batches)
             reporter.waited(time.monotonic() - fetch_started)
@@ -89,7 +89,7 @@ def _run(loop: Loop) -> None:
                 if evaluates:
                     score = loop.evaluate(state)
                     reporter.evaluation(step, score)
-                watchdog.beat(f"the checkpoint of step {step} is written")
+                watchdog.beat()
                 loop.require_equal_replicas(step, state)
                 meta = reporter.meta(step, score)
                 loop.save(
@@ -102,7 +102,7 @@ def _run(loop: Loop) -> None:
 
 def _report(loop: Loop, step: int, metrics: Any) -> float:
     """Report the metrics of the step before `step`; return their sum of the signals' weights."""
-    loop.watchdog.beat(f"the devices compute step {step}")
+    loop.watchdog.beat()
     on_host = loop.devices.unreplicate(metrics)
     loop.reporter.step(step, on_host)
     return float(on_host.stop)

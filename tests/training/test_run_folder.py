@@ -57,8 +57,7 @@ def test_a_file_system_without_locks_is_warned_of(error, tmp_path, monkeypatch, 
 
 def test_a_start_that_was_refused_or_killed_leaves_no_run_behind(tmp_path: Path) -> None:
     """What the message advises, such as another batch, can be done in the same folder."""
-    # The watchdog of a run that hangs writes the stacks, and advises the same.
-    for name in (".lock", "config.partial", "stacks-12.txt"):
+    for name in (".lock", "config.partial"):
         (tmp_path / name).touch()
     for batch in (8192, 8, 16):
         config = vary(Config(out=str(tmp_path)), data__batch=batch)
