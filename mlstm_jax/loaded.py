@@ -105,7 +105,7 @@ class _GRU(Sizes):
     states: ClassVar[tuple[str, ...]] = ("h",)
 
 
-_KINDS: dict[str, type[Sizes]] = {"mlstm": _MLSTM, "lstm": _LSTM, "gru": _GRU}
+KINDS: dict[str, type[Sizes]] = {"mlstm": _MLSTM, "lstm": _LSTM, "gru": _GRU}
 
 
 @dataclass(frozen=True)
@@ -156,10 +156,10 @@ def _small(folder: Path) -> SmallModel | None:
             return None
     kind = model.get("kind", "mlstm")
     is_known = about["format"] == weights.FORMAT and about["cleaning"] in get_args(Cleaning)
-    if kind not in _KINDS or not is_known:
+    if kind not in KINDS or not is_known:
         return None
     known = {one.name for one in fields(Sizes)}
-    sizes = _KINDS[kind](**{name: value for name, value in model.items() if name in known})
+    sizes = KINDS[kind](**{name: value for name, value in model.items() if name in known})
     flat = {name: np.ascontiguousarray(array, np.float32) for name, array in stored.items()}
     found = SmallModel(
         folder, kind, sizes, about["cleaning"], weights.unflatten(flat), about["source"]

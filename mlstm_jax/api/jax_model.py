@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax import environment, output
+from mlstm_jax import environment
 from mlstm_jax import run as runs
 from mlstm_jax.api.arguments import LabelledTexts, as_labelled, as_texts, span_ends
 from mlstm_jax.config import Devices
@@ -160,9 +160,6 @@ class JaxModel:
             show_progress=show_progress,
         )
 
-    def export(self, path: Path, dtype: str, *, overwrite: bool) -> Path:
-        is_known = path.suffix == ".safetensors"
-        require(is_known, "out", str(path), "a file that ends in .safetensors")
-        output.require_file(path, overwrite=overwrite)
+    def export(self, path: Path, dtype: str) -> Path:
         weights.save(path, runs.as_weights(self.run), dtype)
         return path

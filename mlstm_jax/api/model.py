@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax import shipped
+from mlstm_jax import output, shipped
 from mlstm_jax.api.arguments import LabelledTexts, Texts, Transferred, as_texts
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.data.corpus import SplitName
@@ -25,6 +25,7 @@ from mlstm_jax.loaded import (
     is_worth_jax,
     load_small,
 )
+from mlstm_jax.transfer import zipapp
 from mlstm_jax.transfer.classifier import Classifier, load_classifier, stamp
 from mlstm_jax.transfer.classify import label_texts
 from mlstm_jax.transfer.features import FeatureState, Featurizer, State, TextFile
@@ -266,11 +267,7 @@ class TrainedModel:
         show_progress: bool = False,
     ) -> Iterator[tuple[Sequence[str], list[dict[str, float]]]]:
         """Yield texts, a file's in parts, with the probabilities of each; see `classify`."""
-        if classifier is None:
-            classifier = shipped.classifier(self.path)
-        if classifier is None:
-            raise UserError("this model comes with no classifier; give one that `transfer` made.")
-        chosen = self._classifier(classifier)
+        chosen = self._classifier(self._own(classifier))
         about = chosen.about
         strings = self._texts(texts, text_column or about.text_column)
         featurizer = self.featurizer(
@@ -554,13 +551,17 @@ class TrainedModel:
         out: str | Path | None = None,
         dtype: Literal["float32", "float16"] = "float32",
         *,
+        classifier: Transferred | Classifier | str | Path | None = None,
         overwrite: bool = False,
     ) -> Path:
-        """Write the model as one .safetensors file that other programs can read.
+        """Write the model as one .safetensors file, or as a program for Python and NumPy alone.
 
         Args:
-            out: file to write; unset: the run's name with .safetensors, in the current folder.
-            dtype: float32; or float16 for half the size, with parameters rounded to 11 bits.
+            out: file to write, .safetensors or .pyz (docs/without_jax.md); unset: the run's name
+                with .safetensors, in the current folder.
+            dtype: float32; or float16 for half the size, with parameters rounded to 11 bits. A .pyz
+                has float16 if that changes no number.
+            classifier: of a .pyz; unset: the one that comes with a pretrained model.
             overwrite: replace an existing file.
 
         Raises:
@@ -569,7 +570,14 @@ class TrainedModel:
             OSError: it cannot be written.
         """
         path = Path(out or f"{self._place.name}.safetensors")
-        return self._jax.export(path, dtype, overwrite=overwrite)
+        is_known = path.suffix in (".safetensors", ".pyz")
+        require(is_known, "out", str(path), "a file that ends in .safetensors or .pyz")
+        output.require_file(path, overwrite=overwrite)
+        if path.suffix == ".safetensors":
+            require(classifier is None, "classifier", classifier, "unset, or `out` a .pyz")
+            return self._jax.export(path, dtype)
+        zipapp.pack(path, self.loaded, self._classifier(self._own(classifier)))
+        return path
 
     @cached_property
     def _reader(self) -> Reader:
@@ -605,6 +613,15 @@ class TrainedModel:
                 loaded, states=states, all_layers=all_layers, units=units, rows=rows, score=score
             )
         return self._featurizers[key]
+
+    def _own(
+        self, classifier: Transferred | Classifier | str | Path | None
+    ) -> Transferred | Classifier | str | Path:
+        """Return a classifier, unset: the one that comes with a pretrained model."""
+        chosen = classifier or shipped.classifier(self.path)
+        if chosen is None:
+            raise UserError("this model comes with no classifier; give one that `transfer` made.")
+        return chosen
 
     def _classifier(self, given: Transferred | Classifier | str | Path) -> Classifier:
         """Return a classifier; UserError unless it belongs to this model."""

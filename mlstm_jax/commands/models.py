@@ -209,20 +209,26 @@ def export(
     run: RunFolder,
     out: Path | None = None,
     dtype: Literal["float32", "float16"] = "float32",
+    classifier: Path | None = None,
     overwrite: Overwrite = False,
     checkpoint: Checkpoint = "best",
 ) -> None:
-    """Export a model as one .safetensors file that other programs can read.
+    """Export a model as one .safetensors file, or as a program for Python and NumPy alone.
 
     The arrays are named as in language_model.py and mlstm.py; the metadata hold the model's
-    sizes and the cleaning of its texts. `mlstm-jax import mlstm` reads the file.
+    sizes and the cleaning of its texts. `mlstm-jax import mlstm` reads the file. A
+    .pyz labels texts: `python OUT.pyz "I loved it."` (docs/without_jax.md).
 
     Args:
-        out: file to write; unset: the run's name with .safetensors, in the current folder.
-        dtype: float32; or float16 for half the size, with parameters rounded to 11 bits.
+        out: file to write, .safetensors or .pyz; unset: the run's name with .safetensors, in the
+            current folder.
+        dtype: float32; or float16 for half the size, with parameters rounded to 11 bits. A .pyz has
+            float16 if that changes no number.
+        classifier: of a .pyz: folder of `mlstm-jax transfer`; unset: the one that comes with a
+            pretrained model.
     """
     output.require_file(out, overwrite=overwrite)
     model = load(run, checkpoint)
-    written = model.export(out, dtype, overwrite=overwrite)
+    written = model.export(out, dtype, classifier=classifier, overwrite=overwrite)
     size = written.stat().st_size
     show(f"{written}: {size:,} bytes, the model of {run}, {model.loaded.origin}")

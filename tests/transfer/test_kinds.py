@@ -53,7 +53,7 @@ def test_features_and_heat_maps_are_the_states(untrained: Run) -> None:
     reader = Reader(untrained)
     for text, features in zip(TEXTS, found, strict=True):
         end = reader(f"\n {text.strip()} ".encode()).end_LH
-        assert set(end) == {*states, "mean_h"}
+        assert set(end) == {*states, "mean_h", "max_h"}
         for state, array in zip((*states, "mean_h"), features, strict=True):
             assert_close(array, end[state], 2 * 3 * 12)
     shown = heat(reader, TEXTS[0], 3)

@@ -1,0 +1,171 @@
+"""Label texts with Python and NumPy alone: `mlstm-jax export NAME.pyz` packs this with a model.
+
+    python NAME.pyz "I loved it." "It broke after a week."
+    python NAME.pyz texts.csv > labels.csv       # or .tsv, .jsonl, .txt; --column NAME
+
+In Python, where `NAME.classify(texts)` returns the probability of each class for each text::
+
+    sys.path.insert(0, "NAME.pyz")
+    import NAME
+
+It has no other file of the package but model/numpy_model.py, so it says a few things again: how a
+text is cleaned (corpora/documents.py), and what a classifier answers (transfer/classifier.py).
+"""
+
+import argparse
+import csv
+import functools
+import html
+import itertools
+import json
+import pkgutil
+import re
+import struct
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlstm_jax.model.numpy_model import NumpyModel
+
+_TYPES = {"F16": np.float16, "F32": np.float32, "F64": np.float64, "I8": np.int8}
+_COLUMNS = ("text", "reviewText", "review_body", "sentence", "content")
+_PART = 8192  # texts in memory
+_LONG_REFERENCE = re.compile("&#[0-9]{4301,};?")
+
+
+def load_safetensors(data: bytes) -> dict[str, Any]:
+    """The arrays of a .safetensors file by name."""
+    (size,) = struct.unpack("<Q", data[:8])
+    arrays = {}
+    for name, entry in json.loads(data[8 : 8 + size]).items():
+        if name == "__metadata__":
+            continue
+        begin, end = entry["data_offsets"]
+        part = data[8 + size + begin : 8 + size + end]
+        arrays[name] = np.frombuffer(part, _TYPES[entry["dtype"]]).reshape(entry["shape"])
+    return arrays
+
+
+@functools.cache
+def _loaded() -> tuple[dict[str, Any], NumpyModel, Any, Any]:
+    """What is known of the model; the model; the classifier's weights [K, D] and intercepts."""
+    about = json.loads(pkgutil.get_data(__name__, "about.json") or b"")
+    arrays = load_safetensors(pkgutil.get_data(__name__, "model.safetensors") or b"")
+    weights_KD = arrays.pop("classifier/weights")
+    intercepts_K = arrays.pop("classifier/intercepts")
+    return about, NumpyModel(about["kind"], arrays), weights_KD, intercepts_K
+
+
+def clean(text: str, cleaning: str) -> bytes:
+    """The bytes that the model reads of a text; b"" of a blank one."""
+    before, after = "", "\n"
+    if cleaning == "radford":
+        text = html.unescape(_LONG_REFERENCE.sub("\ufffd", text))
+        text = text.replace("\r\n", " ").replace("\n", " ").replace("\r", " ").strip()
+        before, after = "\n ", " "
+    return (before + text + after).encode("utf-8", "replace") if text.strip() else b""
+
+
+def _probabilities(features: Any) -> Any:
+    about, _, weights_KD, intercepts_K = _loaded()
+    scores_NK = features.astype(np.float64) @ weights_KD.T + intercepts_K
+    if about["softmax"]:
+        shares_NK = np.exp(scores_NK - scores_NK.max(axis=1, keepdims=True))
+    else:
+        shares_NK = 1 / (1 + np.exp(-np.clip(scores_NK, -500, 500)))
+    if len(about["classes"]) == 2:
+        return np.concatenate([1 - shares_NK, shares_NK], axis=1)
+    return shares_NK / shares_NK.sum(axis=1, keepdims=True)
+
+
+def _label(texts: Sequence[str]) -> tuple[list[dict[str, float]], int]:
+    """The probabilities of texts, and how many are unlike those that the classifier knows."""
+    about, model, *_ = _loaded()
+    cleaned = [clean(text, about["cleaning"]) for text in texts]
+    familiar = about["familiar"]
+    answers: list[dict[str, float]] = [{} for _ in texts]
+    unlike = 0
+    for read in model.read(cleaned, score=familiar is not None):
+        parts = [read.states[state][:, layer] for state, layer in about["layers"]]
+        shares_NK = _probabilities(np.concatenate(parts, axis=1)).tolist()
+        for n, shares, nats in zip(read.text_N, shares_NK, read.nats_N, strict=True):
+            scored = len(cleaned[n]) - 1
+            if scored < 1:
+                continue
+            answers[n] = dict(zip(about["classes"], shares, strict=True))
+            if familiar:
+                most = familiar["bits"] * scored + familiar["short"] * scored**0.5
+                unlike += nats > most * np.log(2)
+    return answers, int(unlike)
+
+
+def classify(texts: Iterable[str]) -> list[dict[str, float]]:
+    """Return the probability of each class of each text, by name; none of a blank one."""
+    if isinstance(texts, str):
+        raise TypeError("texts is a single str; give a list of texts, [text].")
+    return _label(list(texts))[0]
+
+
+def _texts(path: Path, column: str | None) -> Iterator[str]:
+    """The texts of a file."""
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+        if path.suffix in (".csv", ".tsv"):
+            csv.field_size_limit(2**31 - 1)
+            rows = csv.DictReader(file, delimiter="," if path.suffix == ".csv" else "\t")
+            name = _column(path, rows.fieldnames or [], column)
+            for row in rows:
+                yield row[name] or ""
+        elif path.suffix in (".jsonl", ".json"):
+            for line in filter(str.strip, file):
+                record = json.loads(line)
+                yield str(record[_column(path, list(record), column)])
+        else:
+            for line in file:
+                yield line.rstrip("\r\n")
+
+
+def _column(path: Path, names: Sequence[str], column: str | None) -> str:
+    wanted = [name for name in ([column] if column else _COLUMNS) if name in names]
+    if not wanted:
+        sys.exit(f"{path} has the columns {', '.join(names)}; name the texts with --column.")
+    return wanted[0]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Label the texts of a command line, or those of a file as CSV."""
+    about = _loaded()[0]
+    said = f"Label texts: {', '.join(about['classes'])}."
+    parser = argparse.ArgumentParser(prog=about["name"], description=said)
+    parser.add_argument("text", nargs="+", help="a text, or one file of texts")
+    parser.add_argument("--column", help="of the texts in a file")
+    given = parser.parse_args(arguments)
+    path = Path(given.text[0])
+    is_file = len(given.text) == 1 and len(given.text[0]) < 1000 and path.is_file()
+    texts = _texts(path, given.column) if is_file else iter(given.text)
+    unlike = 0
+    count = 0
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    if is_file:
+        writer.writerow(["record", "text", "label", *(f"p({one})" for one in about["classes"])])
+    while part := list(itertools.islice(texts, _PART)):
+        answers, more = _label(part)
+        unlike += more
+        for text, shares in zip(part, answers, strict=True):
+            count += 1
+            label = max(shares, key=lambda name: shares[name], default="")
+            if is_file:
+                values = [f"{share:.4f}" for share in shares.values()] or [""] * len(
+                    about["classes"]
+                )
+                writer.writerow([count, text, label, *values])
+            else:
+                print(f"{label or '-':<10} {max(shares.values(), default=0):.4f}  {text}")
+    if unlike:
+        print(
+            f"note: {unlike:,} of {count:,} texts are unlike the texts that the classifier knows, "
+            "such as in another language; do not rely on the label.",
+            file=sys.stderr,
+        )

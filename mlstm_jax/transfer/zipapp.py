@@ -1,0 +1,77 @@
+"""Pack a model and a classifier as one program, a zip file that needs Python and NumPy alone."""
+
+import json
+import zipfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlstm_jax import output
+from mlstm_jax.errors import UserError, require
+from mlstm_jax.interop import arrays, weights
+from mlstm_jax.loaded import KINDS, Loaded
+from mlstm_jax.model import numpy_model
+from mlstm_jax.transfer import standalone
+from mlstm_jax.transfer.classifier import Classifier
+
+_TIME = (1980, 1, 1, 0, 0, 0)  # the same model gives the same bytes
+
+
+def pack(path: Path, loaded: Loaded, classifier: Classifier) -> None:
+    """Write a program atomically; its module has the name of the file.
+
+    Raises UserError if the model is none that NumPy reads, the classifier counts words, or the name
+    is none of a module; KnownError if the file cannot be written.
+    """
+    name = path.stem
+    require(name.isidentifier(), "out", str(path), "a name of letters, digits and _, such as a.pyz")
+    kind = loaded.architecture.title.lower()
+    if kind not in KINDS or loaded.architecture.objective != "next-byte":
+        raise UserError(f"a .pyz is of an mLSTM, LSTM or GRU, and this is a model:{kind}.")
+    classifier.require_no_words("a .pyz")
+    about = {
+        "name": path.name,
+        "kind": kind,
+        "cleaning": loaded.cleaning,
+        "layers": classifier.about.layers(loaded.architecture),
+        "classes": classifier.classes,
+        "softmax": classifier.softmax,
+        "familiar": classifier.about.familiar and asdict(classifier.about.familiar),
+        "source": loaded.name,
+    }
+    stored = smallest(weights.flatten(loaded.params))
+    for one in ("label_kernel", "label_bias"):
+        stored.pop(one, None)
+    stored["classifier/weights"] = classifier.weights_KD
+    stored["classifier/intercepts"] = classifier.intercepts_K
+    code = Path(standalone.__file__).read_text(encoding="utf-8")
+    files = {
+        "__main__.py": f"from {name} import main\n\nmain()\n",
+        f"{name}/__init__.py": code.replace("mlstm_jax.model.numpy_model", ".numpy_model"),
+        f"{name}/numpy_model.py": Path(numpy_model.__file__).read_text(encoding="utf-8"),
+        f"{name}/about.json": json.dumps(about, indent=1),
+    }
+    with output.atomic_file(path) as partial, zipfile.ZipFile(partial, "w") as file:
+        for inside, text in files.items():
+            file.writestr(_entry(inside), text, zipfile.ZIP_DEFLATED)
+        data = arrays.safetensors_bytes(stored)
+        file.writestr(_entry(f"{name}/model.safetensors"), data, zipfile.ZIP_DEFLATED)
+
+
+def _entry(name: str) -> zipfile.ZipInfo:
+    entry = zipfile.ZipInfo(name, _TIME)
+    entry.external_attr = 0o644 << 16
+    return entry
+
+
+def smallest(flat: arrays.Arrays) -> dict[str, Any]:
+    """The arrays as float16 if that changes no number, otherwise as they are."""
+    halves = {}
+    for name, array in flat.items():
+        with np.errstate(over="ignore"):
+            halves[name] = array.astype(np.float16)
+        if not np.array_equal(halves[name].astype(np.float32), array):
+            return dict(flat)
+    return halves

@@ -1,0 +1,146 @@
+"""The NumPy twins of the recurrent models, read beside JAX; tests/model/test_language_model.py has
+their equations in float64."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import mlstm_jax as mlstm
+from mlstm_jax.errors import UserError
+from mlstm_jax.interop import weights
+from mlstm_jax.loaded import SmallModel, load_small
+from mlstm_jax.model.numpy_sampling import Sampling, draw, fold_in, gumbel, threefry
+from mlstm_jax.run import as_weights, write_imported
+from mlstm_jax.transfer.features import Featurizer
+from mlstm_jax.transfer.writer import _sample
+from tests.tolerance import assert_close
+from tests.transfer.test_kinds import draw as draw_model
+
+TEXTS = ["my guitar is good", "", "the café works very well as expected", "x" * 90, "bad"]
+KINDS = ("mlstm", "lstm", "gru")
+TERMS = 2 * 3 * 12 * 40  # products of two layers, in the steps that a state remembers
+
+
+@pytest.fixture(params=KINDS)
+def both(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[mlstm.TrainedModel, ...]:
+    """An exported model, read by NumPy and by JAX."""
+    write_imported(tmp_path / "run", as_weights(draw_model(request.param)))
+    small = mlstm.load(tmp_path / "run", reader="numpy")
+    assert isinstance(small.loaded, SmallModel)
+    return small, mlstm.load(tmp_path / "run", compute="fp32", reader="jax")
+
+
+def test_the_states_and_scores_are_those_of_jax(both) -> None:
+    """Of many texts in any batch, and of one byte by byte."""
+    small, other = both
+    architecture = other.config.model
+    names = (*architecture.states, "mean_h", "max_h")
+    found = Featurizer(small.loaded, states=names, all_layers=True)(TEXTS)
+    expected = Featurizer(other.loaded, states=names, all_layers=True)(TEXTS)
+    assert_close(found, expected, TERMS)
+    for batch_size in (1, 2):
+        again = small.encode(TEXTS, "mean_h", all_layers=True, batch_size=batch_size)
+        assert_close(again, small.encode(TEXTS, "mean_h", all_layers=True), TERMS)
+    assert small.bits_per_character(TEXTS) == pytest.approx(other.bits_per_character(TEXTS))
+    for state in names:
+        assert_close(small.states(TEXTS[2], state), other.states(TEXTS[2], state), TERMS)
+        last = small.states(TEXTS[2], state)[-1:]
+        assert_close(last, small.encode(TEXTS[2:3], state), TERMS)
+    assert_close(small.log_probabilities(TEXTS[2]), other.log_probabilities(TEXTS[2]), TERMS + 12)
+    whole = small.reader().feed(small.cleaned(TEXTS[2])).states
+    pieces = small.reader()
+    parts = [
+        pieces.feed(small.cleaned(TEXTS[2])[place : place + 7]).states for place in range(0, 42, 7)
+    ]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+def test_a_seed_gives_the_text_that_it_gives_jax(both) -> None:
+    small, other = both
+    held = {3: 2.0} if "c" in other.config.model.states else {}
+    for how in ({}, {"temperature": 0.0}, {"top_k": 5}, {"top_p": 0.5}, {"set_unit": held}):
+        found = small.generate("my ", bytes=70, seed=7, **how)
+        assert found == other.generate("my ", bytes=70, seed=7, **how)
+    pieces = list(small.generate_pieces("my ", bytes=70, seed=7, samples=3))
+    assert [len(piece) for piece in pieces[-1]] == [6, 6, 6]
+    alone = list(small.generate_pieces("my ", bytes=70, seed=7))
+    assert b"".join(row[0] for row in pieces) == b"".join(row[0] for row in alone)
+
+
+def test_random_numbers_are_those_of_jax(random) -> None:
+    key = jax.random.key(2**32 - 1, impl="threefry2x32")
+    numbers = np.arange(4, dtype=np.uint32)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
+    ours = fold_in((0, 2**32 - 1), numbers)
+    np.testing.assert_array_equal(jax.random.key_data(keys), np.stack(ours, axis=1))
+    expected = np.stack([jax.random.gumbel(one, (256,)) for one in keys])
+    np.testing.assert_allclose(gumbel(ours), expected, rtol=1e-5, atol=1e-6)
+    # The first example of Salmon et al. 2011.
+    assert [int(word) for word in threefry((0, 0), (0, 0))] == [0x6B200159, 0x99BA4EFE]
+    logits_BV = random.normal(size=(4, 256)).astype(np.float32)
+    for temperature, top_k, top_p in ((1, 256, 2), (0.5, 7, 2), (1, 256, 0.3), (0, 256, 2)):
+        how = Sampling(np.float32(temperature), np.int32(top_k), np.float32(top_p))
+        theirs = jax.vmap(_sample, (0, 0, None))(keys, logits_BV, how)
+        np.testing.assert_array_equal(draw(ours, logits_BV, how), theirs)
+
+
+def test_what_numpy_cannot_read_is_read_by_jax(run, tmp_path) -> None:
+    """A run with checkpoints; a Transformer; weights that were damaged: JAX's loader names them."""
+    assert not isinstance(mlstm.load(run.folder).loaded, SmallModel)
+    with pytest.raises(UserError, match="reader is 'numpy', but it must be auto or jax"):
+        mlstm.load(run.folder, reader="numpy")
+    write_imported(tmp_path / "transformer", as_weights(draw_model("transformer")))
+    assert load_small(tmp_path / "transformer") is None
+    weights.save(tmp_path / "m.safetensors", as_weights(run))
+    file = tmp_path / "m.safetensors"
+    assert load_small(file) is not None
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(UserError, match="its arrays do not match its fingerprint"):
+        mlstm.load(file)
+
+
+def test_the_reader_of_much_text_is_jax_where_that_is_worth_it(monkeypatch, tmp_path) -> None:
+    write_imported(tmp_path / "run", as_weights(draw_model("mlstm")))
+    monkeypatch.setattr("mlstm_jax.api.model.is_worth_jax", lambda size: size > 10)
+    for how, readers in (("auto", [True, False]), ("numpy", [True]), ("jax", [False])):
+        model = mlstm.load(tmp_path / "run", reader=how)
+        assert model.encode(["good"]).shape == model.encode(["my guitar is good"]).shape
+        assert [key[0] for key in model._featurizers] == readers
+
+
+WITHOUT_JAX = """
+import sys
+import mlstm_jax as mlstm
+mlstm.load
+files = [name for name in sys.modules if name.startswith("mlstm_jax")]
+assert len(files) <= 45, len(files)
+sys.modules.update(dict.fromkeys(["jax", "jaxlib", "flax", "optax", "sklearn", "scipy"]))
+model = mlstm.load("reviews-1024")
+assert model.classify(["I loved it."])[0]["positive"] > 0.9
+assert model.encode(["I loved it."]).shape == (1, 2048)
+assert len(model.generate("This", bytes=9)) > 4
+model.heatmap("good", unit=236)
+model.heatmap("good", score="reviews-1024/sentiment")
+from mlstm_jax import cli
+
+cli.main(["classify", "reviews-1024", "new.csv", "--out", "labels.csv"])
+cli.main(["generate", "reviews-1024", "--bytes", "5"])
+"""
+
+
+def test_a_small_model_is_read_without_jax(tmp_path) -> None:
+    """Nothing is compiled, and no cache is made."""
+    (tmp_path / "new.csv").write_text("text\nI loved it.\n", encoding="utf-8")
+    root = Path(mlstm.__file__).parents[1]
+    environment = os.environ | {"MLSTM_JAX_CACHE": str(tmp_path / "c"), "PYTHONPATH": str(root)}
+    command = [sys.executable, "-c", WITHOUT_JAX]
+    subprocess.run(command, check=True, cwd=tmp_path, env=environment, timeout=120)
+    assert not (tmp_path / "c").exists()
+    assert "positive" in (tmp_path / "labels.csv").read_text(encoding="utf-8")

@@ -1,0 +1,127 @@
+"""A model and its classifier as one program, with NumPy alone: the answers of `classify`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlstm_jax as mlstm
+from mlstm_jax.corpora.documents import clean
+from mlstm_jax.errors import Note, UserError
+from mlstm_jax.loaded import Loaded
+from mlstm_jax.transfer import standalone, zipapp
+from mlstm_jax.transfer.classifier import Classifier, Description
+from tests.transfer.test_kinds import draw
+
+# The packages that an environment with Python and NumPy does not have.
+BLOCKED = (
+    "import sys; sys.modules.update(dict.fromkeys(['jax', 'mlstm_jax', 'scipy', 'safetensors']))"
+)
+TEXTS = [
+    "I loved it.",
+    "A dull,\r\nstupid &quot;mess&quot; of a café. ",
+    " \n",
+    "\ud800 &#38;amp; é",
+]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("zipapp") / "sentiment.pyz"
+    return mlstm.load("reviews-1024").export(path)
+
+
+def answers(program: Path, texts: list[str], tmp_path: Path) -> Any:
+    code = f"{BLOCKED}\nimport json\nsys.path.insert(0, {str(program)!r})\nimport {program.stem}\n"
+    code += f"print(json.dumps({program.stem}.classify(json.loads({json.dumps(texts)!r}))))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, cwd=tmp_path, capture_output=True, timeout=60
+    )
+    return json.loads(done.stdout)
+
+
+def test_its_answers_are_those_of_classify(program: Path, tmp_path: Path) -> None:
+    assert program.stat().st_size < 13e6
+    found = answers(program, TEXTS, tmp_path)
+    with pytest.warns(Note) as notes:
+        expected = mlstm.load("reviews-1024").classify(TEXTS)
+    assert len(notes) == 2  # a blank text, and one unlike the others
+    assert [list(one) for one in found] == [list(one) for one in expected]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-5)
+
+
+@pytest.mark.parametrize(("suffix", "content"), [
+    (".csv", 'n,text\n1,I loved it.\n2,"It broke,\nand smells."\n3,\n'),
+    (".jsonl", '{"text": "I loved it."}\n{"text": "It broke,\\nand smells."}\n{"text": ""}\n'),
+    (".txt", "I loved it.\nIt broke, and smells.\n\n"),
+])  # fmt: skip
+def test_it_labels_a_file(program: Path, tmp_path: Path, suffix: str, content: str) -> None:
+    file = tmp_path / f"new{suffix}"
+    file.write_text(content, encoding="utf-8")
+    run = [sys.executable, str(program)]
+    done = subprocess.run([*run, file], check=True, capture_output=True, text=True, timeout=60)
+    labels = [line.split(",")[-3] for line in done.stdout.splitlines() if line[-1:].isdigit()]
+    assert labels == ["positive", "negative"]
+    assert done.stdout.startswith("record,text,label,p(negative),p(positive)\n1,I loved it.,")
+    wrong = subprocess.run(
+        [*run, file, "--column", "x"], capture_output=True, text=True, timeout=60
+    )
+    assert ("name the texts with --column" in wrong.stderr) == (suffix != ".txt")
+
+
+@pytest.mark.parametrize("cleaning", ["radford", "none"])
+def test_texts_are_cleaned_as_the_package_does(cleaning: Any) -> None:
+    nasty = [
+        "a\r\nb\rc\nd",
+        " &amp;lt; ",
+        "&#" + "1" * 5000 + ";",
+        "\u2028 a \x85",
+        "\ud800",
+        "&nbsp;",
+    ]
+    for text in [*TEXTS, *nasty]:
+        assert standalone.clean(text, cleaning) == clean(text, cleaning)
+
+
+@pytest.mark.parametrize("kind", ["mlstm", "lstm", "gru"])
+@pytest.mark.parametrize("softmax", [False, True])
+def test_other_kinds_and_classifiers(kind: str, softmax: bool, tmp_path: Path) -> None:
+    """Two layers, three classes, a path of states; the same model gives the same bytes."""
+    model = mlstm.TrainedModel(draw(kind))
+    random = np.random.default_rng(0)
+    about = Description("h+mean_h+max_h", True, model.loaded.fingerprint, None)
+    made = Classifier(
+        random.normal(size=(3, 72)),
+        random.normal(size=3),
+        ["a", "b", "c"],
+        1.0,
+        softmax,
+        about=about,
+    )
+    first = model.export(tmp_path / "one.pyz", classifier=made)
+    data = first.read_bytes()
+    assert model.export(first, classifier=made, overwrite=True).read_bytes() == data
+    texts = ["my guitar is good", "bad"]
+    features = model.encode(texts, "h+mean_h+max_h", all_layers=True)
+    expected = made.probabilities(features)
+    found = [list(one.values()) for one in answers(first, texts, tmp_path)]
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_what_cannot_be_packed_is_refused(tmp_path: Path) -> None:
+    made = Classifier(np.ones((1, 12)), np.zeros(1), ["a", "b"], 1.0)
+    transformer: Loaded = draw("transformer")
+    for name, loaded, message in (
+        ("my model.pyz", draw("mlstm"), "out is .* letters, digits"),
+        ("a.pyz", transformer, "this is a model:transformer"),
+    ):
+        with pytest.raises(UserError, match=message):
+            zipapp.pack(tmp_path / name, loaded, made)
+    with pytest.raises(UserError, match=r"classifier is .*unset, or `out`"):
+        mlstm.load("reviews-1024").export(tmp_path / "a.safetensors", classifier=made)
+    assert not list(tmp_path.iterdir())
