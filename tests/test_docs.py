@@ -1,6 +1,8 @@
 """What the site adds to the pages of docs/; the notebooks, which `make docs` runs whole."""
 
+import ast
 import dataclasses
+import re
 import runpy
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,6 +45,21 @@ def test_the_page_of_configs_has_every_field(section: type) -> None:
 def test_links_of_a_page(link: str, shown: str) -> None:
     """Files of the repository become pages of the site, or text where there is none."""
     assert rendered(f"See [x]({link}).") == f"See {shown}."
+
+
+def test_troubleshooting_quotes_messages_of_the_code() -> None:
+    """`…` stands for what a message fills in; the first column of a table quotes it."""
+    text = ""
+    for path in (ROOT / "mlstm_jax").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                text += f" {node.value}"
+    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"(?m)^(?:\| |- \*\*)`([^`]+)`", page)
+    assert len(quoted) > 12
+    for message in quoted:
+        for part in message.split("…"):
+            assert part.strip() in text, message
 
 
 def test_the_stored_outputs_are_those_of_the_stored_code() -> None:

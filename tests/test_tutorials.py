@@ -1,12 +1,15 @@
 """The commands of the docs, and the Python code of tutorials."""
 
+import asyncio
 import json
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from threadpoolctl import threadpool_limits
 
 from mlstm_jax import cli, shipped
@@ -84,6 +87,40 @@ def test_numbers_with_scikit_learn(run, random) -> None:
     with threadpool_limits(1, user_api="blas"):
         exec(recipe.replace("reviews-1024", str(run.folder)), names)
     assert names["model"].score(texts[90:], numbers[90:]) > 0.9
+
+
+@pytest.mark.filterwarnings("ignore:1 of 2 texts:mlstm_jax.errors.Note")
+def test_recipes(run, text_file, tmp_path, monkeypatch, capsys) -> None:
+    """Each program of the page, the service through Starlette and the log from standard input."""
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("starlette")
+    from starlette.requests import Request
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b'["I loved it.", ""]', "more_body": False}
+
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    Path("runs/log").symlink_to(run.folder)
+    log = [*text_file.read_bytes().splitlines(keepends=True)[:20], b"kernel: Killed 4242\n"]
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=log))
+    page = (ROOT / "docs/recipes.md").read_text(encoding="utf-8")
+    frames, watch, service, books = re.findall(r"(?s)```python\n(.*?)```", page)
+    names: dict[str, Any] = {"frame": pandas.DataFrame({"text": ["I loved it.", ""]})}
+    exec(frames, names)
+    assert names["frame"]["positive"][0] > 0.9
+    assert names["frame"]["positive"].isna().tolist() == [False, True]
+    exec(watch, {})
+    assert capsys.readouterr().out.endswith("kernel: Killed 4242\n")
+    names["document"] = "I loved it.\n\nIt broke after a week.\n\n"
+    exec(books, names)
+    assert 0.1 < names["positive"] < 0.9
+    exec(service, names)
+    request = Request({"type": "http", "method": "POST", "headers": []}, receive)
+    answer = asyncio.run(names["classify"](request))
+    first, blank = json.loads(answer.body)
+    assert first["positive"] > 0.9
+    assert blank == {}
 
 
 def test_the_parsers_take_every_command_of_the_docs(tmp_path, monkeypatch) -> None:
