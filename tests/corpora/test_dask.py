@@ -2,7 +2,7 @@
 
 import os
 import random
-import shutil
+import resource
 import signal
 import socket
 import subprocess
@@ -31,7 +31,8 @@ DOCUMENTS_A_FILE = 1000  # 7 MB in all
 def start(*words: str, folder: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", *words]
     path = os.pathsep.join([str(REPOSITORY), *sys.path])
-    return subprocess.Popen(command, cwd=folder, env={**os.environ, "PYTHONPATH": path})
+    env = {**os.environ, "PYTHONPATH": path}
+    return subprocess.Popen(command, cwd=folder, env=env, stderr=subprocess.DEVNULL)
 
 
 @pytest.fixture
@@ -99,26 +100,24 @@ def test_a_cluster_makes_the_corpus_of_duckdb(tmp_path: Path, cluster, is_killed
 
 
 def test_what_a_worker_cannot_read_or_write_is_named(tmp_path: Path, cluster, monkeypatch) -> None:
-    address, _ = cluster
-    (tmp_path / "in").mkdir()
-    for name in ("a", "b"):
-        jsonl(tmp_path / f"in/{name}.jsonl", [{"text": f"{name} {n}"} for n in range(50)])
-    (tmp_path / "in/damaged.txt.gz").write_bytes(b"\x1f\x8b\x08 not gzip")
-    with pytest.raises(UserError, match=r"in/damaged\.txt\.gz, .*the gzip data is cut short"):
-        prepare(tmp_path / "in", tmp_path / "out", engine="beam", beam_options=options(address))
-    (tmp_path / "in/damaged.txt.gz").unlink()
-    # The folder of the parts exists for this process only.
-    hidden = tmp_path / "hidden"
-    hidden.mkdir()
-    mkdir = Path.mkdir
-
-    def unseen(path: Path, *rest: object, **how: object) -> None:
-        mkdir(path, *rest, **how)
-        if path.name == "parts":
-            shutil.rmtree(path)
-
-    monkeypatch.setattr(Path, "mkdir", unseen)
-    with pytest.raises(UserError, match=r"worker on .* cannot write .*/parts/.* share"):
-        prepare(tmp_path / "in", hidden / "out", engine="beam", beam_options=options(address))
-    assert not list(hidden.iterdir())
-    assert {path.name for path in tmp_path.iterdir()} == {"in", "one", "two", "hidden"}
+    address, workers = cluster
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    jsonl(tmp_path / "a.jsonl", [{"text": f"text {n}"} for n in range(50)])
+    jsonl(here / "mine.jsonl", [{"text": "mine"}])
+    (tmp_path / "damaged.txt.gz").write_bytes(b"\x1f\x8b\x08 not gzip")
+    how = {"engine": "beam", "beam_options": options(address)}
+    for name, message in (
+        (tmp_path / "damaged.txt.gz", r"damaged\.txt\.gz, .*the gzip data is cut short"),
+        # Each process has a folder of its own by this name.
+        (Path("/proc/self/cwd/mine.jsonl"), r"mine\.jsonl: there is no such file"),
+    ):
+        with pytest.raises(UserError, match=message):
+            prepare([tmp_path / "a.jsonl", name], tmp_path / "out", **how)
+    for worker in workers:  # as on a disk that is full
+        resource.prlimit(worker.pid, resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+    with pytest.raises(UserError, match=r"worker on .* cannot write .*/parts/.*File too large"):
+        prepare([tmp_path / "a.jsonl"], tmp_path / "out", **how)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"a.jsonl", "damaged.txt.gz", "here", "one", "two"}
