@@ -8,6 +8,7 @@
 #   make test-compiled   the program that a GPU runs, compiled without one; Linux, 0.6 GB more;
 #                     make test-compiled-slow: for more machines and options
 #   make test-newest  with the newest releases of all that it needs; Python 3.12 or newer
+#   make reseal       write the configs of results/ and models/ as this version does
 #   make wheel        a wheel and an sdist in dist/; make test-wheel: installed and used elsewhere
 #   make docs         the documentation as pages in site/; make notebooks: run them and store the outputs
 #   make gpu          measurements on a GPU, 12 minutes a call; it needs jax[cuda12] or [cuda13]
@@ -24,7 +25,8 @@ INSTALL := $(BIN)/python $(PIP)
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: quickstart install test test-all test-slow test-numeric test-portable test-compiled \
-  test-compiled-slow test-newest gpu gpu-many test-gpu wheel test-wheel docs notebooks lint types check clean
+  test-compiled-slow test-newest gpu gpu-many test-gpu reseal wheel test-wheel docs notebooks lint types check \
+  clean
 
 quickstart: .venv/ready
 	$(BIN)/mlstm-jax quickstart $(OPTIONS)
@@ -76,6 +78,9 @@ gpu-many:
 
 test-gpu:
 	.ci/test-gpu
+
+reseal: .venv/ready
+	$(BIN)/python results/reseal.py
 
 # The wheel is made from the sdist, with the tools of .venv: nothing is downloaded.
 wheel: .venv/ready-dev

@@ -22,7 +22,8 @@ import numpy as np
 from steps import TrainingStep
 
 from mlstm_jax import host
-from mlstm_jax.config import Config, load_file, load_json, resolve_batch, vary
+from mlstm_jax.config import Config, load_file, load_json, vary
+from mlstm_jax.config.resolve import Hardware, resolve
 from mlstm_jax.training.parallel import Parallel
 
 
@@ -35,11 +36,7 @@ def read_config(name: str) -> Config:
     """Return the config of a run folder, of a file, or that comes with the package."""
     path = Path(name, "config.json")
     config = load_json(path) if path.is_file() else load_file(name)
-    compute = config.precision.compute
-    if compute is None and config.precision.recurrent != "compute":
-        compute = "bf16"
-    compute = compute or host.fastest_compute(config.model.hidden)
-    return resolve_batch(vary(config, precision__compute=compute), 1)
+    return resolve(config, Hardware(1, host.fastest_compute))
 
 
 def make_call(config: Config) -> Callable[[], None]:

@@ -254,6 +254,11 @@ class Checkpoints:
         """
         restored = self._attempt(step, lambda: self._read(step, _parts_of(state), carry))
         fields = restored["state"] | {"params": restored["params"]}
+        # Diagnostics that the version which wrote it did not have begin at zero.
+        tally = {name: np.zeros(x.shape, x.dtype) for name, x in state.tally._asdict().items()}
+        for name in tally:
+            tally[name] = fields["tally"].get(name, tally[name])
+        fields["tally"] = type(state.tally)(**tally)
         return state._replace(**fields), restored.get("carry", carry)
 
     def restore_params(self, step: int, params: Any) -> Any:
@@ -273,6 +278,8 @@ class Checkpoints:
         record = self._record(step)
         # Orbax restores to the type of these, and to the sharding of the carry.
         targets = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), parts)
+        if "state" in targets:
+            targets["state"]["tally"] = _recorded(targets["state"]["tally"], record)
         leaves = jax.tree.leaves(carry)
         if leaves:
             rows = leaves[0].shape[:1]
@@ -355,9 +362,17 @@ class Checkpoints:
             raise Damaged(message) from error
 
 
+def _recorded(tally: Mapping[str, Any], record: Record) -> dict[str, Any]:
+    """The diagnostics that a checkpoint has: another version may have written others."""
+    paths = [path.split("/") for path in record.sums["state"]]
+    names = [path[1] for path in paths if path[0] == "tally"]
+    return {name: tally.get(name, np.zeros((), np.float32)) for name in names}
+
+
 def _parts_of(state: Any) -> dict[str, Any]:
     """The items of a state, of which the parameters are a separate one."""
     fields = state._asdict()
+    fields["tally"] = state.tally._asdict()
     if fields["maxima_U3"] is None:
         del fields["maxima_U3"]
     return {"params": state.params, "state": fields | {"params": ()}}

@@ -30,6 +30,7 @@ from mlstm_jax.config import (
     to_json,
     vary,
 )
+from mlstm_jax.config.resolve import Hardware, resolve
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.training import sweep
@@ -45,7 +46,7 @@ def test_every_config_file_loads(path: Path) -> None:
 
 
 def test_the_papers_run() -> None:
-    config = configs.resolve_batch(configs.load_file(FOLDER / "amazon_4096.py"), 8)
+    config = resolve(configs.load_file(FOLDER / "amazon_4096.py"), Hardware(8))
     assert (config.model.hidden, config.data.batch, config.data.window) == (4096, 2048, 256)
     assert (config.optimizer.learning_rate, config.optimizer.decay_steps) == (3e-3, 100_000)
     assert (config.train.steps, config.train.epochs) == (100_000, 3)
@@ -131,7 +132,18 @@ ADDRESSES = [
         (Optimizer, {"clip_norm": float("nan")}, "optimizer.clip_norm", "above 0"),
         (Optimizer, {"decay_steps": 2**31}, "optimizer.decay_steps", "1 to"),
         (Optimizer, {"name": "adm"}, "optimizer.name", "one of adam, adamw, lamb"),
-        (Optimizer, {"weight_decay": 0.1}, "optimizer.weight_decay", "0 with adam"),
+        (
+            Optimizer,
+            {"weight_decay": 0.1},
+            "optimizer.weight_decay",
+            "0.0 with adam; it is a field",
+        ),
+        (
+            Optimizer,
+            {"muon_steps": 3},
+            "optimizer.muon_steps",
+            "5 with adam; it is a field of muon",
+        ),
         *(
             (Optimizer, {name: float("inf")}, f"optimizer.{name}", "")
             for name, kind in get_type_hints(Optimizer).items()
@@ -157,11 +169,11 @@ def test_an_option_for_the_global_batch_replaces_that_per_device(tmp_path: Path)
     file = write_config(Config(data=Data(batch_per_device=4)), tmp_path / "x.py")
     for words in (["--data.batch", "6"], ["--data.batch=6"]):
         config = parse([str(file), *words])["config"]
-        assert configs.resolve_batch(config, 2).data == Data(batch=6)
+        assert resolve(config, Hardware(2)).data == Data(batch=6)
     varied = configs.vary(configs.load_file(file), data__batch=6)
-    assert configs.resolve_batch(varied, 2).data == Data(batch=6)
+    assert resolve(varied, Hardware(2)).data == Data(batch=6)
     kept = configs.vary(configs.load_file(file), data__window=6)
-    assert configs.resolve_batch(kept, 2).data == Data(batch=8, window=6)
+    assert resolve(kept, Hardware(2)).data == Data(batch=8, window=6)
     both = ["--data.batch", "6", "--data.batch-per-device", "6"]
     with pytest.raises(UserError, match="give only one"):
         parse(both)
@@ -180,9 +192,10 @@ def test_differences_part_what_forbids_a_resume_from_what_does_not() -> None:
     assert found.forbidden == ["model.hidden: 256 → 8"]
     assert found.allowed == ["data.batch: 128 → 64", "optimizer.learning_rate: 0.0005 → 1.0"]
     # The tree of moments is another one.
-    decoder = vary(old, optimizer__muon_decoder=True)
+    muon = vary(old, optimizer__name="muon")
+    decoder = vary(muon, optimizer__muon_decoder=True)
     forbidden = ["optimizer.muon_decoder: False → True"]
-    assert differences(old, decoder) == (forbidden, [])
+    assert differences(muon, decoder) == (forbidden, [])
     # A run keeps its kind of model.
     other = vary(old, model=LSTM(hidden=8), data__batch=64)
     kind, batch = ["model: model:mlstm → model:lstm"], ["data.batch: 128 → 64"]
@@ -279,19 +292,19 @@ OTHERS = [kind for name, kind in sorted(Architecture.kinds.items()) if name != "
 )
 def test_fields_that_do_not_go_together_are_refused(allowed, changes, field) -> None:
     config = vary(Config(), **allowed)
-    configs.resolve_batch(config, 1)
+    resolve(config, Hardware(1))
     with pytest.raises(UserError, match=f"^{re.escape(field)} is "):
-        configs.resolve_batch(vary(config, **changes), 1)
+        resolve(vary(config, **changes), Hardware(1))
 
 
 @pytest.mark.parametrize("kind", ["bert", "transformer"])
 def test_a_transformer_has_the_places_that_its_windows_train(kind: str) -> None:
     words = ["small_512", f"model:{kind}", "--data.window", "96"]
     config = parse(words)["config"]
-    assert configs.resolve_batch(config, 1).model.longest_window == 96
-    assert json.loads(to_json(configs.resolve_batch(config, 1)))["model"]["positions"] == 96
+    assert resolve(config, Hardware(1)).model.longest_window == 96
+    assert json.loads(to_json(resolve(config, Hardware(1))))["model"]["positions"] == 96
     config = parse([*words, "--model.positions", "128"])["config"]
-    assert configs.resolve_batch(config, 1).model.longest_window == 128
+    assert resolve(config, Hardware(1)).model.longest_window == 128
 
 
 HEAD = "from mlstm_jax.config import *\n\n"

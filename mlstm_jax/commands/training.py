@@ -14,7 +14,7 @@ from tyro.conf import arg
 from mlstm_jax import commands, environment, shipped
 from mlstm_jax.api.model import load
 from mlstm_jax.commands import Call, Flag
-from mlstm_jax.config import Config, field_names, load_file, nearest_fields, vary
+from mlstm_jax.config import OPTIMIZERS, Config, field_names, load_file, nearest_fields, vary
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.distributed import process_info
 from mlstm_jax.errors import UserError, did_you_mean, nearest
@@ -43,6 +43,7 @@ def parse(command: Callable[..., None], words: Sequence[str], program: str) -> C
         words = ["--help"]
     if kinds:
         config = _with_kind(config, kinds)
+    config = _with_optimizer(config, words)
     options = {word.partition("=")[0].replace("_", "-") for word in words}
     for option in options:
         _require_field(config, option)
@@ -83,6 +84,16 @@ def _split_config(words: Sequence[str]) -> tuple[str | None, list[str]]:
     if len(named) > 1:
         raise UserError(f"give only one config, not {' and '.join(named)}.")
     return next(iter(named), None), rest
+
+
+def _with_optimizer(config: Config, words: Sequence[str]) -> Config:
+    """Choose the optimizer that the options name, without the fields of the config's own."""
+    parser = argparse.ArgumentParser("mlstm-jax", add_help=False, allow_abbrev=False)
+    parser.add_argument("--optimizer.name", dest="name")
+    name = parser.parse_known_args(words)[0].name
+    if name not in OPTIMIZERS or name == config.optimizer.name:
+        return config
+    return vary(config, optimizer__name=name)
 
 
 def _with_kind(config: Config, words: Sequence[str]) -> Config:

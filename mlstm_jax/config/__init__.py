@@ -20,11 +20,13 @@ from mlstm_jax import digest, fields, shipped
 from mlstm_jax.config.sections import (
     MOST_SEED,
     MOST_STEPS,
+    OPTIMIZERS,
     Data,
     Devices,
     Distributed,
     Optimizer,
     Train,
+    others_fields,
 )
 from mlstm_jax.errors import KnownError, UserError, did_you_mean, nearest, require
 from mlstm_jax.fields import Checked
@@ -32,7 +34,6 @@ from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.gated import GRU, LSTM
 from mlstm_jax.model.mlstm import MLSTM
 from mlstm_jax.model.ops import Compute, Precision
-from mlstm_jax.model.stack import Recurrent
 from mlstm_jax.model.transformer import BERT, Transformer
 
 Model = MLSTM
@@ -70,7 +71,6 @@ __all__ = [
     "Train",
     "Transformer",
     "load_file",
-    "resolve_batch",
     "vary",
 ]
 
@@ -95,75 +95,6 @@ class Config(Checked):
     devices: Devices = field(default_factory=Devices)
     # The processes of the run, on this machine or several.
     distributed: Distributed = field(default_factory=Distributed)
-
-
-def _require_fit(config: Config) -> None:
-    """Raise UserError if a field is for another kind of model."""
-    model = config.model
-    every = config.train.recompute_every
-    rule = f"unset for {model.cli_name}; use it with a recurrent model"
-    require(every is None or isinstance(model, Recurrent), "train.recompute_every", every, rule)
-    kernels = config.devices.kernels
-    rule = f"xla for {model.cli_name}; use it with {MLSTM().cli_name}"
-    require(kernels != "pallas" or isinstance(model, MLSTM), "devices.kernels", kernels, rule)
-    recurrent = config.precision.recurrent
-    if recurrent != "compute":
-        _require_fp8(config, recurrent)
-    places = model.longest_window
-    window = config.data.window
-    fits = places is None or window <= places
-    require(fits, "data.window", window, f"at most model.positions, {places}")
-    cell = config.precision.cell
-    rule = f"fp32 for {model.cli_name}, which has no c"
-    require(cell == "fp32" or "c" in model.states, "precision.cell", cell, rule)
-
-
-def _require_fp8(config: Config, recurrent: str) -> None:
-    """Raise UserError if a field does not go with fp8 operands."""
-    model = config.model
-    fits = isinstance(model, MLSTM) and model.layers == 1
-    rule = f"compute, unless the model is {MLSTM().cli_name} with one layer"
-    require(fits, "precision.recurrent", recurrent, rule)
-    end = f"with precision.recurrent {recurrent}"
-    compute = config.precision.compute
-    require(compute in (None, "bf16"), "precision.compute", compute, f"bf16 {end}")
-    every = config.train.recompute_every
-    require(every is None, "train.recompute_every", every, f"unset {end}")
-    kernels = config.devices.kernels
-    other = "xla" if recurrent == "fp8" else "pallas"
-    rule = f"{'pallas' if recurrent == 'fp8' else 'xla'} or auto {end}"
-    require(kernels != other, "devices.kernels", kernels, rule)
-
-
-def resolve_batch(config: Config, device_count: int) -> Config:
-    """Set what follows from other fields, and check the batch against the number of devices.
-
-    These fields are the global batch, the model's objective, from `train.objective`, and the
-    positions of a Transformer, at least the window.
-
-    Raises UserError if the rows cannot be split evenly over the devices (Puri et al. 2018,
-    section IV), or a field is for another kind of model.
-    """
-    model = config.model.for_windows(config.data.window)
-    if config.train.objective is not None:
-        model = dataclasses.replace(model, objective=config.train.objective)
-    data = config.data
-    if data.batch_per_device is not None:
-        batch = data.batch_per_device * device_count
-        data = dataclasses.replace(data, batch=batch, batch_per_device=None)
-    config = dataclasses.replace(config, model=model, data=data)
-    _require_fit(config)
-    micro_batches = config.train.micro_batches
-    batch = data.batch
-    rule = (
-        f"a multiple of {device_count}, so that the devices share it evenly; or set "
-        "data.batch_per_device, or use fewer devices with `devices.count`"
-    )
-    require(batch % device_count == 0, "data.batch", batch, rule)
-    rows = batch // device_count
-    rule = f"a divisor of the {rows} rows of a device (data.batch {batch})"
-    require(rows % micro_batches == 0, "train.micro_batches", micro_batches, rule)
-    return config
 
 
 def load_file(path: Config | Path | str) -> Config:
@@ -215,7 +146,8 @@ def _place(path: Path, error: Exception) -> str:
 def vary(config: Config, **values: Any) -> Config:
     """Return the config with changed fields, each given as section__field=value.
 
-    A new `data__batch` replaces `data.batch_per_device`.
+    A new `data__batch` replaces `data.batch_per_device`; a new `optimizer__name` unsets the fields
+    that only other optimizers have.
 
     Raises:
         UserError: there is no such field, or a value is invalid.
@@ -231,6 +163,9 @@ def vary(config: Config, **values: Any) -> Config:
             sections.setdefault(section, {})[field] = value
         else:
             whole[section] = value
+    chosen = sections.get("optimizer", {})
+    if chosen.get("name") in OPTIMIZERS:
+        sections["optimizer"] = others_fields(chosen["name"]) | chosen
     if "batch" in sections.get("data", {}):
         sections["data"].setdefault("batch_per_device", None)
     # Replace all fields of a section at once, because they are checked together.
@@ -312,6 +247,11 @@ def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
             part[new.rpartition(".")[2]] = part.pop(name)
         elif not part[name]:  # as where nobody had set it
             del part[name]
+    optimizer = values.get("optimizer", {})
+    if isinstance(optimizer, dict) and optimizer.get("name") in OPTIMIZERS:
+        # An earlier version allowed fields that only others have, without an effect.
+        for name in others_fields(optimizer["name"]):
+            optimizer.pop(name, None)
     return values
 
 
@@ -369,16 +309,11 @@ def differences(old: Config, new: Config) -> Differences:
     after = flatten(new)
     groups = Differences([], [])
     ignored: tuple[str, ...] = PLACES
-    unused: set[str] = set()
     if type(old.model) is not type(new.model):
         groups.forbidden.append(f"model: {old.model.cli_name} → {new.model.cli_name}")
         ignored += ("model.",)
-    if new.precision.compute is None:
-        unused.add("precision.compute")
-    if new.devices.kernels == "auto":
-        unused.add("devices.kernels")
     for name, value in flatten(old).items():
-        if name.startswith(ignored) or name in unused or value == after[name]:
+        if name.startswith(ignored) or value == after[name]:
             continue
         group = groups.allowed
         if name.startswith(_FIXED_IN_A_RUN):

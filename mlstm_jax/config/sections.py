@@ -3,9 +3,10 @@
 The comment above a field is its text in ``--help-all``. The section `model` is a kind of model.
 """
 
+import dataclasses
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from mlstm_jax.errors import require
 from mlstm_jax.fields import Between, Checked, Count, Fraction, Positive
@@ -46,12 +47,36 @@ class Data(Checked, section="data"):
     seed: Seed = 0
 
 
+class OptimizerKind(NamedTuple):
+    """What a config must know of an optimizer; training/optimizer.py builds it by its name."""
+
+    moments: int  # numbers that it keeps for each parameter of a large matrix
+    fields: tuple[str, ...]  # of `Optimizer`, which not every optimizer has
+
+
+_ADAM = ("b1", "b2", "b2_half_life", "eps")
+_DECAY = ("weight_decay", "weight_decay_bytes")
+_MUON = ("muon_learning_rate", "muon_momentum", "muon_decoder", "muon_steps")
+OPTIMIZERS = {
+    "adam": OptimizerKind(2, _ADAM),
+    "adamw": OptimizerKind(2, (*_ADAM, *_DECAY)),
+    "lamb": OptimizerKind(2, (*_ADAM, *_DECAY)),
+    "lars": OptimizerKind(1, ("b1", *_DECAY, "trust_coefficient")),
+    # The parameters that are no matrices have Adam.
+    "muon": OptimizerKind(1, (*_ADAM, *_DECAY, *_MUON)),
+}
+if TYPE_CHECKING:
+    OptimizerName = str
+else:
+    OptimizerName = Literal[tuple(OPTIMIZERS)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Optimizer(Checked, section="optimizer"):
     """The optimizer, and the learning rate over a run."""
 
     # The optimizer. LAMB with `clip_norm` 1 is NVIDIA's variant. Paper: adam.
-    name: Literal["adam", "adamw", "lamb", "lars", "muon"] = "adam"
+    name: OptimizerName = "adam"
     # Learning rate before scaling. Paper: 3e-3 for every large batch; Radford: 5e-4.
     learning_rate: Positive = 5e-4
     # How the rate grows with the global batch B, from `learning_rate` at `base_batch` B0. linear:
@@ -110,22 +135,24 @@ class Optimizer(Checked, section="optimizer"):
     @property
     def moments(self) -> int:
         """Numbers that the optimizer keeps for each parameter of a large matrix."""
-        return 1 if self.name in ("lars", "muon") else 2
+        return OPTIMIZERS[self.name].moments
 
     @property
     def other_rates(self) -> dict[str, float]:
         """Learning rates of other optimizers than Adam, by name, as multiples of Adam's."""
-        if self.name != "muon":
+        if "muon_learning_rate" not in OPTIMIZERS[self.name].fields:
             return {}
         return {"Muon": self.muon_learning_rate / self.learning_rate}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        decay = self.weight_decay
-        fits = decay == 0 or self.name != "adam"
-        require(fits, "optimizer.weight_decay", decay, "0 with adam; adamw decays weights")
+        for name, default in others_fields(self.name).items():
+            value = getattr(self, name)
+            users = [other for other, kind in OPTIMIZERS.items() if name in kind.fields]
+            rule = f"{default} with {self.name}; it is a field of {', '.join(users)}"
+            require(value == default, f"optimizer.{name}", value, rule)
         reference_bytes = self.weight_decay_bytes
-        fits = reference_bytes is None or decay > 0
+        fits = reference_bytes is None or self.weight_decay > 0
         rule = "unset without a weight_decay"
         require(fits, "optimizer.weight_decay_bytes", reference_bytes, rule)
         epochs = self.warmup_epochs
@@ -133,6 +160,15 @@ class Optimizer(Checked, section="optimizer"):
         require(fits, "optimizer.warmup_epochs", epochs, "unset with warmup_steps")
         fits = self.scaling != "legw" or bool(epochs)
         require(fits, "optimizer.warmup_epochs", epochs, "above 0 with scaling legw")
+
+
+def others_fields(name: str) -> dict[str, Any]:
+    """The fields of other optimizers, which this one does not have, with their defaults."""
+    kinds = OPTIMIZERS.values()
+    known = dict.fromkeys(field for kind in kinds for field in kind.fields)
+    own = OPTIMIZERS[name].fields
+    defaults = {field.name: field.default for field in dataclasses.fields(Optimizer)}
+    return {field: defaults[field] for field in known if field not in own}
 
 
 @dataclass(frozen=True, kw_only=True)

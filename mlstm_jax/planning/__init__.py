@@ -17,7 +17,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from mlstm_jax.config import Config, load_file, resolve_batch
+from mlstm_jax.config import Config, load_file
+from mlstm_jax.config.resolve import resolve
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.environment import MEMORY_FRACTION
 from mlstm_jax.errors import UserError, require
@@ -25,15 +26,13 @@ from mlstm_jax.fields import Between, Count, Positive, public, require_kind
 from mlstm_jax.model.language_model import VOCABULARY
 from mlstm_jax.planning.machine import (
     Machine,
+    hardware,
     load_machine,
     rate_type,
-    with_compute,
 )
 from mlstm_jax.training.optimizer import product_flops
 from mlstm_jax.training.state import compute_bytes, memory_bytes, parameter_count
 
-# Per parameter and update, read and written by Adam: parameter, gradient and two moments, float32.
-_OPTIMIZER_BYTES = 28
 _DEVICES = [2**power for power in range(8)]
 
 
@@ -66,7 +65,7 @@ class Plan(list[Row]):
         self.corpus_bytes = corpus_bytes
 
     def __str__(self) -> str:
-        config = resolve_batch(self.config, self[0].devices)  # also sets a Transformer's positions
+        config = self.config
         model = config.model
         types = str(config.precision.compute)
         if rate_type(config) == "fp8":
@@ -126,7 +125,9 @@ def step_seconds(config: Config, machine: Machine, rows: int) -> float:
         if recomputes:
             scans += scan(products.forward)
         outside += products.others
-    optimizer = _OPTIMIZER_BYTES * parameter_count(config) / machine.memory_bytes_per_s
+    # Per parameter, in float32: it and the moments are read and written, the gradient is read.
+    bytes_moved = (12 + 8 * config.optimizer.moments) * parameter_count(config)
+    optimizer = bytes_moved / machine.memory_bytes_per_s
     return micro_batches * (scans + rows * window * outside / rate) + optimizer
 
 
@@ -184,29 +185,30 @@ def plan(
     """
     if not isinstance(machine, Machine):
         machine = load_machine(Path(machine))
-    config = with_compute(load_file(config), machine)
+    config = load_file(config)
     if price is not None:
         machine = dataclasses.replace(machine, price_per_device_hour=price)
     corpus = Path(config.data.corpus)
     if corpus_bytes is None and corpus.is_dir():
         corpus_bytes = open_corpus(corpus).manifest.splits["train"].bytes
     if devices is None:
-        devices = [count for count in _DEVICES if _can_share(config, count)] or [1]
+        devices = [count for count in _DEVICES if _can_share(config, machine, count)] or [1]
     devices = list(devices)
     for count in devices:
         require_kind("devices", count, Count)
     require(len(devices) > 0, "devices", devices, "one number or more")
     planned = []
-    speed_of_one = bytes_per_second(resolve_batch(config, 1), machine, 1)
+    alone = resolve(config, hardware(machine, 1))
+    speed_of_one = bytes_per_second(alone, machine, 1)
     for count in devices:
-        resolved = resolve_batch(config, count)
+        resolved = resolve(config, hardware(machine, count))
         planned.append(_plan_row(resolved, machine, count, corpus_bytes, speed_of_one))
-    return Plan(planned, config, machine, corpus_bytes)
+    return Plan(planned, resolved, machine, corpus_bytes)
 
 
-def _can_share(config: Config, count: int) -> bool:
+def _can_share(config: Config, machine: Machine, count: int) -> bool:
     try:
-        resolve_batch(config, count)
+        resolve(config, hardware(machine, count))
     except UserError:
         return False
     return True

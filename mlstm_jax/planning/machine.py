@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mlstm_jax import fields, shipped
-from mlstm_jax.config import Compute, Config, vary
+from mlstm_jax.config import Compute, Config
+from mlstm_jax.config.resolve import Hardware
 from mlstm_jax.errors import UserError
 from mlstm_jax.fields import Count, Positive
 
@@ -57,15 +58,10 @@ def load_machine(path: Path) -> Machine:
         ) from error
 
 
-def with_compute(config: Config, machine: Machine) -> Config:
-    """Set the compute type that `train` chooses on the machine, if the config has none.
-
-    Large layers are assumed, see `host.fastest_compute`.
-    """
-    if config.precision.compute is not None:
-        return config
+def hardware(machine: Machine, devices: int) -> Hardware:
+    """So many devices of the machine; large layers are assumed, see `host.fastest_compute`."""
     fastest: Compute = "bf16" if "bf16" in machine.step_flops_per_s else "fp32"
-    return vary(config, precision__compute=fastest)
+    return Hardware(devices, lambda units: fastest)
 
 
 def rate_type(config: Config) -> str:

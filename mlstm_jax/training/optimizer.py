@@ -38,7 +38,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from mlstm_jax.config import Compute, Optimizer
+from mlstm_jax.config import OPTIMIZERS, Compute, Optimizer
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import named
 from mlstm_jax.model.architecture import Architecture
@@ -81,7 +81,8 @@ def build(
     if optimizer.clip_norm is not None:
         clip = optax.clip_by_global_norm(optimizer.clip_norm)
     b2 = second_moment_decay(optimizer, update_bytes)
-    if optimizer.name != "lars" and update_bytes and np.float32(b2) == 1:
+    has_b2 = "b2" in OPTIMIZERS[optimizer.name].fields
+    if has_b2 and update_bytes and np.float32(b2) == 1:
         raise UserError(
             "optimizer.b2 or optimizer.b2_half_life is too large: β2 is 1 in float32, and Adam "
             "would divide by zero."
@@ -116,6 +117,8 @@ def build(
             transforms = {True: muon, False: optax.chain(adam, decay, descend)}
             is_matrix = map_by_name(lambda name: side_by_side(name) > 0)
             return optax.chain(clip, optax.partition(transforms, is_matrix))
+        case name:
+            raise NotImplementedError(name)
 
 
 def product_flops(optimizer: Optimizer, model: Architecture, devices: int) -> int:

@@ -1,6 +1,5 @@
 """The run folder: its lock, config.json and environment.json."""
 
-import dataclasses
 import errno
 import fcntl
 import secrets
@@ -13,18 +12,15 @@ from typing import IO
 from mlstm_jax import digest, host, output, run
 from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import (
-    MLSTM,
     PLACES,
     Config,
     differences,
     flatten,
     to_json,
-    vary,
 )
 from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import InUse, UserError
-from mlstm_jax.model import pallas
 from mlstm_jax.record import FOLDER, steps_in
 from mlstm_jax.terminal import tell
 from mlstm_jax.training.metrics import FILE
@@ -140,41 +136,9 @@ def open_checkpoints(config: Config) -> Checkpoints:
     return Checkpoints(folder, run.id_of(folder), config.train.keep_checkpoints, reach=reach)
 
 
-def with_run_values(config: Config, cluster: Cluster, capability: tuple[int, int] | None) -> Config:
-    """Return a config in which what is unset is that of the run that resumes.
-
-    The compute type and the kernels of a new run are the fastest on the first process's devices,
-    of compute capability `capability`. The positions of a model stay unset where they are too few
-    for the windows, so that a resume is refused.
-    """
-    folder = Path(config.out)
-    before = None
-    if _has_begun(folder):
-        before = run.read_config(folder)
-    compute = config.precision.compute
-    kernels = config.devices.kernels
-    if compute is None and config.precision.recurrent != "compute":
-        compute = "bf16"
-    if before:
-        compute = compute or before.precision.compute
-        if kernels == "auto":
-            kernels = before.devices.kernels
-    if compute is None:
-        compute = host.fastest_compute(config.model.hidden)
-    if kernels == "auto":
-        kernels = "xla"
-        is_mlstm = isinstance(config.model, MLSTM)
-        is_proven = is_mlstm and pallas.is_proven(config.model.hidden, capability)
-        if is_proven or config.precision.recurrent == "fp8":
-            kernels = "pallas"
-    compute, kernels = cluster.gather([compute, kernels])[0]
-    config = vary(config, precision__compute=compute, devices__kernels=kernels)
-    if before is None or type(before.model) is not type(config.model):
-        return config
-    places = before.model.longest_window
-    if places is None or places < config.data.window:
-        return config
-    return dataclasses.replace(config, model=config.model.for_windows(places))
+def config_of(folder: Path) -> Config | None:
+    """The config of the run in a folder, once it has a checkpoint or a line of metrics."""
+    return run.read_config(folder) if _has_begun(folder) else None
 
 
 def _has_begun(folder: Path) -> bool:

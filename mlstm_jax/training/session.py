@@ -13,9 +13,10 @@ from typing import Any
 
 import jax
 
-from mlstm_jax import environment, guard
+from mlstm_jax import environment, guard, host
 from mlstm_jax.checkpoint import Checkpoints
-from mlstm_jax.config import Config, resolve_batch
+from mlstm_jax.config import Config, vary
+from mlstm_jax.config.resolve import Hardware, resolve
 from mlstm_jax.data.corpus import Corpus, open_corpus
 from mlstm_jax.data.stream import Batch, prefetch
 from mlstm_jax.distributed import Cluster
@@ -101,8 +102,7 @@ def set_up(stack: ExitStack, config: Config, session: Session) -> Loop:
     corpus = open_corpus(Path(config.data.corpus))
     run_folder.require_one_run(cluster, config, corpus)
     devices = parallel.connect_devices(cluster, config.devices)
-    config = run_folder.with_run_values(config, cluster, devices.compute_capability())
-    config = resolve_batch(config, devices.count)
+    config = _resolve(config, cluster, devices)
     require_memory(config, devices)
     changed = run_folder.lock_together(stack, cluster, config, resume=session.resume)
     model = _make_model(config, devices)
@@ -179,6 +179,14 @@ def _start_process(
     if config.train.deterministic:
         environment.require_deterministic()
     return cluster, watchdog, signals
+
+
+def _resolve(config: Config, cluster: Cluster, devices: Parallel) -> Config:
+    """Return the config with its unset fields set, as process 0 does."""
+    hardware = Hardware(devices.count, host.fastest_compute, devices.compute_capability())
+    config = resolve(config, hardware, run_folder.config_of(Path(config.out)))
+    fastest = cluster.gather([config.precision.compute, config.devices.kernels])[0]
+    return vary(config, precision__compute=fastest[0], devices__kernels=fastest[1])
 
 
 def _make_model(config: Config, devices: Parallel) -> LanguageModel:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from mlstm_jax import config as configs
 from mlstm_jax import environment, output, shipped
 from mlstm_jax.config import Config, differences, run_python
+from mlstm_jax.config.resolve import Hardware, resolve
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.distributed import process_info
 from mlstm_jax.errors import InUse, UserError, require
@@ -127,7 +128,8 @@ def require_same_run(config: Config) -> None:
     devices = 1
     if config.data.batch_per_device is not None:
         devices = max(1, old.data.batch // config.data.batch_per_device)
-    different = list(itertools.chain(*differences(old, configs.resolve_batch(config, devices))))
+    resolved = resolve(config, Hardware(devices), old)
+    different = list(itertools.chain(*differences(old, resolved)))
     before = inputs_of(run_folder)
     if before and not different:
         start = None

@@ -19,9 +19,9 @@ from mlstm_jax.config import (
     Precision,
     Train,
     Transformer,
-    resolve_batch,
     vary,
 )
+from mlstm_jax.config.resolve import Hardware, resolve
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import LanguageModel, parameter_shapes
@@ -56,7 +56,7 @@ ON_H100 = {("bf16", "compute"): 73.2e-3, ("fp16", "compute"): 75.7e-3, ("bf16", 
 
 def large_step(compute: Any, recurrent: Any) -> Config:
     precision = Precision(compute=compute, recurrent=recurrent)
-    return Config(data=Data(batch=256, window=256), precision=precision)
+    return Config(model=Model(hidden=4096), data=Data(batch=256, window=256), precision=precision)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_plan_that_does_not_fit_into_memory_says_so() -> None:
 def test_a_transformer_has_the_positions_of_the_window() -> None:
     config = Config(model=Transformer(hidden=64, layers=1, heads=1), data=Data(window=2048))
     said = str(planning.plan(vary(config, precision__compute="bf16"), "h200", [1]))
-    count = parameter_count(resolve_batch(config, 1))
+    count = parameter_count(resolve(config, Hardware(1)))
     assert f" {count:,} parameters" in said
     assert count > parameter_count(config)
 

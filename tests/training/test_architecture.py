@@ -10,7 +10,8 @@ from flax import linen
 
 from mlstm_jax import run
 from mlstm_jax.api.model import load
-from mlstm_jax.config import BERT, Config, Model, Precision, Train, Transformer, resolve_batch, vary
+from mlstm_jax.config import BERT, Config, Model, Precision, Train, Transformer, vary
+from mlstm_jax.config.resolve import Hardware, resolve
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import expected_shapes
@@ -89,7 +90,7 @@ def test_every_kind_learns_and_resumes_to_the_bit(kind, changes, corpus, tmp_pat
     )
     config = vary(config, **{"optimizer__learning_rate": 2e-2, "devices__count": 1} | changes)
     whole = run.load_run(run_train(config, Session(quiet=True)), "latest")
-    assert whole.config.model == resolve_batch(config, 1).model
+    assert whole.config.model == resolve(config, Hardware(1)).model
     lines = lines_of(whole.folder)
     assert lines["eval"][-1]["bpc"] < lines["train"][0]["bpc"] - 1
     if kind != "bigram":  # which cannot show its states
@@ -119,14 +120,14 @@ def test_evaluation_reads_no_window_that_is_too_long_for_the_model(kind, window,
 
 def test_what_is_bidirectional_follows_from_the_model_and_its_objective() -> None:
     masked, sizes = Train(objective="masked-bytes"), {"hidden": 8, "heads": 2, "layers": 1}
-    transformer = resolve_batch(Config(model=Transformer(**sizes), train=masked), 1).model
+    transformer = resolve(Config(model=Transformer(**sizes), train=masked), Hardware(1)).model
     assert transformer.bidirectional
     assert not Transformer(**sizes).bidirectional
     assert expected_shapes(transformer) == expected_shapes(BERT(**sizes, positions=256))
-    model = resolve_batch(Config(model=Model(hidden=8), train=masked), 1).model
+    model = resolve(Config(model=Model(hidden=8), train=masked), Hardware(1)).model
     assert (model.bidirectional, model.symbols) == (False, 257)
     with pytest.raises(UserError, match=r"train\.objective is 'next-byte', but it must be masked"):
-        resolve_batch(Config(model=BERT(**sizes), train=Train(objective="next-byte")), 1)
+        resolve(Config(model=BERT(**sizes), train=Train(objective="next-byte")), Hardware(1))
 
 
 @pytest.mark.parametrize(

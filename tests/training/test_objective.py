@@ -5,7 +5,8 @@ from typing import get_args
 import jax
 import numpy as np
 
-from mlstm_jax.config import Config, Model, Train, resolve_batch
+from mlstm_jax.config import Config, Model, Train
+from mlstm_jax.config.resolve import Hardware, resolve
 from mlstm_jax.model.architecture import ObjectiveName
 from mlstm_jax.training.objective import MASK, OBJECTIVES, Targets, masked_bytes, row_keys
 
@@ -67,4 +68,4 @@ def test_a_model_learns_the_objective_that_it_names() -> None:
     assert set(OBJECTIVES) == set(get_args(ObjectiveName))
     for name, objective in OBJECTIVES.items():
         config = Config(model=Model(hidden=8), train=Train(objective=name))
-        assert OBJECTIVES[resolve_batch(config, 1).model.objective] is objective
+        assert OBJECTIVES[resolve(config, Hardware(1)).model.objective] is objective

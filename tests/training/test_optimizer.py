@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from mlstm_jax.config import Model, Optimizer
+from mlstm_jax.config import OPTIMIZERS, Config, Model, Optimizer, others_fields, vary
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import optimizer, schedule
 from mlstm_jax.training.parallel import Parallel
@@ -65,12 +65,36 @@ def test_adam_goes_on_when_the_bytes_of_an_update_change() -> None:
     assert rescale_second_moment(fixed, state, 1024, 65536) is state
 
 
+UNUSUAL = {
+    **{"b1": 0.5, "b2": 0.5, "b2_half_life": 1e6, "eps": 0.1, "trust_coefficient": 0.5},
+    **{"weight_decay": 0.5, "weight_decay_bytes": 64.0, "muon_learning_rate": 0.5},
+    **{"muon_momentum": 0.5, "muon_decoder": True, "muon_steps": 3},
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_is_what_its_record_says(name: str) -> None:
+    """Its moments are numbers of its state; another's fields are refused, and unset by `vary`."""
+    options = Optimizer(name=name)
+    params = {"layer_0": {"wh_v": np.zeros((8, 32), np.float32)}}
+    state = optimizer.build(options, Model(), lambda _: 1.0).init(params)
+    large = [leaf.size for leaf in jax.tree.leaves(state) if np.ndim(leaf) == 2]
+    assert sum(large) == options.moments * 8 * 32
+    for field in others_fields(name):
+        with pytest.raises(UserError, match=rf"optimizer\.{field} is .* it is a field of "):
+            Optimizer(name=name, **{field: UNUSUAL[field]})
+    for other, kind in OPTIMIZERS.items():
+        chosen = {field: UNUSUAL[field] for field in kind.fields}
+        varied = vary(Config(optimizer=Optimizer(name=other, **chosen)), optimizer__name=name)
+        kept = {field: UNUSUAL[field] for field in OPTIMIZERS[name].fields if field in chosen}
+        assert varied.optimizer == Optimizer(name=name, **kept)
+
+
 @pytest.mark.parametrize("chosen", [{"b2": 1 - 1e-9}, {"b2_half_life": 1e11}])
 def test_a_second_moment_without_a_decay_in_float32_is_refused(chosen: dict) -> None:
     """Adam would divide by zero: NaN for every parameter whose gradient is zero."""
     with pytest.raises(UserError, match=r"optimizer\.b2"):
         optimizer.build(Optimizer(**chosen), Model(), lambda _: 1.0, update_bytes=1024)
-    optimizer.build(Optimizer(name="lars", **chosen), Model(), lambda _: 1.0, update_bytes=1024)
 
 
 # Of a schedule: a few, one after the other, in float32.

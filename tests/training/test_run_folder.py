@@ -17,14 +17,13 @@ from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import (
     BERT,
     Config,
-    Distributed,
     Model,
     Transformer,
-    resolve_batch,
+    differences,
     to_json,
     vary,
 )
-from mlstm_jax.distributed import Cluster
+from mlstm_jax.config.resolve import Hardware, resolve
 from mlstm_jax.errors import UserError
 from mlstm_jax.record import FOLDER, read_record, steps_in
 from mlstm_jax.training import run_folder
@@ -67,39 +66,32 @@ def test_a_start_that_was_refused_or_killed_leaves_no_run_behind(tmp_path: Path)
         (tmp_path / "checkpoints/50.orbax-checkpoint-tmp").mkdir(parents=True, exist_ok=True)
 
 
-def with_run_values(config: Config, capability: tuple[int, int] | None = None) -> Config:
-    return run_folder.with_run_values(config, Cluster(Distributed(), Path()), capability)
-
-
-def begin(config: Config) -> None:
-    """Leave what a run leaves that has begun."""
-    run_folder.write_folder(config)
-    write_lines(Path(config.out), train_line(1))
-
-
 def test_a_transformer_that_resumes_keeps_its_positions(tmp_path: Path) -> None:
-    resumed = with_run_values
-    plain = vary(Config(out=str(tmp_path)), precision__compute="fp32", devices__kernels="xla")
+    plain = Config(out=str(tmp_path))
     config = vary(plain, model=Transformer(hidden=8, embedding=8, heads=2), data__window=16)
-    shorter, longer = (vary(config, data__window=window) for window in (8, 32))
-    run_folder.write_folder(resolve_batch(config, 1))
-    assert resumed(shorter) == shorter  # not yet a run that resumes
-    begin(resolve_batch(config, 1))
-    assert resumed(shorter).model.longest_window == 16
-    assert resumed(longer) == longer
-    own = resolve_batch(resumed(shorter), 1)
-    with run_folder.lock(own, resume=False) as changed:
-        assert changed == ["data.window: 16 → 8"]
+    shorter = vary(config, data__window=8)
+    before = resolve(config, Hardware())
+    assert resolve(shorter, Hardware(), before).model.longest_window == 16
+    longer = resolve(vary(config, data__window=32), Hardware(), before)
+    assert longer.model.longest_window == 32
+    assert differences(before, longer).forbidden == ["model.positions: 16 → 32"]
     for other in (plain, vary(shorter, model=BERT(hidden=8, heads=2))):
-        assert resumed(other) == other
+        assert resolve(other, Hardware(), before) == resolve(other, Hardware())
+    assert run_folder.config_of(tmp_path) is None
+    run_folder.write_folder(before)
+    assert run_folder.config_of(tmp_path) is None  # not yet a run that resumes
+    write_lines(tmp_path, train_line(1))
+    assert run_folder.config_of(tmp_path) == before
+    with run_folder.lock(resolve(shorter, Hardware(), before), resume=False) as changed:
+        assert changed == ["data.window: 16 → 8"]
 
 
 @pytest.mark.parametrize(
     ("fields", "capability", "kernels"),
     [
-        ({}, (9, 0), "pallas"),
-        ({}, (8, 0), "xla"),  # compiled, not measured
-        ({}, None, "xla"),
+        ({"model__hidden": 4096}, (9, 0), "pallas"),
+        ({"model__hidden": 4096}, (8, 0), "xla"),  # compiled, not measured
+        ({"model__hidden": 4096}, None, "xla"),
         ({"model__hidden": 64}, (9, 0), "xla"),
         ({"model": Transformer()}, (9, 0), "xla"),
         ({"devices__kernels": "xla"}, (9, 0), "xla"),
@@ -107,21 +99,20 @@ def test_a_transformer_that_resumes_keeps_its_positions(tmp_path: Path) -> None:
         ({"precision__recurrent": "fp8_emulated"}, None, "xla"),
     ],
 )
-def test_the_kernels_of_a_run_are_the_proven_ones_and_stay(fields, capability, kernels, tmp_path):
-    config = vary(Config(out=str(tmp_path)), precision__compute="bf16", **fields)
-    made = with_run_values(config, capability)
+def test_the_kernels_of_a_run_are_the_proven_ones_and_stay(fields, capability, kernels) -> None:
+    config = vary(Config(), precision__compute="bf16", **fields)
+    made = resolve(config, Hardware(capability=capability))
     assert made.devices.kernels == kernels
-    begin(made)
-    assert with_run_values(config).devices.kernels == kernels
+    assert resolve(config, Hardware(), made) == made
 
 
-def test_a_run_keeps_the_compute_type_that_was_fastest_at_first(tmp_path, monkeypatch) -> None:
-    config = Config(out=str(tmp_path), model=Model(hidden=48))
-    assert with_run_values(config).precision.compute == "fp32"  # so few are hardly faster in bf16
-    monkeypatch.setattr(host, "fastest_compute", lambda units: "bf16")
-    begin(with_run_values(config))
-    monkeypatch.undo()
-    assert with_run_values(config).precision.compute == "bf16"
+def test_a_run_keeps_the_compute_type_that_was_fastest_at_first() -> None:
+    config = Config(model=Model(hidden=48))
+    # So few units are hardly faster in bf16.
+    assert resolve(config, Hardware(fastest=host.fastest_compute)).precision.compute == "fp32"
+    made = resolve(config, Hardware(fastest=lambda units: "bf16"))
+    assert made.precision.compute == "bf16"
+    assert resolve(config, Hardware(), made) == made
 
 
 @pytest.mark.parametrize(

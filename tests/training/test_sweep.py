@@ -12,7 +12,8 @@ import pytest
 
 import mlstm_jax as mlstm
 from mlstm_jax import cli
-from mlstm_jax.config import Config, Devices, Transformer, resolve_batch, to_json, vary
+from mlstm_jax.config import Config, Devices, Transformer, to_json, vary
+from mlstm_jax.config.resolve import Hardware, resolve
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import run_folder, schedule, sweep
@@ -142,7 +143,7 @@ def test_the_figures_of_a_run(tmp_path: Path) -> None:
 def test_a_sweep_of_rows_per_device_goes_on(corpus: Path, tmp_path: Path, devices: int) -> None:
     config = make_config(corpus, tmp_path, model=Transformer(hidden=8, heads=2))
     config = vary(config, data__batch_per_device=4)
-    run_folder.write_folder(resolve_batch(config, devices))
+    run_folder.write_folder(resolve(config, Hardware(devices)))
     sweep.require_same_run(config)
     other = vary(config, data__batch_per_device=3)
     with pytest.raises(UserError, match=r"another config \(data.batch: \d → \d\)"):
