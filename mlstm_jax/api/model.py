@@ -238,6 +238,7 @@ class TrainedModel:
         texts: Texts,
         classifier: Transferred | Classifier | str | Path | None = None,
         *,
+        classes: Sequence[str] | None = None,
         text_column: str | None = None,
         show_progress: bool = False,
     ) -> list[dict[str, float]]:
@@ -250,10 +251,15 @@ class TrainedModel:
         Args:
             classifier: what `transfer` returned, or its folder, or classifier/ of `finetune`;
                 unset: the one that comes with a pretrained model.
+            classes: choose between these only, such as ("negative", "positive"); unset: all.
             text_column: unset: that of the classifier's training texts.
         """
         parts = self.classify_parts(
-            texts, classifier, text_column=text_column, show_progress=show_progress
+            texts,
+            classifier,
+            classes=classes,
+            text_column=text_column,
+            show_progress=show_progress,
         )
         return list(chain.from_iterable(shares for _, shares in parts))
 
@@ -263,11 +269,14 @@ class TrainedModel:
         texts: Texts | TextFile,
         classifier: Transferred | Classifier | str | Path | None = None,
         *,
+        classes: Sequence[str] | None = None,
         text_column: str | None = None,
         show_progress: bool = False,
     ) -> Iterator[tuple[Sequence[str], list[dict[str, float]]]]:
         """Yield texts, a file's in parts, with the probabilities of each; see `classify`."""
         chosen = self._classifier(self._own(classifier))
+        if classes is not None:
+            chosen = chosen.between(classes)
         about = chosen.about
         strings = self._texts(texts, text_column or about.text_column)
         featurizer = self.featurizer(

@@ -97,6 +97,7 @@ def classify(
     run: RunFolder,
     texts: Annotated[tuple[Path, ...], Positional, arg(metavar="[DIR] INPUT")] = (),
     text_column: TextColumn = None,
+    classes: tuple[str, ...] = (),
     out: Path | None = None,
     overwrite: Overwrite = False,
     reading: ReadingOptions = READING,
@@ -115,6 +116,7 @@ def classify(
         texts: DIR: folder of `mlstm-jax transfer`, or classifier/ of `finetune`; a model of the
             package has its own. INPUT: any file that `prepare` reads; -: standard input, as JSON
             lines or lines of text.
+        classes: choose between these only, such as `--classes negative positive`; unset: all.
         out: .csv or .jsonl to write; unset: standard output.
     """
     folder, source = _classifier_and_input(run, texts)
@@ -122,6 +124,8 @@ def classify(
     require(is_known, "out", str(out), "a .csv or .jsonl file")
     output.require_file(out, source, overwrite=overwrite)
     chosen = load_classifier(folder)
+    if classes:
+        chosen = chosen.between(classes)
     model = reading.load(run)
     chosen.require_model(folder, model.loaded)
     file = TextFile(source, text_column or chosen.about.text_column, model.cleaning)

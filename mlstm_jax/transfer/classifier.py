@@ -138,6 +138,43 @@ class Classifier(NamedTuple):
             "create it again."
         )
 
+    def between(self, classes: Sequence[str]) -> "Classifier":
+        """Return the classifier that chooses between some of its classes only.
+
+        Its probabilities are the shares of these classes, scaled to sum to 1. Raises UserError for
+        an unknown or repeated class, fewer than two, or a classifier with words or without a
+        softmax that has more than two classes.
+        """
+        known = ", ".join(self.classes)
+        is_known = len(classes) == len(set(classes)) >= 2 and set(classes) <= set(self.classes)
+        require(is_known, "classes", " ".join(classes), f"two or more of {known}, each once")
+        if list(classes) == self.classes:
+            return self
+        self.require_no_words("a choice between some classes")
+        weights_KD = self.weights_KD
+        intercepts_K = self.intercepts_K
+        if len(self.classes) == 2:
+            weights_KD = np.concatenate([np.zeros_like(weights_KD), weights_KD])
+            intercepts_K = np.concatenate([np.zeros_like(intercepts_K), intercepts_K])
+        elif not self.softmax:
+            raise UserError(
+                "classes: this classifier has one answer for each class against the rest, so it "
+                "cannot choose between some of them; leave `classes` out."
+            )
+        chosen = [self.classes.index(name) for name in classes]
+        weights_KD = weights_KD[chosen]
+        intercepts_K = intercepts_K[chosen]
+        if len(classes) == 2:
+            # For two classes a softmax is the logistic function of the difference.
+            weights_KD = weights_KD[1:] - weights_KD[:1]
+            intercepts_K = np.diff(intercepts_K)
+        return self._replace(
+            weights_KD=weights_KD,
+            intercepts_K=intercepts_K,
+            classes=list(classes),
+            softmax=len(classes) > 2,
+        )
+
     def probabilities(self, features: Features, texts: Sequence[str] = ()) -> Floats:
         """Return [texts, classes]; one-against-rest probabilities are scaled to sum to 1.
 

@@ -11,6 +11,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
+from mlstm_jax.errors import UserError
 from mlstm_jax.transfer import experiment, logistic
 from mlstm_jax.transfer.classifier import Classifier, Examples, subset
 from mlstm_jax.transfer.logistic import CS, best_fit, fit
@@ -269,6 +270,38 @@ def test_a_single_example_of_a_class_cannot_be_held_out(prior, C, random) -> Non
         None,
     )
     assert math.isnan(choice.accuracy)
+
+
+@pytest.mark.parametrize("chosen", [["a", "c"], ["c", "a"], ["b", "c"], ["c", "b", "a"]])
+def test_a_choice_between_some_classes_scales_their_probabilities(chosen, random) -> None:
+    classes = ["a", "b", "c"]
+    every = Classifier(
+        random.normal(size=(3, 5)), random.normal(size=3), classes, math.inf, softmax=True
+    )
+    features = random.normal(size=(20, 5)).astype(np.float32)
+    shares = every.probabilities(features)[:, [classes.index(name) for name in chosen]]
+    expected = shares / shares.sum(axis=1, keepdims=True)
+    found = every.between(chosen)
+    assert found.classes == chosen
+    # Sums of a few float64 numbers and a few exponentials.
+    np.testing.assert_allclose(found.probabilities(features), expected, rtol=1e-12)
+
+
+def test_two_classes_change_places(random) -> None:
+    both = a_prior(random.normal(size=5), 0.5, ["a", "b"])
+    features = random.normal(size=(20, 5)).astype(np.float32)
+    turned = both.between(["b", "a"]).probabilities(features)
+    np.testing.assert_allclose(turned[:, ::-1], both.probabilities(features), rtol=1e-12)
+
+
+@pytest.mark.parametrize("chosen", [["a"], ["a", "a"], ["a", "d"], []])
+def test_a_choice_between_unknown_or_too_few_classes_is_named(chosen, random) -> None:
+    every = Classifier(np.zeros((3, 5)), np.zeros(3), ["a", "b", "c"], math.inf, softmax=True)
+    with pytest.raises(UserError, match="classes"):
+        every.between(chosen)
+    one_against_rest = every._replace(softmax=False)
+    with pytest.raises(UserError, match="classes"):
+        one_against_rest.between(["a", "b"])
 
 
 def test_a_subset_has_every_class() -> None:

@@ -1,0 +1,77 @@
+"""Make the package's model `sentiment` of a model of train.py.
+
+    python results/sentiment/pack.py DATA RUN/model.npz TEMPERATURE
+
+The parameters are their exponential mean over the last updates. The head becomes the model's own
+classifier: its scores are divided by the temperature that evaluate.py chose on validation texts.
+The classifier's file has digests of the texts of 40 bytes or more that this training read with a
+label; rated_texts.npy is the file of `reviews-1024`, from which the training began.
+"""
+
+import dataclasses
+import math
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import texts
+
+import train
+from mlstm_jax import shipped
+from mlstm_jax.config import Config, to_json
+from mlstm_jax.interop import weights
+from mlstm_jax.interop.weights import ModelWeights, fingerprint, load_weights
+from mlstm_jax.transfer.classifier import Classifier, Description, DomainLimit, load_classifier
+from mlstm_jax.transfer.labels import digest_of
+
+LEAST = 40  # bytes
+SEEDS = 3  # whose training texts are known; they differ in what is drawn
+NAME = "sentiment"
+
+
+def digests_of_training(data: Path) -> np.ndarray:
+    """Return the digests of labelled training texts of 40 bytes or more."""
+    found = set()
+    for seed in range(SEEDS):
+        some = texts.training(data, 1_000 * seed)
+        cleaned = train.RUN.cleaned([text.text for text in some if text.source != "negation"])
+        found |= {digest_of(text) for text in cleaned if len(text) >= LEAST}
+    return np.array(sorted(found), np.uint32)
+
+
+def main(data: Path, path: Path, temperature: float) -> None:
+    """Write models/sentiment."""
+    like = train.start(0)
+    params = train.load(path, {"last": like, "mean": like})["mean"]
+    model = dataclasses.replace(train.RUN.config.model, rating_head=False, classes=0)
+    out = shipped.MODELS / NAME
+    out.mkdir(exist_ok=True)
+    source = "mlstm_jax, results/sentiment, from reviews-1024"
+    imported = ModelWeights(model, "radford", params["model"], source)
+    weights.save(out / "weights.safetensors", imported, "float16")
+    (out / "config.json").write_text(to_json(Config(out="model", model=model)) + "\n")
+    stored = load_weights(out / "weights.safetensors").params
+    familiar = load_classifier(Path("reviews-1024/sentiment")).about.familiar
+    assert isinstance(familiar, DomainLimit)
+    state = "h+mean_h+max_h"
+    about = Description(state, False, fingerprint(stored), None, familiar, step=0)
+    known = digests_of_training(data)
+    classifier = Classifier(
+        np.asarray(params["kernel"], np.float64).T / temperature,
+        np.asarray(params["bias"], np.float64) / temperature,
+        list(texts.CLASSES),
+        math.inf,
+        softmax=True,
+        texts=known,
+        about=about,
+    )
+    (out / "sentiment").mkdir(exist_ok=True)
+    classifier.save(out / "sentiment")
+    for name in ("rated_texts.npy", "example.txt"):
+        shutil.copy(shipped.MODELS / "reviews-1024" / name, out / name)
+    print(f"{len(known):,} texts; {sum(f.stat().st_size for f in out.rglob('*.*')):,} bytes")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]))
