@@ -1,7 +1,7 @@
 const NEGATIVE = [33, 102, 172];
 const POSITIVE = [230, 97, 1];
 const WAIT = 120; // milliseconds from the first key to reading the text; more keys do not extend it
-const PATIENCE = 500; // milliseconds that the reading of an older text may take
+const PATIENCE = 1000; // milliseconds that the reading of an older text may take
 
 const MEANINGS = {
   score: "Score after each character, as log-odds: 0 is even, 2.2 is 90 %, 4.6 is 99 % for this class.",

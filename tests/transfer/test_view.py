@@ -390,7 +390,7 @@ def read_slowly(page: str, tab: Any, expect: Any) -> None:
         expect(busy).to_be_visible()
         expect(tab.locator("#heat")).to_have_text("↵ one")
         expect(tab.locator("#heat")).to_have_css("opacity", "0.3")
-        tab.wait_for_timeout(700)  # more than the patience with the first
+        tab.wait_for_timeout(1300)  # more than the patience with the first
     assert [route.request.post_data_json["text"] for route in held] == ["two", "three"]
     held[1].continue_()
     expect(tab.locator("#heat")).to_have_text("↵ three")
