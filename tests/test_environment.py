@@ -225,7 +225,7 @@ def test_a_setting_of_jax_that_spoils_results_is_named(flag, value, corpus, tmp_
             mlstm.train(config_of(corpus, tmp_path / "run", 2))
         if flag not in ("jax_debug_nans", "jax_numpy_dtype_promotion"):
             with pytest.raises(UserError, match=f"setting {flag} is {value},"):
-                mlstm.load("reviews-1024")
+                environment.local_devices()
     finally:
         jax.config.update(flag, before)
     assert not (tmp_path / "run").exists()

@@ -31,7 +31,8 @@ class Trace(NamedTuple):
     @property
     def next_V(self) -> NDArray[np.float32]:
         """The probability of each possible next byte."""
-        shares_V = np.exp(self.logits_V - self.logits_V.max())
+        with np.errstate(invalid="ignore"):  # of a model that has become inf or NaN
+            shares_V = np.exp(self.logits_V - self.logits_V.max())
         next_V: NDArray[np.float32] = shares_V / shares_V.sum()
         return next_V
 

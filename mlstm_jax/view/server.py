@@ -201,7 +201,6 @@ def serve(viewer: Viewer, address: Address) -> None:
         http=_protocol(),
         limit_concurrency=_MOST_CONNECTIONS,
         backlog=_MOST_CONNECTIONS,  # asyncio accepts as many before any is handled
-        timeout_graceful_shutdown=1,
         log_level="warning",
         access_log=False,
     )
