@@ -10,7 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax import fields
-from mlstm_jax.corpora.documents import SEVERAL_LABELS, TEXT_COLUMNS, cleaned_spans
+from mlstm_jax.corpora.documents import (
+    SEVERAL_LABELS,
+    TEXT_COLUMNS,
+    cleaned_spans,
+    is_broken,
+    note_broken,
+)
 from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import UserError
 from mlstm_jax.transfer.labels import Labelled, of_classes, read_labelled
@@ -71,6 +77,12 @@ def as_texts(texts: Texts, name: str = "texts", *, files: bool = False) -> list[
             'missing texts out, or give "".'
         )
     return result
+
+
+def noted(texts: list[str]) -> list[str]:
+    """Return the texts; note those with half of a character."""
+    note_broken([number for number, text in enumerate(texts, 1) if is_broken(text)], len(texts))
+    return texts
 
 
 def _has_columns(values: object) -> bool:

@@ -22,7 +22,7 @@ from mlstm_jax.fields import Count, public, require_kind
 from mlstm_jax.transfer.classify import READ, note_among, read_with_ratings
 from mlstm_jax.transfer.features import FeatureState, features_of, layers_of
 from mlstm_jax.transfer.finetune import FinetuneOptions
-from mlstm_jax.transfer.labels import digests, of_classes
+from mlstm_jax.transfer.labels import digests, of_classes, require_no_numbers
 
 
 class _OfModel(BaseEstimator):
@@ -84,6 +84,7 @@ class Features(TransformerMixin, _OfModel):
         ratings: accuracy on them is too high. Texts that come only once, as from a generator, are
         left for `transform`.
         """
+        require_kind("batch_size", self.batch_size, Count | None)
         if not isinstance(texts, Iterator):
             strings = as_texts(texts)
             if y is not None:
@@ -91,7 +92,6 @@ class Features(TransformerMixin, _OfModel):
                 read = read_with_ratings(run)
                 if read.size:
                     note_among("", digests(strings, run.cleaning), read, READ)
-        require_kind("batch_size", self.batch_size, Count | None)
         self._states()
         return self
 
@@ -170,12 +170,16 @@ class FineTuned(ClassifierMixin, _OfModel):
                 f"({SEVERAL_LABELS})."
             )
         values = list(y)
-        of_classes(strings, values, [f"y[{n}]" for n in range(len(values))])
+        labelled = of_classes(strings, values, [f"y[{n}]" for n in range(len(values))])
+        require_no_numbers(labelled._replace(name="y"))
         check_classification_targets(values)
         classes, code_N = np.unique(np.asarray(values), return_inverse=True)
         names = [label_of(value) for value in classes.tolist()]
         if len({*names}) < len(names):
-            raise UserError(f"y has the classes {classes.tolist()}, some of which are equal.")
+            raise UserError(
+                "y has classes that become the same name as text, such as '1' and '1.0'; rename "
+                "one of them."
+            )
         temporary = None
         out = self.out
         if out is None:
@@ -202,9 +206,12 @@ class FineTuned(ClassifierMixin, _OfModel):
 
     @public
     def predict_proba(self, texts: Iterable[str]) -> NDArray[np.float64]:
-        """Return the probability of each of `classes_`, [texts, classes]."""
+        """Return the probability of each of `classes_`, [texts, classes]; UserError for a blank."""
         check_is_fitted(self)
         strings = as_texts(texts)
+        for number, text in enumerate(strings):
+            if not self._reader.cleaned(text):
+                raise UserError(f"texts[{number}] is blank and has no class; leave it out.")
         states = self._reader.encode(strings, self.tuned_.classifier.about.state)
         return self.tuned_.classifier.probabilities(states, strings)[:, self._columns]
 

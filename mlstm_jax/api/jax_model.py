@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from mlstm_jax import environment
 from mlstm_jax import run as runs
-from mlstm_jax.api.arguments import LabelledTexts, as_labelled, as_texts, span_ends
+from mlstm_jax.api.arguments import LabelledTexts, as_labelled, as_texts, noted, span_ends
 from mlstm_jax.config import Devices
 from mlstm_jax.data.corpus import SplitName
-from mlstm_jax.errors import UserError, extra, require
+from mlstm_jax.errors import UserError, extra
 from mlstm_jax.fields import public
 from mlstm_jax.interop import weights
 from mlstm_jax.loaded import ReadingCompute
@@ -62,7 +62,10 @@ class JaxModel:
         """Return the lines of metrics.jsonl."""
         lines = metrics.read_metrics(self._place / "metrics.jsonl")
         if not lines:
-            raise UserError(f"{self.run.folder} has no metrics: it was not trained here.")
+            raise UserError(
+                f"{self.run.folder} has no metrics.jsonl: imported and pretrained models have no "
+                "training log."
+            )
         return lines
 
     def plot(self, x: Literal["step", "megabytes", "epoch", "minutes"]) -> "Figure":
@@ -77,7 +80,7 @@ class JaxModel:
         spans: Sequence[Sequence[tuple[int, int]]],
         state: Literal["c", "h"] | None,
     ) -> list[NDArray[np.float32]]:
-        strings = as_texts(texts)
+        strings = noted(as_texts(texts))
         ends = span_ends(strings, list(spans), self.run.cleaning)
         (name,) = states_of(self.run.architecture, state and (state,))
         return states_at(self.run, self._spans_reader, self.run.cleaned(strings), ends, name)
@@ -120,7 +123,8 @@ class JaxModel:
         texts = as_labelled(given, text_column, label_column)
         options = options or TransferOptions()
         is_one = options.states is None or len(options.states) == 1
-        require(is_one, "state", options.state, "one; call `transfer` for each")
+        if not is_one:
+            raise UserError("`state` takes one state here; call `transfer` once for each.")
         made = run_transfer(
             self.run,
             texts,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax import output, shipped
-from mlstm_jax.api.arguments import LabelledTexts, Texts, Transferred, as_texts
+from mlstm_jax.api.arguments import LabelledTexts, Texts, Transferred, as_texts, noted
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.data.corpus import SplitName
 from mlstm_jax.errors import UserError, require
@@ -197,8 +197,8 @@ class TrainedModel:
 
         Args:
             state: "c" or "h" after the last byte; or "mean_h", the mean of h over all bytes; or
-                "c+mean_h", first all of c and then all of mean_h; unset: "c+mean_h", which
-                predicted sentiment best in our tests, or "mean_h" of a model that has no c.
+                "c+mean_h", first all of c and then all of mean_h; unset: "c+mean_h", or
+                "mean_h" of a model that has no c.
             all_layers: use every layer, the lowest first; otherwise only the top one.
             batch_size: texts read at a time, over all devices, at most; unset: 256 for each
                 device, or 64 of a Transformer.
@@ -229,7 +229,10 @@ class TrainedModel:
             nats += float(read.nats_N.sum())
             scored += int(read.scored_N.sum())
         if not scored:
-            raise UserError("texts have no byte to score; give longer texts.")
+            raise UserError(
+                "nothing to score: the first byte of a text is never scored, so a text needs at "
+                "least two bytes after cleaning."
+            )
         return nats / float(np.log(2)) / scored
 
     @public
@@ -343,6 +346,7 @@ class TrainedModel:
         """
         if isinstance(stop, str):
             stop = stop.encode("utf-8", "surrogatepass")  # no single byte: refused
+        noted([prompt])
         return run_generate(
             self._reader,
             prompt,
@@ -382,12 +386,14 @@ class TrainedModel:
                 or of a score its largest value after a whole word.
         """
         if (unit is None) == (score is None):
-            raise UserError("give either `unit` or `score`.")
+            raise UserError("pass either `unit` or `score`.")
+        noted([text])
         if score is None:
-            require(label is None, "label", label, "unset with `unit`")
+            if label is not None:
+                raise UserError("`label` goes with `score`, not with `unit`; leave it out.")
             return heat(self._reader, text, unit or 0, scale, state=state, layer=layer)
-        require(state is None, "state", state, "unset with `score`")
-        require(layer is None, "layer", layer, "unset with `score`")
+        if (state, layer) != (None, None):
+            raise UserError("`state` and `layer` go with `unit`, not with `score`; leave them out.")
         return score_heat(self._reader, text, self._classifier(score), label, scale)
 
     @public
@@ -448,6 +454,7 @@ class TrainedModel:
     @public
     def cleaned(self, text: str) -> bytes:
         """Return the bytes that the model reads of a text; b"" of a blank one."""
+        noted([text])
         return clean(text, self.cleaning)
 
     @public
@@ -598,7 +605,7 @@ class TrainedModel:
             return texts
         if isinstance(texts, Path):
             return TextFile(texts, text_column, self.cleaning)
-        return as_texts(texts, files=True)
+        return noted(as_texts(texts, files=True))
 
     def featurizer(
         self,
@@ -629,7 +636,10 @@ class TrainedModel:
         """Return a classifier, unset: the one that comes with a pretrained model."""
         chosen = classifier or shipped.classifier(self.path)
         if chosen is None:
-            raise UserError("this model comes with no classifier; give one that `transfer` made.")
+            raise UserError(
+                "this model comes with no classifier; pass one that `transfer` returned, or its "
+                "folder."
+            )
         return chosen
 
     def _classifier(self, given: Transferred | Classifier | str | Path) -> Classifier:

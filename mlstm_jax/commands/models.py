@@ -164,6 +164,8 @@ def finetune(
         checkpoint: of the finished run, for the classifier: best (by the loss of the validation
             labels), or latest.
     """
+    shipped.require_model(run)
+    output.require_folder(out)
     tuned = load(run).finetune(
         train,
         valid,

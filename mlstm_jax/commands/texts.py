@@ -17,6 +17,7 @@ from tyro.conf import Positional, arg
 from mlstm_jax import output, shipped
 from mlstm_jax.api.model import TrainedModel, load
 from mlstm_jax.commands import Checkpoint, Flag, Overwrite, RunFolder, TextColumn
+from mlstm_jax.corpora.sources import Source, check_source
 from mlstm_jax.errors import UserError, extra, require
 from mlstm_jax.loaded import ReadingCompute, ReadingLibrary
 from mlstm_jax.terminal import is_terminal, one_line, rate, show
@@ -80,6 +81,7 @@ def features(
     """
     require(out.suffix == ".npz", "out", str(out), "an .npz file")
     output.require_file(out, texts, overwrite=overwrite)
+    check_source(Source(str(texts)))
     model = reading.load(run)
     file = TextFile(texts, text_column, model.cleaning)
     featurizer = model.featurizer(file, state, all_layers=all_layers, units=units)
@@ -123,6 +125,7 @@ def classify(
     is_known = out is None or out.suffix in (".csv", ".jsonl")
     require(is_known, "out", str(out), "a .csv or .jsonl file")
     output.require_file(out, source, overwrite=overwrite)
+    check_source(Source(str(source)))
     chosen = load_classifier(folder)
     if classes:
         chosen = chosen.between(classes)
@@ -355,6 +358,16 @@ def _write_json(file: IO[str], labelled: _Labelled) -> None:
 
 def _classifier_and_input(run: Path, given: tuple[Path, ...]) -> tuple[Path, Path]:
     """Return the classifier's folder and the file of texts; UserError if one is missing."""
+    if _is_classifier(run):
+        raise UserError(
+            f"{run} is a classifier, not a model; write the model before it, such as `mlstm-jax "
+            f"classify {shipped.MODEL} {run} INPUT`."
+        )
+    if len(given) == 1 and _is_classifier(given[0]):
+        raise UserError(
+            f"{given[0]} is a classifier, and the file of texts is missing after it: `mlstm-jax "
+            f"classify {run} {given[0]} INPUT`."
+        )
     own = shipped.classifier(run)
     if len(given) == 2:
         return given[0], given[1]
@@ -365,6 +378,10 @@ def _classifier_and_input(run: Path, given: tuple[Path, ...]) -> tuple[Path, Pat
         f"classify takes a classifier and a file of texts, {run} DIR INPUT, where DIR is a folder "
         f"of `mlstm-jax transfer`; {have}."
     )
+
+
+def _is_classifier(path: Path) -> bool:
+    return (path / "classifier.json").is_file()
 
 
 class _Lines:

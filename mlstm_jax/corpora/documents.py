@@ -17,6 +17,7 @@ from operator import itemgetter
 from typing import Literal, NamedTuple
 
 from mlstm_jax.data.corpus import Cleaning, Dedupe
+from mlstm_jax.errors import note
 from mlstm_jax.fields import InvalidField
 
 Unit = Literal["line", "paragraph", "file"]
@@ -106,6 +107,25 @@ def clean(text: str, cleaning: Cleaning) -> bytes:
 
 def _utf8(text: str) -> bytes:
     return text.encode("utf-8", errors="replace")
+
+
+def is_broken(text: str) -> bool:
+    """Whether a text has half of a character, a lone surrogate, which becomes "?"."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def note_broken(broken: Sequence[int], total: int, name: str = "") -> None:
+    """Note which of a number of texts are broken, by their numbers from 1, if any are."""
+    if broken:
+        place = f" of {name}" if name else ""
+        note(
+            f"half of a character (a lone surrogate) is in {len(broken):,} of {total:,} texts"
+            f"{place}, the first number {broken[0]:,}; the model reads it as '?'."
+        )
 
 
 def _converted(text: str, cleaning: Cleaning) -> str:

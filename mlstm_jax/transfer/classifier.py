@@ -127,14 +127,14 @@ class Classifier(NamedTuple):
         if self.about.model == run.fingerprint:
             return
         advice = (
-            "give the run and `checkpoint` that it was created with (of `mlstm-jax finetune`: "
+            "pass the run and `checkpoint` that it was created with (of `mlstm-jax finetune`: "
             "OUT/run)"
         )
         step = self.about.step
         if step not in (None, run.step) and (run.folder / "checkpoints" / str(step)).is_dir():
-            advice = f"give `--checkpoint {step}` (in Python checkpoint={step})"
+            advice = f"pass `--checkpoint {step}` (in Python checkpoint={step})"
         raise UserError(
-            f"{name} was created with other parameters than those of {run.name}; {advice}, or "
+            f"{name} belongs to different parameters than those of {run.name}; {advice}, or "
             "create it again."
         )
 
@@ -348,7 +348,7 @@ def _missing(given: Path, folder: Path) -> str:
         return f"there is no folder {given}; {advice}"
     inside = [str(given / path.parent.name) for path in sorted(folder.glob("*/classifier.json"))]
     if inside:
-        advice = f"give {' or '.join(inside)}."
+        advice = f"pass {' or '.join(inside)}."
     return f"{given} has no classifier.json; {advice}"
 
 

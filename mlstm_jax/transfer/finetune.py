@@ -85,8 +85,8 @@ def write_corpus(
         written = corpus.open_corpus(folder)
         if out.exists() and corpus.open_corpus(out).identity != written.identity:
             raise UserError(
-                f"{out} holds other texts or labels than those given now; resume with the same "
-                "files, or choose another folder with `out`."
+                f"{out} was made from different texts or labels; resume with the same files, or "
+                "choose another folder with `out`."
             )
 
 

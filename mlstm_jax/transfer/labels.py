@@ -19,7 +19,9 @@ from mlstm_jax.corpora.documents import (
     SEVERAL_LABELS,
     Recipe,
     clean,
+    is_broken,
     label_of,
+    note_broken,
     order_key,
     rating_of,
 )
@@ -73,12 +75,14 @@ class Labelled(NamedTuple):
     def without_blank(self, cleaning: Cleaning) -> "Labelled":
         """Return the texts that are not blank after cleaning, as `classify` gives them a label.
 
-        Notes how many are left out; UserError if none is left.
+        Notes how many are left out, and how many are broken; UserError if none is left.
         """
         kept = self.select([bool(clean(text, cleaning)) for text in self.texts])
         if not kept.texts:
             raise UserError(f"{self.name} has no text; name other texts.")
         _note_blank(self.name, len(self.texts) - len(kept.texts), len(self.texts))
+        broken = [number for number, text in enumerate(self.texts, 1) if is_broken(text)]
+        note_broken(broken, len(self.texts), self.name)
         return kept
 
     def select(self, is_chosen: Sequence[bool]) -> "Labelled":
@@ -100,7 +104,7 @@ def read_labelled(path: Path | str, text_column: str | None, column: str = "labe
     source = Source(str(path))
     if source.kind in ("txt", "pydoc"):
         raise UserError(
-            f"{path}: a .{source.kind} file has texts, but no labels; give a table or JSON with a "
+            f"{path}: a .{source.kind} file has texts, but no labels; use a table or JSON with a "
             "field for each, such as a .csv file whose first line is label,text."
         )
     texts = []
@@ -123,7 +127,7 @@ def read_labelled(path: Path | str, text_column: str | None, column: str = "labe
         otherwise = f"; the fields seen are {', '.join(seen)}."
         raise UserError(
             f"{path}: no record has a label in {column!r}; it is {kinds} of {len(texts):,}. A "
-            "label is a string or a number: write one there, or give another field or column "
+            "label is a string or a number: write one there, or name another field or column "
             f"with `label_column` ({SEVERAL_LABELS}){did_you_mean(near, otherwise)}"
         )
     return of_classes(texts, values, places)._replace(records=len(documents))
@@ -258,6 +262,8 @@ def require_classes(labelled: Labelled, classes: Sequence[str] | None = None) ->
     UserError if there are fewer than two classes, unknown ones, or almost as many as texts.
     """
     names = labelled.classes
+    if classes is None:
+        require_no_numbers(labelled)
     problem = None
     if classes is not None:
         unknown = [name for name in names if name not in classes]
@@ -272,13 +278,6 @@ def require_classes(labelled: Labelled, classes: Sequence[str] | None = None) ->
         )
     elif len(names) < 2:
         problem = f"only the label {', '.join(names)}; a classifier needs at least two."
-    elif _are_numbers(labelled):
-        problem = (
-            f"{len(names):,} different labels ({', '.join(names[:_SHOWN])}, ...): these labels are "
-            "numbers, not classes. To predict numbers, fit a regression to `mlstm_jax.Features` "
-            '("Numbers" in docs/transfer.md). If they are names, write a letter before each, such '
-            "as v3.1."
-        )
     elif len(names) > max(100, len(labelled.texts) // 2):
         problem = (
             f"{len(names):,} different labels ({', '.join(names[:_SHOWN])}, ...) for "
@@ -299,14 +298,20 @@ def require_classes(labelled: Labelled, classes: Sequence[str] | None = None) ->
     return names
 
 
-def _are_numbers(labelled: Labelled) -> bool:
-    """Whether labels are values on a scale, such as 4.987, and not classes, such as 1 to 5."""
-    values = [rating_of(name) for name in set(labelled.labels)]
-    numbers = [value for value in values if value is not None]
-    if len(numbers) < len(values) or len(numbers) <= _FEW_NUMBERS:
-        return False
-    broken = [value for value in numbers if not value.is_integer()]
-    return 2 * len(broken) > len(numbers) or 2 * len(numbers) > len(labelled.texts)
+def require_no_numbers(labelled: Labelled) -> None:
+    """Raise UserError if labels are values on a scale, such as 4.987, and not classes, 1 to 5."""
+    names = labelled.classes
+    numbers = [rating_of(name) for name in names]
+    broken = [number for number in numbers if number is not None and not number.is_integer()]
+    if len(numbers) <= _FEW_NUMBERS or None in numbers:
+        return
+    if 2 * len(broken) > len(numbers) or 2 * len(numbers) > len(labelled.texts):
+        raise UserError(
+            f"{labelled.name} has {len(names):,} different labels ({', '.join(names[:_SHOWN])}, "
+            "...): these labels are numbers, not classes. To predict numbers, fit a regression to "
+            '`mlstm_jax.Features` ("Numbers" in docs/transfer.md). If they are names, write a '
+            "letter before each, such as v3.1."
+        )
 
 
 def _skeleton(name: str) -> object:

@@ -86,6 +86,8 @@ def test_a_model_is_fine_tuned_as_a_classifier(model, tmp_path, classes) -> None
     with pytest.warns(Note, match="1 of 25 records have no text"):
         assert made.fit([*TEXTS, " "], [*labels, without_text]) is made
     assert made.classes_.tolist() == sorted(classes)
+    with pytest.raises(ValueError, match=r"^texts\[1\] is blank and has no class"):
+        made.predict([TEXTS[0], "&nbsp;"])
     shares = made.predict_proba(TEXTS)
     np.testing.assert_array_equal(made.predict(TEXTS), made.classes_[shares.argmax(axis=1)])
     assert made.score(TEXTS, labels) > 0.9
@@ -105,9 +107,13 @@ def test_a_model_is_fine_tuned_as_a_classifier(model, tmp_path, classes) -> None
 
 @pytest.mark.filterwarnings("ignore::mlstm_jax.errors.Note")
 def test_what_cannot_be_fine_tuned_is_refused(model: mlstm.TrainedModel) -> None:
-    for labels, message in ((["1", "1.0"], "some of which are equal"), ([0.5, 0.7], "continuous")):
+    for labels, message in (
+        (["1", "1.0"], "become the same name as text"),
+        ([0.5, 0.7], "continuous"),
+        ([n / 7 for n in range(9)], "^y has 9 different labels .*numbers, not classes"),
+    ):
         with pytest.raises(ValueError, match=message):
-            mlstm.FineTuned(model).fit(["a", "b"], labels)
+            mlstm.FineTuned("no model").fit(["a"] * len(labels), labels)
     made = mlstm.FineTuned(model, options=mlstm.FinetuneOptions(batch=10_000))
     with pytest.raises(ValueError, match="3 windows of 128 bytes, too few for a `batch` of 10000"):
         made.fit(TEXTS, LABELS)

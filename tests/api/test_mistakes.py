@@ -70,6 +70,28 @@ def test_texts_come_in_any_list_or_file(model, classifier, tmp_path) -> None:
     assert_close(some, answers, features.shape[1], "float64")
 
 
+def test_half_of_a_character_is_noted_at_every_door(model, classifier, tmp_path) -> None:
+    text = "\ud800 a"
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": "\\ud800 a"}\n')
+    with pytest.warns(Note, match=r"in 1 of 2 texts of .*a\.jsonl, the first number 2;"):
+        model.encode(tmp_path / "a.jsonl")
+    labelled = ([*TEXTS, text], [*LABELS, 1])
+    for read, given in (
+        (model.encode, [text]),
+        (model.bits_per_character, [text]),
+        (mlstm.Features(model).fit_transform, [text]),
+        (partial(model.classify, classifier=classifier), [text]),
+        (partial(model.spans, spans=[[(2, 3)]]), [text]),
+        (partial(model.heatmap, unit=3), text),
+        (partial(model.generate, bytes=1), text),
+        (model.states, text),
+        (model.log_probabilities, text),
+        (partial(model.transfer, valid=(TEXTS, LABELS)), labelled),
+    ):
+        with pytest.warns(Note, match="half of a character .* reads it as '?'"):
+            read(given)
+
+
 def test_a_table_is_taken_by_its_columns(model) -> None:
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame({"stars": LABELS, "review": TEXTS})

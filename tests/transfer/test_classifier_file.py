@@ -105,7 +105,7 @@ def test_files_that_are_damaged_or_elsewhere_are_named(tmp_path, monkeypatch) ->
     load("there is no folder", "none")
     (tmp_path / "tuned/classifier").mkdir(parents=True)
     PLAIN.save(tmp_path / "tuned/classifier")
-    load(r"give .*tuned/classifier\.$", "tuned")
+    load(r"pass .*tuned/classifier\.$", "tuned")
 
     def is_full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -123,8 +123,8 @@ def test_a_classifier_of_another_model_is_refused(run) -> None:
     made.require_model("it", run)
     later = dataclasses.replace(run, step=run.step + 100)  # trained further
     for run_now, change, message in (
-        (run, {"model": "another"}, "it was created with other parameters than those of run, step"),
-        (later, {"model": "another"}, f", step .* give `--checkpoint {run.step}` "),
+        (run, {"model": "another"}, "it belongs to different parameters than those of run, step"),
+        (later, {"model": "another"}, f", step .* pass `--checkpoint {run.step}` "),
     ):
         other = PLAIN._replace(about=dataclasses.replace(about, **change))
         with pytest.raises(UserError, match=message):

@@ -75,6 +75,9 @@ def test_transfer_and_classify_from_the_outside(run, tmp_path, random, capsys, r
         assert [row[column] != "" for row in found] == [True, False, False, True, True]
     again = ["classify", run.folder, out, labelled, "--text-column", "text", "--out", labelled]
     assert "is the input, which would be lost" in refused(*again)
+    assert "is a classifier, not a model; write the model before" in refused("classify", out, test)
+    told = "is a classifier, and the file of texts is missing"
+    assert told in refused("classify", "reviews-1024", out)
     assert "exists; choose another folder" in refused(*command)
 
 

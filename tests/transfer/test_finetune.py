@@ -79,7 +79,7 @@ def test_the_corpus_of_labelled_texts_is_the_same_again(tmp_path: Path) -> None:
             text = split.bytes[split.offsets[at] : split.offsets[at + 1]].tobytes()
             found.setdefault(text, []).append(rating)
         assert found == {b"\n a b ": [0.0, 1.0], b"\n c ": [1.0]}
-    with pytest.raises(UserError, match="holds other texts or labels"):
+    with pytest.raises(UserError, match="was made from different texts or labels"):
         finetune.write_corpus(tmp_path / "c", train, other, classes, "radford")
     assert open_corpus(tmp_path / "c").identity == opened.identity
     assert [path.name for path in tmp_path.iterdir()] == ["c"]

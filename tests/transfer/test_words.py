@@ -16,6 +16,8 @@ from mlstm_jax.transfer.transfer import TransferOptions, Transferred
 from mlstm_jax.view.viewer import Viewer
 from tests.tolerance import assert_close
 
+pytestmark = pytest.mark.filterwarnings("ignore:half of a character")
+
 # As words "10" is before "9"; as numbers after it.
 ENDS = {"9": ["bad", "\u00e9l\u00e9 'n'"], "10": ["GOOD", '\ud83c"fein"'], "so": ["fair\nenough"]}
 OPTIONS = TransferOptions(state="mean_h", words=True)
