@@ -10,7 +10,8 @@
 #   make test-newest  with the newest releases of all that it needs; Python 3.12 or newer
 #   make reseal       write the configs of results/ and models/ as this version does
 #   make wheel        a wheel and an sdist in dist/; make test-wheel: installed and used elsewhere
-#   make docs         the documentation as pages in site/; make notebooks: run them and store the outputs
+#   make docs         the documentation as pages in site/; make notebooks: run them and store the outputs;
+#                     make api: write docs/api/ from the docstrings
 #   make gpu          measurements on a GPU, 12 minutes a call; it needs jax[cuda12] or [cuda13]
 #   make gpu-many     checks and rates of several GPUs of one machine, 10 minutes
 #   make test-gpu     the same in small on a CPU, with no more installed than a GPU's machine has
@@ -25,7 +26,7 @@ INSTALL := $(BIN)/python $(PIP)
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: quickstart install test test-all test-slow test-numeric test-portable test-compiled \
-  test-compiled-slow test-newest gpu gpu-many test-gpu reseal wheel test-wheel docs notebooks lint types check \
+  test-compiled-slow test-newest gpu gpu-many test-gpu reseal wheel test-wheel docs api notebooks lint types check \
   clean
 
 quickstart: .venv/ready
@@ -96,6 +97,10 @@ docs: .venv/ready-docs
 	$(BIN)/python -m nbconvert --log-level WARN --execute --to markdown --output-dir docs/notebooks notebooks/*.ipynb
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "written: site/index.html; for its search, python -m http.server -d site"
+
+# tests/test_docs.py compares these pages with the code.
+api: .venv/ready-docs
+	$(BIN)/python docs/write_api.py
 
 notebooks: .venv/ready-test-all
 	$(BIN)/python notebooks/store.py

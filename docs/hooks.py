@@ -1,26 +1,18 @@
-"""What the site adds to the Markdown of a page: pages outside docs/, links, and fields of configs.
+"""What the site adds to the Markdown of a page: pages outside docs/, and links.
 
 The READMEs of results/, the card of the pretrained model and the contest of an hour become pages. A
 link to one of them, or to a notebook, becomes one to its page; a link to any other file outside
-docs/ becomes its text. `<!-- fields of a config -->` becomes tables of the sections of a config,
-whose descriptions are the comments above the fields.
+docs/ becomes its text.
 """
 
-import ast
-import dataclasses
-import inspect
 import posixpath
 import re
 from pathlib import Path
 from typing import Any
 
-from mlstm_jax import config
-from mlstm_jax.model.architecture import Architecture
-
 # [text](path#anchor), but neither an image nor an address of the web; a text may have brackets.
 _TEXT = r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]"
 _LINK = re.compile(_TEXT + r"\((?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?\)")
-_FIELDS = "<!-- fields of a config -->"
 _ROOT = Path(__file__).parent.parent
 
 
@@ -54,7 +46,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Return a page's text with links and tables in place."""
+    """Return a page's text with links in place."""
     site_path = page.file.src_uri
     folder = posixpath.dirname(_OUTSIDE.get(site_path, f"docs/{site_path}"))
 
@@ -65,10 +57,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         relative = posixpath.relpath(target, posixpath.dirname(site_path) or ".")
         return f"[{link[1]}]({relative}{link[3] or ''})"
 
-    markdown = _LINK.sub(replace, markdown)
-    if _FIELDS in markdown:
-        markdown = markdown.replace(_FIELDS, _tables())
-    return markdown
+    return _LINK.sub(replace, markdown)
 
 
 def _page(file: str) -> str | None:
@@ -78,49 +67,3 @@ def _page(file: str) -> str | None:
     if file.startswith("notebooks/") and file.endswith(".ipynb"):
         return file.replace(".ipynb", ".md")
     return _PAGE_OF.get(file) or _PAGE_OF.get(f"{file}/README.md")
-
-
-def _tables() -> str:
-    sections = (
-        config.Config,
-        *Architecture.kinds.values(),
-        config.Data,
-        config.Optimizer,
-        config.Precision,
-        config.Train,
-        config.Devices,
-        config.Distributed,
-    )
-    parts = []
-    for section in sections:
-        parts.append(f"\n### {section.__name__}\n\n| field | default | |\n|---|---|---|")
-        rows: dict[str, str] = {}
-        for kind in reversed(section.__mro__):
-            if dataclasses.is_dataclass(kind):
-                rows |= _rows(kind)
-        chosen = [field.name for field in dataclasses.fields(section) if field.init]
-        parts += [rows[name] for name in chosen]
-    return "\n".join(parts)
-
-
-def _rows(section: type) -> dict[str, str]:
-    """Return the lines of a table for the fields that a class itself declares, by name."""
-    source = inspect.getsource(section)
-    lines, rows = source.splitlines(), {}
-    (tree,) = ast.parse(source).body
-    assert isinstance(tree, ast.ClassDef)
-    for field in tree.body:
-        if isinstance(field, ast.AnnAssign):
-            name, kind = ast.unparse(field.target), ast.unparse(field.annotation)
-            default = f"`{ast.unparse(field.value)}`" if field.value else "none"
-            meaning = _comment(lines, field.lineno - 1).replace("|", r"\|")
-            rows[name] = f"| `{name}`: `{kind}` | {default} | {meaning} |"
-    return rows
-
-
-def _comment(lines: list[str], at: int) -> str:
-    """Return the comment that ends above a line."""
-    first = at
-    while lines[first - 1].lstrip().startswith("#"):
-        first -= 1
-    return " ".join(line.strip().removeprefix("#").strip() for line in lines[first:at])

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import mlstm_jax
 from mlstm_jax import config
 
 ROOT = Path(__file__).parent.parent
@@ -24,11 +25,22 @@ def rendered(markdown: str) -> str:
 
 @pytest.mark.parametrize("section", [config.Config, config.MLSTM, config.GRU, config.Train])
 def test_the_page_of_configs_has_every_field(section: type) -> None:
-    page = rendered("<!-- fields of a config -->")
+    page = (ROOT / "docs/api/config.md").read_text(encoding="utf-8")
     table = page.split(f"### {section.__name__}\n")[1].split("###")[0]
     shown = [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")]
     assert shown == [field.name for field in dataclasses.fields(section) if field.init]
     assert all(line.split(" | ")[-1].strip(" |") for line in table.splitlines()[4:] if line)
+
+
+def test_the_pages_of_the_api_are_those_of_the_code() -> None:
+    """Their text is equal, and no public object is missing."""
+    pytest.importorskip("griffe")
+    written = runpy.run_path(str(ROOT / "docs/write_api.py"))["pages"]()
+    for name, text in written.items():
+        stored = (ROOT / "docs/api" / name).read_text(encoding="utf-8")
+        assert stored == text, f"run make api: {name}"
+    headings = re.findall(r"(?m)^## (\w+)$", "\n".join(written.values()))
+    assert {*mlstm_jax.__all__} - {"__version__"} <= {*headings}
 
 
 @pytest.mark.parametrize(
