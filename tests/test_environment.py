@@ -144,7 +144,7 @@ def exit_code_of_child(work):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 def load():
-    return mlstm.load(sys.argv[1])
+    return mlstm.load(sys.argv[1], reader="jax")
 
 print(exit_code_of_child(lambda: load().encode(["good"])))
 os.environ["NPROC"] = "3"
@@ -169,7 +169,7 @@ for work in (
 def test_forked_children_and_threads(tmp_path, command_environment):
     """A child forked before JAX starts computes; a later one is refused. NPROC limits threads.
 
-    `load` sets the cache of programs, as the commands do; the import does not.
+    `load` for JAX sets the cache of programs; the import does not.
     """
     model = Model(hidden=4, embedding=4)
     shapes = weights.expected_shapes(model)
