@@ -14,6 +14,7 @@ PACKAGE = Path(mlstm_jax.__file__).parent
 # From the top. A module's layer is that of its longest prefix here; one layer may import itself.
 LAYERS = [
     {"__main__", "cli", "commands"},
+    {"layers"},
     {"view"},
     {"api", "analysis"},
     {"transfer", "planning"},
