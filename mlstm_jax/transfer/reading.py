@@ -1,14 +1,17 @@
 """Who reads texts: NumPy a small model, JAX any other. Both give the same summaries and states."""
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+from threadpoolctl import ThreadpoolController
 
 from mlstm_jax.loaded import SmallModel
 from mlstm_jax.model.architecture import StateOutput
 from mlstm_jax.model.numpy_model import Carry, Each, NumpyModel, Summary
 from mlstm_jax.model.numpy_sampling import Drawn, Request, write
 
-_PIECE = 128  # bytes; after each the reading may be stopped
+_PIECE = 16  # bytes; after each the reading may be stopped
 
 
 class Summaries(Protocol):
@@ -53,6 +56,30 @@ def bytes_reader_of(loaded: Any) -> BytesReader:
     return writer.DeviceBytes(loaded)
 
 
+@functools.cache
+def _blas() -> ThreadpoolController:
+    """What sets the threads of NumPy's products; finding them takes time."""
+    return ThreadpoolController()
+
+
+T = TypeVar("T")
+
+
+def _with_one_thread(parts: Iterator[T]) -> Iterator[T]:
+    """Yield parts that are computed by one thread of BLAS.
+
+    Several wait busily for each other at each byte: beside other programs a byte would take a
+    hundred times as long.
+    """
+    done = object()
+    while True:
+        with _blas().limit(limits=1, user_api="blas"):
+            part: Any = next(parts, done)
+        if part is done:
+            return
+        yield part
+
+
 class _NumpySummaries:
     def __init__(self, model: NumpyModel, rows: int | None, *, score: bool) -> None:
         self._model = model
@@ -62,7 +89,8 @@ class _NumpySummaries:
     def summaries(
         self, texts: Sequence[bytes], advance: Callable[[int], None]
     ) -> Iterator[Summary]:
-        return self._model.read(texts, score=self._score, advance=advance, **self._rows)
+        read = self._model.read(texts, score=self._score, advance=advance, **self._rows)
+        return _with_one_thread(read)
 
 
 class _NumpyBytes:
@@ -70,6 +98,9 @@ class _NumpyBytes:
         self._model = model
 
     def each(self, piece: bytes, reached: Any) -> Iterator[tuple[Any, Each]]:
+        return _with_one_thread(self._each(piece, reached))
+
+    def _each(self, piece: bytes, reached: Any) -> Iterator[tuple[Any, Each]]:
         before = reached or self._model.start(1)
         carry = Carry(before.h.copy(), before.c.copy())
         for first in range(0, len(piece), _PIECE):
@@ -77,4 +108,4 @@ class _NumpyBytes:
             yield Carry(carry.h.copy(), carry.c.copy()), each
 
     def write(self, reached: Any, logits_V: Any, request: Request) -> Iterator[Drawn]:
-        return write(self._model, reached, logits_V, request)
+        return _with_one_thread(write(self._model, reached, logits_V, request))

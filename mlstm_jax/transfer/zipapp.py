@@ -16,6 +16,15 @@ from mlstm_jax.model import numpy_model
 from mlstm_jax.transfer import standalone
 from mlstm_jax.transfer.classifier import Classifier
 
+# Several threads of BLAS wait busily for each other at each byte (reading.py).
+_MAIN = """import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+from {name} import main
+
+main()
+"""
 _TIME = (1980, 1, 1, 0, 0, 0)  # the same model gives the same bytes
 
 
@@ -48,7 +57,7 @@ def pack(path: Path, loaded: Loaded, classifier: Classifier) -> None:
     stored["classifier/intercepts"] = classifier.intercepts_K
     code = Path(standalone.__file__).read_text(encoding="utf-8")
     files = {
-        "__main__.py": f"from {name} import main\n\nmain()\n",
+        "__main__.py": _MAIN.format(name=name),
         f"{name}/__init__.py": code.replace("mlstm_jax.model.numpy_model", ".numpy_model"),
         f"{name}/numpy_model.py": Path(numpy_model.__file__).read_text(encoding="utf-8"),
         f"{name}/about.json": json.dumps(about, indent=1),

@@ -113,8 +113,8 @@ def test_training_gives_a_model_and_its_metrics(corpus, tmp_path, monkeypatch, c
     model = mlstm.train(longer, callbacks=[note], show_progress=False, resume=True)
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
     assert capfd.readouterr().err == ""  # progress is not shown
-    assert lines == model._lines()[-len(lines) :]
-    scores = [line for line in model._lines() if line["kind"] == "eval"]
+    assert lines == model._jax.lines()[-len(lines) :]
+    scores = [line for line in model._jax.lines() if line["kind"] == "eval"]
     assert [line["step"] for line in scores] == [3, 6, 9]
     best = min(scores, key=lambda line: line["bpc"])
     assert model.step == best["step"]
@@ -126,7 +126,7 @@ def test_metrics_are_a_data_frame_and_a_plot(model: mlstm.TrainedModel) -> None:
     pytest.importorskip("matplotlib")
     assert len(model.plot().axes) == len(mlstm.plot_metrics([model.path], x="step").axes) == 5
     assert isinstance(model.metrics, pandas.DataFrame)
-    assert model.metrics.to_dict("records")[-1]["step"] == model._lines()[-1]["step"]
+    assert model.metrics.to_dict("records")[-1]["step"] == model._jax.lines()[-1]["step"]
 
 
 def test_the_documented_trackers_get_every_number(run, monkeypatch) -> None:
