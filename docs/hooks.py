@@ -34,13 +34,11 @@ _PAGE_OF = {file: page for page, file in _OUTSIDE.items()}
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages outside docs/; the name of its folder is the title of one without."""
+    """Add the pages outside docs/."""
     from mkdocs.structure.files import File
 
     for page, file in _OUTSIDE.items():
         text = (_ROOT / file).read_text(encoding="utf-8")
-        if not text.startswith("# "):
-            text = f"# {Path(file).parent.name}\n\n{text}"
         files.append(File.generated(config, page, content=text))
     return files
 
