@@ -250,9 +250,14 @@ def running_score(
     reader.run.architecture.require_next_byte("a score after each character")
     cleaned = clean(text, reader.run.cleaning)
     require(bool(cleaned), "text", text, _NOT_BLANK)
-    layers = classifier.about.layers(reader.run.architecture)
-    read = [reader(cleaned, state, layer).values_TH for state, layer in layers]
-    scores_TK = classifier.scores(np.concatenate(read, axis=1))
+    about = classifier.about
+    if about.all_layers:
+        layers = about.layers(reader.run.architecture)
+        read = [reader(cleaned, state, layer).values_TH for state, layer in layers]
+        values_TH = np.concatenate(read, axis=1)
+    else:
+        values_TH = reader(cleaned, about.state).values_TH
+    scores_TK = classifier.scores(values_TH)
     return cleaned, scores_TK[:, classifier.classes.index(label)]
 
 

@@ -11,7 +11,7 @@ from mlstm_jax.errors import require
 from mlstm_jax.loaded import Loaded
 from mlstm_jax.model.architecture import VOCABULARY
 from mlstm_jax.model.numpy_sampling import Drawn, Request
-from mlstm_jax.transfer.features import State, states_of
+from mlstm_jax.transfer.features import FeatureState, single_states, states_of
 from mlstm_jax.transfer.reading import BytesReader, bytes_reader_of
 
 # Bytes at the end of a text, a character or two, that may be others in the next text.
@@ -22,7 +22,8 @@ class Trace(NamedTuple):
     """A model's states and prediction for some bytes."""
 
     text: bytes
-    values_TH: NDArray[np.float32]  # of the requested state and layer, after each byte
+    # Of the requested state and layer, after each byte; of several side by side, in their order.
+    values_TH: NDArray[np.float32]
     reached: Any  # what the reader knows after the last byte
     logits_V: NDArray[np.float32]  # of the next byte
     end_LH: dict[str, NDArray[np.float32]]  # every state after the last byte
@@ -55,13 +56,15 @@ class Stream:
     """
 
     def __init__(
-        self, loaded: Loaded, reader: BytesReader, state: State | None, layer: int = -1
+        self, loaded: Loaded, reader: BytesReader, state: FeatureState | None, layer: int = -1
     ) -> None:
         """Use `TrainedModel.reader` instead."""
         model = loaded.architecture
         self._reader = reader
         self._layer = layer
-        (self._state,) = states_of(model, state and (state,))
+        (chosen,) = states_of(model, state and (state,))
+        self._states = single_states(chosen)
+        units = len(self._states) * model.hidden
         self.check: Callable[[], None] = _go_on
         self._reached: Any = None
         self._end_LH: dict[str, NDArray[np.float32]] = {}
@@ -69,8 +72,8 @@ class Stream:
         self._max_LH = np.full(model.shape, -np.inf, np.float32)
         self._count = 0  # bytes read
         self._nats = 0.0  # of all but the first
-        self.states = np.zeros((0, model.hidden), np.float32)
-        self.state = np.zeros(model.hidden, np.float32)
+        self.states = np.zeros((0, units), np.float32)
+        self.state = np.zeros(units, np.float32)
         self.scores = np.zeros(0, np.float32)
         self._logits_1V = np.zeros((0, VOCABULARY), np.float32)  # of the next byte
 
@@ -89,12 +92,10 @@ class Stream:
             count_T1 = np.arange(1, size + 1)[:, None] + self._count
             before_1LH = self._max_LH[None]
             max_TLH = np.maximum.accumulate(np.concatenate([before_1LH, each.states["h"]]))[1:]
-            if self._state == "mean_h":
-                values_TH: Any = sums_TLH[:, self._layer] / count_T1
-            elif self._state == "max_h":
-                values_TH = max_TLH[:, self._layer]
-            else:
-                values_TH = each.states[self._state][:, self._layer]
+            named = {name: x[:, self._layer] for name, x in each.states.items()}
+            named["mean_h"] = (sums_TLH[:, self._layer] / count_T1).astype(np.float32)
+            named["max_h"] = max_TLH[:, self._layer]
+            values_TH = np.concatenate([named[name] for name in self._states], axis=1)
             self._end_LH = {name: x[-1] for name, x in each.states.items()}
             self._sum_LH = sums_TLH[-1]
             self._max_LH = max_TLH[-1]
@@ -137,7 +138,7 @@ class Reader:
         self._reader = bytes_reader_of(run)
         # The last text of a state of a layer, and the stream after the part of that text with
         # which the next one may begin.
-        self._kept: dict[tuple[State | None, int], tuple[Trace, Stream]] = {}
+        self._kept: dict[tuple[FeatureState | None, int], tuple[Trace, Stream]] = {}
 
     def write(self, trace: Trace, request: Request) -> Iterator[Drawn]:
         """Yield the bytes that continue a text, a block of each sample at a time."""
@@ -149,11 +150,11 @@ class Reader:
         reader._check = check
         return reader
 
-    def stream(self, state: State | None = None, layer: int = -1) -> Stream:
+    def stream(self, state: FeatureState | None = None, layer: int = -1) -> Stream:
         """Return a new stream, with the state of a layer (-1: the top)."""
         return Stream(self.run, self._reader, state, layer)
 
-    def __call__(self, text: bytes, state: State | None = None, layer: int = -1) -> Trace:
+    def __call__(self, text: bytes, state: FeatureState | None = None, layer: int = -1) -> Trace:
         """Read at least one byte from a zero state; trace a state of a layer (-1: the top).
 
         The mean of h after a byte is over the text up to that byte; after the last, it is the

@@ -166,7 +166,7 @@ class Viewer:
             return [], False
         model = self.run.architecture
         about = self._classifier.about
-        read = reader(cleaned, self._state, model.layers - 1)
+        read = reader(cleaned, about.state)  # as for the score after each character
         limit = about.familiar
         unlike = bool(limit and limit.is_out_of_domain(read.nats, len(cleaned) - 1))
         parts = [read.end_LH[state][layer] for state, layer in about.layers(model)]
