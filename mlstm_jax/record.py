@@ -112,7 +112,7 @@ def read_record(folder: Path, step: int) -> Record:
     meta = meta._replace(metrics=Extent(*meta.metrics))
     record = Record(meta=meta, **content)
     if record.step != step:
-        raise ValueError(f"it is the checkpoint of step {record.step}, renamed")
+        raise ValueError(f"it is the checkpoint of step {record.step} under another name")
     return record
 
 

@@ -127,7 +127,10 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
         )
     identity = id_of(folder)
     if identity is None:
-        note(f"{folder} has no {ENVIRONMENT}, so nothing tells whether its checkpoints are its own")
+        note(
+            f"{ENVIRONMENT} is missing from {folder}, so it cannot be checked that the checkpoints "
+            "belong to this run."
+        )
     with (
         environment.silence(),
         closing(Checkpoints(folder, identity, read_only=True)) as checkpoints,
@@ -217,7 +220,7 @@ def as_weights(run: Run) -> ModelWeights:
 def _choose(checkpoints: Checkpoints, folder: Path, wanted: str) -> int:
     steps = checkpoints.steps()
     if not steps:
-        raise UserError(f"{folder} has no complete checkpoint yet; train the run for longer.")
+        raise UserError(f"{folder} has no checkpoint yet: the run has not reached its first one.")
     if wanted == "latest":
         return steps[-1]
     if wanted == "best":

@@ -147,7 +147,7 @@ def test_a_record_cannot_be_edited_or_renamed(saved: Saved, tmp_path: Path) -> N
     with pytest.raises(Damaged, match="damaged or edited"):
         harmed.restore(40)
     shutil.copytree(harmed.folder / "checkpoints/20", harmed.folder / "checkpoints/30")
-    with pytest.raises(ValueError, match="the checkpoint of step 20, renamed"):
+    with pytest.raises(ValueError, match="the checkpoint of step 20 under another name"):
         read_record(harmed.folder, 30)
 
 

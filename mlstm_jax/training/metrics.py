@@ -79,10 +79,10 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     except OSError as error:
         raise FileError(with_remedy(f"{path}: cannot be read", error)) from error
     if Extent().extended(content[: extent.size]) != extent:
-        what = "is damaged or from another run" if path.exists() else "is missing"
+        what = f"its first {extent.size:,} bytes have changed" if path.exists() else "it is missing"
         raise LogDamaged(
-            f"{path}: {what}: the checkpoint of step {step} records other {extent.size:,} bytes of "
-            "it. Restore the file from a copy, or train the run further without it."
+            f"{path} does not match the checkpoint of step {step}: {what}. Restore it from a copy; "
+            "a run that is trained further goes on without it."
         )
     return _parsed(path, content)
 

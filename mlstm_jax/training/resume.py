@@ -102,8 +102,8 @@ def require_new(folder: Path) -> None:
     first_save = min(config.train.eval_every, config.train.checkpoint_every)
     if newest > first_save or "finished" in events or "resumed" in events:
         raise UserError(
-            f"{folder} had a checkpoint, since {metrics.FILE} records {newest:,} steps. Restore "
-            f"{folder / FOLDER}, or start a new run with `out`."
+            f"the checkpoints of {folder} are missing, although {metrics.FILE} records {newest:,} "
+            f"steps. Restore {folder / FOLDER}, or start a new run with `out`."
         )
 
 

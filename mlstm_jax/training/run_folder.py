@@ -183,8 +183,7 @@ def inputs_of(folder: Path) -> dict[str, str | None]:
     content = run.read_environment(folder)
     if content is None:
         raise UserError(
-            f"{folder / run.ENVIRONMENT} is missing, which has the run's id: restore it from a "
-            "copy, or start a new run with `out`, from the parameters of this one with "
-            "`train.start_from`."
+            f"{folder / run.ENVIRONMENT}, which holds the run's id, is missing. Restore it from a "
+            "copy, or begin a new run with another `out`, and this one as `train.start_from`."
         )
     return content["inputs"]

@@ -107,7 +107,7 @@ def set_up(stack: ExitStack, config: Config, session: Session) -> Loop:
     changed = run_folder.lock_together(stack, cluster, config, resume=session.resume)
     model = _make_model(config, devices)
 
-    # Find where to begin: at the newest checkpoint, or at step 0.
+    # Find where it begins: at the newest checkpoint, or at step 0.
     checkpoints = stack.enter_context(closing(run_folder.open_checkpoints(config)))
     meta = meta_of(config, corpus)
     found = newest_readable(cluster, devices, model, checkpoints, config, meta)
@@ -136,7 +136,7 @@ def set_up(stack: ExitStack, config: Config, session: Session) -> Loop:
     reporter = Reporter(rows, log, stack.enter_context(progress), start)
     reporter.begin(announcement(rows, devices, cluster, start), changed, notes)
     if session.quiet and changed and start.step >= rows.steps:
-        note(f"{config.out} is finished; nothing was trained with {', '.join(changed)}")
+        note(f"{config.out} is finished, so this change had no effect: {', '.join(changed)}.")
     own = devices.rows(config.data.batch)
     batches = prefetch(lambda step: rows.stream.batch(step, own), range(start.step, rows.steps))
     return Loop(

@@ -122,10 +122,7 @@ def _kept_units(config: Config, step: Array, row_B: Array, window: int) -> Array
 def _gradient_of_rows(
     config: Config,
     model: LanguageModel,
-    params: Parameters,
-    scale: Array,
-    history_U3: Array | None,
-    step: Array,
+    state: TrainState,
     carry: Carry,
     batch: Batch,
     row_B: Array,
@@ -134,16 +131,16 @@ def _gradient_of_rows(
 
     `row_B` are their numbers in the global batch.
     """
-    dropout_B = _kept_units(config, step, row_B, batch.inputs_BT.shape[1])
+    dropout_B = _kept_units(config, state.step, row_B, batch.inputs_BT.shape[1])
     counted_BT = _counted(batch)
-    keys_B = row_keys(config.train.seed, _OBJECTIVE, step, row_B)
+    keys_B = row_keys(config.train.seed, _OBJECTIVE, state.step, row_B)
     objective = OBJECTIVES[config.model.objective]
     targets = objective(batch.inputs_BT, batch.targets_BT, counted_BT, keys_B)
     padding_mask_BT = ~counted_BT if model.architecture.bidirectional else None
 
     scales_3 = None
-    if history_U3 is not None:
-        scales_3 = fp8.scales(history_U3, batch.inputs_BT.size)
+    if state.maxima_U3 is not None:
+        scales_3 = fp8.scales(state.maxima_U3, batch.inputs_BT.size)
 
     def scaled_loss(params: Parameters, scales_3: Any) -> tuple[Array, tuple[Any, Carry]]:
         read = model.apply(
@@ -163,11 +160,11 @@ def _gradient_of_rows(
         # left at the end of an epoch.
         if batch.weight_B is not None:
             loss = loss * jnp.mean(batch.weight_B)
-        return total * scale, ((loss, label_loss, labels), read.carry)
+        return total * state.loss_scale.scale, ((loss, label_loss, labels), read.carry)
 
     with model.product_precision():
         grad = jax.grad(scaled_loss, argnums=(0, 1), has_aux=True)
-        (gradient, maxima_3), (losses, after) = grad(params, scales_3)
+        (gradient, maxima_3), (losses, after) = grad(state.params, scales_3)
     loss, label_loss, labels = losses
     square = optax.tree.norm(gradient, squared=True)
     return gradient, Means(loss, square, label_loss, labels), after, maxima_3
@@ -201,6 +198,48 @@ def _accumulate(
     return gradient, means, jax.tree.map(join, after), maxima_3
 
 
+def _sum_gradient(
+    config: Config, model: LanguageModel, local: Gradient, scale: Array, stop: Array, axis_name: str
+) -> tuple[Parameters, Means, Array]:
+    """The gradient of the mean over all devices, float32; the means; and the sum of `stop`."""
+    devices = jax.lax.axis_size(axis_name)
+    shares, means = jax.tree.map(lambda x: x / devices, local[:2])
+    reduce_type = model.compute if config.precision.all_reduce == "compute" else jnp.float32
+    shares = optax.tree.cast(shares, reduce_type)
+    # After a loop over micro-batches all sums are ready at once: pieces would overlap nothing.
+    early = model.backward_order() if config.train.micro_batches == 1 else []
+    gradient, (means, stop) = sum_over_devices(shares, (means, stop), early, axis_name)
+    return jax.tree.map(lambda g: g.astype(jnp.float32) / scale, gradient), means, stop
+
+
+def _build_optimizer(
+    config: Config, rates: Rates, axis_name: str
+) -> tuple[optax.GradientTransformation, optax.Schedule]:
+    """The optimizer of a step, and its learning rate by the number of applied updates."""
+
+    def rate(n: Array) -> Array:
+        return learning_rate(config.optimizer, rates, n)
+
+    tx = optimizer.build(
+        config.optimizer,
+        config.model,
+        rate,
+        update_bytes=config.data.batch * config.data.window,
+        axis_name=axis_name,
+        compute=config.precision.compute,
+    )
+    return tx, rate
+
+
+def _add_to_line(
+    config: Config, state: TrainState, update: MetricSums, has_loss: Array
+) -> MetricSums:
+    """The sums of the present line of metrics, with those of an update that had a loss."""
+    first_of_line = state.step % config.train.log_every == 0
+    tally = _select(first_of_line, zero_tally(), state.tally)
+    return _select(has_loss, jax.tree.map(jnp.add, tally, update), tally)
+
+
 def make_train_step(config: Config, model: LanguageModel, axis_name: str) -> TrainStep:
     """Return the step: state, carry, batch, stop, rates → state, carry, metrics.
 
@@ -213,18 +252,15 @@ def make_train_step(config: Config, model: LanguageModel, axis_name: str) -> Tra
     return _make_train_step(_read_by_step(config), model, axis_name)
 
 
+# Fields of the section `train` that a step reads.
+_OF_TRAIN = ("recompute_every", "dropout", "label_weight", "micro_batches", "seed", "log_every")
+
+
 def _read_by_step(config: Config) -> Config:
     """The config with the fields that the step reads; the others have their defaults."""
     usual = Config()
     fields = {}
-    for name in (
-        "recompute_every",
-        "dropout",
-        "label_weight",
-        "micro_batches",
-        "seed",
-        "log_every",
-    ):
+    for name in _OF_TRAIN:
         fields[f"train__{name}"] = getattr(config.train, name)
     for name in ("batch", "window"):
         fields[f"data__{name}"] = getattr(config.data, name)
@@ -235,42 +271,23 @@ def _read_by_step(config: Config) -> Config:
 
 @functools.lru_cache(maxsize=PROGRAMS)
 def _make_train_step(config: Config, model: LanguageModel, axis_name: str) -> TrainStep:
-    reduce_type = model.compute if config.precision.all_reduce == "compute" else jnp.float32
     micro_batches = config.train.micro_batches
 
     def train_step(
         state: TrainState, carry: Carry, batch: Batch, stop: Array, rates: Rates
     ) -> tuple[TrainState, Carry, StepMetrics]:
-        def rate(n: Array) -> Array:
-            return learning_rate(config.optimizer, rates, n)
-
-        tx = optimizer.build(
-            config.optimizer,
-            config.model,
-            rate,
-            update_bytes=config.data.batch * config.data.window,
-            axis_name=axis_name,
-            compute=config.precision.compute,
-        )
+        tx, rate = _build_optimizer(config, rates, axis_name)
         scale = state.loss_scale.scale
         carry = reset(carry, batch.reset_B)
         rows = batch.inputs_BT.shape[0]
         row_B = jax.lax.axis_index(axis_name) * rows + jnp.arange(rows)
-        gradient_of = functools.partial(
-            _gradient_of_rows, config, model, state.params, scale, state.maxima_U3, state.step
-        )
+        gradient_of = functools.partial(_gradient_of_rows, config, model, state)
         local = _accumulate(gradient_of, micro_batches, state.params, (carry, batch, row_B))
-        shares, means, after, maxima_3 = local
-        devices = jax.lax.axis_size(axis_name)
-        shares, means = jax.tree.map(lambda x: x / devices, (shares, means))
-        shares = optax.tree.cast(shares, reduce_type)
-        # After a loop over micro-batches all sums are ready at once: pieces would overlap nothing.
-        early = model.backward_order() if micro_batches == 1 else []
-        gradient, (means, stop) = sum_over_devices(shares, (means, stop), early, axis_name)
-        gradient = jax.tree.map(lambda g: g.astype(jnp.float32) / scale, gradient)
+        _, _, after, maxima_3 = local
+        gradient, means, stop = _sum_gradient(config, model, local, scale, stop, axis_name)
         loss = means.loss
         square = optax.tree.norm(gradient, squared=True)
-        batches = devices * micro_batches
+        batches = jax.lax.axis_size(axis_name) * micro_batches
         signal, trace = _noise(square, means.square / scale**2, batches, rows // micro_batches)
         # An inf or NaN anywhere in the gradient makes its norm inf or NaN; the square overflows if
         # the norm exceeds 2^64.
@@ -297,8 +314,6 @@ def _make_train_step(config: Config, model: LanguageModel, axis_name: str) -> Tr
             (state.params, state.opt_state, carry, state.maxima_U3),
         )
 
-        first_of_line = state.step % config.train.log_every == 0
-        tally = _select(first_of_line, zero_tally(), state.tally)
         update = MetricSums(
             loss=loss,
             grad_norm=jnp.sqrt(square),
@@ -308,7 +323,6 @@ def _make_train_step(config: Config, model: LanguageModel, axis_name: str) -> Tr
             labels=means.labels,
             updates=jnp.int32(1),
         )
-        with_update = jax.tree.map(jnp.add, tally, update)
         new = TrainState(
             step=state.step + 1,
             applied=state.applied + finite,
@@ -316,7 +330,7 @@ def _make_train_step(config: Config, model: LanguageModel, axis_name: str) -> Tr
             params=params,
             opt_state=opt_state,
             loss_scale=adjust_loss_scale(state.loss_scale, finite, config.precision),
-            tally=_select(has_loss, with_update, tally),
+            tally=_add_to_line(config, state, update, has_loss),
             maxima_U3=history_U3,
         )
         metrics = StepMetrics(

@@ -154,7 +154,9 @@ def test_a_run_that_has_lost_its_checkpoints_does_not_start_over(corpus, straigh
     shutil.rmtree(stopped / "checkpoints")
     config, log = config_of(corpus, stopped, 40), stopped / "metrics.jsonl"
     before = log.read_bytes()
-    with pytest.raises(UserError, match=r"had a checkpoint, .* 40 steps\. Restore"):
+    with pytest.raises(
+        UserError, match=r"the checkpoints of .* are missing, .* 40 steps\. Restore"
+    ):
         run_train(config)
     assert log.read_bytes() == before
     # Killed before its first checkpoint was whole, it starts over, but not with --resume.
@@ -182,7 +184,7 @@ def test_metrics_tell_of_a_checkpoint_that_is_gone(every, events, lost, tmp_path
     write_lines(tmp_path, train_line(40))
     for event in events:
         write_lines(tmp_path, {"kind": "event", "step": 40, "event": event})
-    message = r"had a checkpoint, .* 40 steps\. Restore"
+    message = r"the checkpoints of .* are missing, .* 40 steps\. Restore"
     with pytest.raises(UserError, match=message) if lost else nullcontext():
         require_new(tmp_path)
 

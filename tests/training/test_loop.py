@@ -163,7 +163,7 @@ def test_one_process_trains_in_a_folder_and_a_finished_run_is_left_alone(
     with run_folder.lock(config, resume=True), busy:
         run_train(config)
     run_train(config)
-    with pytest.warns(Note, match=r"nothing was trained with optimizer.learning_rate"):
+    with pytest.warns(Note, match=r"this change had no effect: optimizer.learning_rate"):
         run_train(vary(config, optimizer__learning_rate=1e-4), Session(resume=True, quiet=True))
     assert lines_without_time(folder) == before
 
