@@ -1,4 +1,4 @@
-"""Commands that read or write texts: features, classify, generate, heatmap, view."""
+"""Commands that read or write texts: features, classify, generate, heatmap."""
 
 import contextlib
 import csv
@@ -18,15 +18,13 @@ from mlstm_jax import output, shipped
 from mlstm_jax.api.model import TrainedModel, load
 from mlstm_jax.commands import Checkpoint, Flag, Overwrite, RunFolder, TextColumn
 from mlstm_jax.corpora.sources import Source, check_source
-from mlstm_jax.errors import UserError, extra, require
+from mlstm_jax.errors import UserError, require
 from mlstm_jax.loaded import ReadingCompute, ReadingLibrary
 from mlstm_jax.terminal import is_terminal, one_line, rate, show
-from mlstm_jax.transfer.classifier import Classifier, load_classifier
+from mlstm_jax.transfer.classifier import load_classifier
 from mlstm_jax.transfer.features import FeatureState, State, TextFile, write_parts
 from mlstm_jax.transfer.generate import as_text
-from mlstm_jax.transfer.heatmap import require_suffix, shown_label
-from mlstm_jax.view.server import bind, serve
-from mlstm_jax.view.viewer import Viewer
+from mlstm_jax.transfer.heatmap import require_suffix
 
 
 @dataclass(frozen=True)
@@ -269,48 +267,6 @@ def heatmap(
     )
     heat.save(out, overwrite=overwrite)
     show(f"{heat}, in {out}")
-
-
-def view(
-    run: RunFolder = Path(shipped.MODEL),
-    classifier: Path | None = None,
-    score: Flag = False,
-    label: str | None = None,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    checkpoint: Checkpoint = "best",
-) -> None:
-    """Serve a local page: type a text to see units, classes and next bytes, or continue it.
-
-    Args:
-        classifier: folder of `mlstm-jax transfer` with this run, to show class probabilities;
-            unset: for a pretrained model the one that comes with it, and its score.
-        score: start with the classifier's score after each character and word, not with a unit.
-        label: the class or label of that score; unset: the last, such as positive.
-        host: address to listen on; 127.0.0.1 and ::1 accept only this machine. The page has no
-            login.
-        port: 0 takes a free one.
-    """
-    with extra("view", "the page needs Starlette and uvicorn"):
-        import starlette as _
-        import uvicorn as _  # noqa: F401, F811
-    if not classifier and (classifier := shipped.classifier(run)):
-        score = True
-    if (score or label) and not classifier:
-        raise UserError("score and label need `classifier`, a folder of `mlstm-jax transfer`.")
-    chosen: Classifier | None = None
-    loaded = load(run, checkpoint).loaded
-    if classifier:
-        chosen = load_classifier(classifier)
-        chosen.require_model(classifier, loaded)
-    if chosen and (score or label):
-        chosen.require_no_words("the score after each character")
-        loaded.architecture.require_next_byte("a score after each character")
-        label = shown_label(chosen, label)
-    viewer = Viewer(loaded, chosen, label, shipped.example(run).strip())
-    address = bind(host, port)
-    show(f"{address.url} shows {loaded.name}; Ctrl-C stops it")
-    serve(viewer, address)
 
 
 _SHOWN = 10  # texts in a table

@@ -25,7 +25,7 @@ import jax
 import numpy as np
 import pytest
 
-from mlstm_jax.commands import texts
+from mlstm_jax.commands import view as command
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.run import Run
@@ -53,8 +53,8 @@ def page(run: Run, classifier: Path) -> Iterator[str]:
     """Serve a page by the command, in a thread that ends with this process; its address."""
     said: SimpleQueue[str] = SimpleQueue()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(texts, "show", said.put)
-        view = partial(texts.view, run.folder, classifier, port=0)
+        patch.setattr(command, "show", said.put)
+        view = partial(command.view, run.folder, classifier, port=0)
         threading.Thread(target=view, daemon=True).start()
         line = said.get(timeout=120)
         assert line.startswith("http://127.0.0.1:")
