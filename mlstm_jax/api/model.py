@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from mlstm_jax.api.arguments import LabelledTexts, Texts, Transferred, as_texts,
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.data.corpus import SplitName
 from mlstm_jax.errors import UserError, require
-from mlstm_jax.fields import Count, Positive, public
+from mlstm_jax.fields import Between, Count, Positive, public
 from mlstm_jax.interop import weights
 from mlstm_jax.loaded import (
     Loaded,
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from mlstm_jax.transfer.transfer import Transferred as Fitted
 
 AnyBytes = bytes  # several arguments have this name
+Bytes = Annotated[int, Between(2, 2**31)]
 _PIECE = 4096  # bytes
 
 
@@ -242,6 +243,7 @@ class TrainedModel:
         classifier: Transferred | Classifier | str | Path | None = None,
         *,
         classes: Sequence[str] | None = None,
+        at_most: Bytes | None = None,
         text_column: str | None = None,
         show_progress: bool = False,
     ) -> list[dict[str, float]]:
@@ -255,12 +257,15 @@ class TrainedModel:
             classifier: what `transfer` returned, or its folder, or classifier/ of `finetune`;
                 unset: the one that comes with a pretrained model.
             classes: choose between these only, such as ("negative", "positive"); unset: all.
+            at_most: read only the head and the tail of a text with more bytes than this, half as
+                many of each; unset: all.
             text_column: unset: that of the classifier's training texts.
         """
         parts = self.classify_parts(
             texts,
             classifier,
             classes=classes,
+            at_most=at_most,
             text_column=text_column,
             show_progress=show_progress,
         )
@@ -273,6 +278,7 @@ class TrainedModel:
         classifier: Transferred | Classifier | str | Path | None = None,
         *,
         classes: Sequence[str] | None = None,
+        at_most: Bytes | None = None,
         text_column: str | None = None,
         show_progress: bool = False,
     ) -> Iterator[tuple[Sequence[str], list[dict[str, float]]]]:
@@ -283,7 +289,11 @@ class TrainedModel:
         about = chosen.about
         strings = self._texts(texts, text_column or about.text_column)
         featurizer = self.featurizer(
-            strings, (about.state,), all_layers=about.all_layers, score=bool(about.familiar)
+            strings,
+            (about.state,),
+            all_layers=about.all_layers,
+            score=bool(about.familiar),
+            at_most=at_most,
         )
         return label_texts(self.loaded, strings, chosen, featurizer, quiet=not show_progress)
 
@@ -616,17 +626,27 @@ class TrainedModel:
         units: tuple[int, ...] | None = None,
         rows: int | None = None,
         score: bool = False,
+        at_most: int | None = None,
     ) -> Featurizer:
         """Return the featurizer of these arguments, with its compiled programs, for some texts."""
         loaded = self.loaded
         if isinstance(loaded, SmallModel) and self._how == "auto":
             size = texts.size if isinstance(texts, TextFile) else sum(map(len, texts))
+            if at_most is not None:
+                count = texts.count if isinstance(texts, TextFile) else len(texts)
+                size = min(size, at_most * count)
             if is_worth_jax(size):
                 loaded = self.run
-        key = (isinstance(loaded, SmallModel), states, all_layers, units, rows, score)
+        key = (isinstance(loaded, SmallModel), states, all_layers, units, rows, score, at_most)
         if key not in self._featurizers:
             self._featurizers[key] = Featurizer(
-                loaded, states=states, all_layers=all_layers, units=units, rows=rows, score=score
+                loaded,
+                states=states,
+                all_layers=all_layers,
+                units=units,
+                rows=rows,
+                score=score,
+                at_most=at_most,
             )
         return self._featurizers[key]
 

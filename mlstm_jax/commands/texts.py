@@ -96,6 +96,7 @@ def features(
 def classify(
     run: RunFolder,
     texts: Annotated[tuple[Path, ...], Positional, arg(metavar="[DIR] INPUT")] = (),
+    at_most: int | None = None,
     text_column: TextColumn = None,
     classes: tuple[str, ...] = (),
     out: Path | None = None,
@@ -117,6 +118,8 @@ def classify(
             package has its own. INPUT: any file that `prepare` reads; -: standard input, as JSON
             lines or lines of text.
         classes: choose between these only, such as `--classes negative positive`; unset: all.
+        at_most: read only the head and the tail of a text with more bytes than this, half as many
+            of each; unset: all.
         out: .csv or .jsonl to write; unset: standard output.
     """
     folder, source = _classifier_and_input(run, texts)
@@ -132,11 +135,11 @@ def classify(
     file = TextFile(source, text_column or chosen.about.text_column, model.cleaning)
     if out is None and is_terminal(sys.stdout):
         first = next(iter(file))[:_SHOWN]
-        _show_table(model.classify_parts(first, chosen))
+        _show_table(model.classify_parts(first, chosen, at_most=at_most))
         more = "with the probability of each class"
         show(f"{len(first)} of {file.count:,} texts; for all, {more}: --out labels.csv")
         return
-    labelled = model.classify_parts(file, chosen, show_progress=True)
+    labelled = model.classify_parts(file, chosen, at_most=at_most, show_progress=True)
     with contextlib.ExitStack() as stack:
         written: IO[str] = sys.stdout
         if out:  # which is written completely or not at all

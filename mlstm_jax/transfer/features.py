@@ -104,6 +104,14 @@ def features_of(
     return states_of(model, states)
 
 
+def head_and_tail(text: bytes, at_most: int) -> bytes:
+    """Return a text, or if it is longer than `at_most` bytes, half as many of either end."""
+    if len(text) <= at_most:
+        return text
+    tail = at_most // 2
+    return text[: at_most - tail] + text[len(text) - tail :]
+
+
 class Reading(NamedTuple):
     """What a model's pass over some texts gives."""
 
@@ -191,17 +199,19 @@ class Featurizer:
         devices: Any = None,
         rows: int | None = None,
         score: bool = False,
+        at_most: int | None = None,
     ) -> None:
         """Choose what to keep of a text; UserError if the model does not have it.
 
         It is the `states` (see `features_of`), each once, of every layer, the lowest first, or of
         the top layer only; and of these `units` (unset: all). For `rows` and `score` see
-        `TextReader`.
+        `TextReader`. Of a text with more than `at_most` bytes its two ends are read.
         """
         model = run.architecture
         if score:
             model.require_next_byte("scoring a text")
         self._run = run
+        self._at_most = at_most
         self.states = features_of(model, states)
         self.reading = [run.cleaning, *run.precision]
         layers = dict[tuple[State, int], None]()
@@ -262,6 +272,8 @@ class Featurizer:
 
     def _read(self, texts: Sequence[str], line: ProgressLine) -> Reading:
         cleaned = self._run.cleaned(texts)
+        if self._at_most is not None:
+            cleaned = [head_and_tail(text, self._at_most) for text in cleaned]
         length_N = np.array([len(text) for text in cleaned])
         longest = int(length_N.max(initial=0))
         if longest > max(_LONG, length_N.sum() / 2):

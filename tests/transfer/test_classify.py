@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import mlstm_jax as mlstm
-from mlstm_jax import shipped
+from mlstm_jax import cli, shipped
 from mlstm_jax.config import vary
-from mlstm_jax.errors import Note
+from mlstm_jax.errors import Note, UserError
 from mlstm_jax.run import load_run
 from mlstm_jax.transfer import classify, experiment
 from mlstm_jax.transfer.classifier import Classifier, Description
@@ -114,3 +114,25 @@ def test_the_model_in_the_box_knows_what_it_has_read(tmp_path: Path) -> None:
     is_read_N = np.isin(digests(texts, "radford"), read).reshape(-1, 10)
     assert is_read_N[:, :8].mean() > 0.98
     assert is_read_N[:, 8:].mean() < 0.01
+
+
+def test_of_a_long_text_both_ends_are_read(tmp_path, capsys) -> None:
+    """A text that is not longer than `at_most` is read as it is."""
+    model = mlstm.load(shipped.MODEL)
+    ends = "It was a dull, stupid mess. ", "I loved it, and so did my family."
+    for at_most in (40, 41, 200):
+        text = ends[0] + "x" * 500 + ends[1]
+        cleaned = model.cleaned(text)
+        tail = at_most // 2
+        read = cleaned[: at_most - tail] + cleaned[-tail:]
+        stream = model.reader("mean_h").feed(read)
+        features = model.featurizer([text], ("mean_h",), at_most=at_most)([text])
+        np.testing.assert_allclose(features[0], stream.state, atol=1e-5)
+    short = "I loved it."
+    assert model.classify([short], at_most=20) == model.classify([short])
+    (tmp_path / "a.txt").write_text(f"{text}\n", encoding="utf-8")
+    cli.main(["classify", shipped.MODEL, str(tmp_path / "a.txt"), "--at-most", "40"])
+    (answer,) = model.classify([text], at_most=40)
+    assert f"{answer['positive']:.4f}" in capsys.readouterr().out
+    with pytest.raises(UserError, match="at_most is 0"):
+        model.classify([text], at_most=0)
