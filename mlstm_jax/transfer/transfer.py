@@ -28,6 +28,7 @@ from mlstm_jax.transfer.features import (
     features_key,
     features_of,
     read_features,
+    single_states,
     write_features,
 )
 from mlstm_jax.transfer.labels import Labelled, codes, digests, require_folds, with_held_out
@@ -164,12 +165,18 @@ def transfer(
 
 
 def _prior(own: Classifier | None, units: Sequence[Column]) -> Classifier | None:
-    """A classifier of two classes as one of these features; None if some are missing."""
+    """A classifier as one of these features, between its first and last class.
+
+    It is None if some of the features that it reads are missing.
+    """
     if not own:
         return None
-    places = [place for place, unit in enumerate(units) if unit.state == own.about.state]
-    if len(own.classes) != 2 or len(places) != own.weights_KD.shape[1]:
+    places: list[int] = []
+    for state in single_states(own.about.state):
+        places += [place for place, unit in enumerate(units) if unit.state == state]
+    if len(places) != own.weights_KD.shape[1]:
         return None
+    own = own.between([own.classes[0], own.classes[-1]])
     weights_KD = np.zeros((1, len(units)))
     weights_KD[:, places] = own.weights_KD
     return Classifier(weights_KD, own.intercepts_K, own.classes, own.C)

@@ -12,8 +12,9 @@ from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
 from mlstm_jax.errors import UserError
-from mlstm_jax.transfer import experiment, logistic
-from mlstm_jax.transfer.classifier import Classifier, Examples, subset
+from mlstm_jax.transfer import experiment, logistic, transfer
+from mlstm_jax.transfer.classifier import Classifier, Description, Examples, subset
+from mlstm_jax.transfer.features import Column
 from mlstm_jax.transfer.logistic import CS, best_fit, fit
 
 
@@ -285,6 +286,28 @@ def test_a_choice_between_some_classes_scales_their_probabilities(chosen, random
     assert found.classes == chosen
     # Sums of a few float64 numbers and a few exponentials.
     np.testing.assert_allclose(found.probabilities(features), expected, rtol=1e-12)
+
+
+def test_a_prior_of_three_classes_is_between_the_first_and_the_last(random) -> None:
+    about = Description("h+mean_h", False, "", None)
+    classes = ["bad", "so so", "good"]
+    own = Classifier(
+        random.normal(size=(3, 10)),
+        random.normal(size=3),
+        classes,
+        math.inf,
+        softmax=True,
+        about=about,
+    )
+    units = [Column(state, 0, unit) for state in ("c", "mean_h", "h") for unit in range(5)]
+    prior = transfer._prior(own, units)
+    assert prior is not None
+    assert prior.classes == ["bad", "good"]
+    features = random.normal(size=(4, 15)).astype(np.float32)
+    h_and_mean = np.concatenate([features[:, 10:], features[:, 5:10]], axis=1)
+    expected = own.between(["bad", "good"]).probabilities(h_and_mean)
+    np.testing.assert_allclose(prior.probabilities(features), expected, rtol=1e-12)
+    assert transfer._prior(own, units[:10]) is None
 
 
 def test_two_classes_change_places(random) -> None:
