@@ -35,6 +35,17 @@ def inspect(
         batch: rows per training step, to count the steps of an epoch.
         window: bytes per row and step, for the same count.
         samples: documents to show, spread over the training split, or the first that has text.
+
+    Returns:
+        What `mlstm-jax inspect --json` prints: identity, counts of records, `splits`, lengths in
+        bytes, `byte_counts` (256 numbers), `ratings`, `epoch` (its steps and padding), `samples`.
+
+    Raises:
+        ValueError: `corpus` is not a corpus, or is damaged.
+
+    Examples:
+        >>> about = mlstm.inspect("corpora/mine", batch=64, window=128)
+        >>> about["splits"]["train"]["documents"], about["epoch"]
     """
     opened = open_corpus(Path(corpus), verify=verify)
     manifest = opened.manifest

@@ -144,7 +144,12 @@ class Split:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A corpus folder and its manifest."""
+    """A corpus folder and its manifest; `prepare` returns one, and printing it shows its counts.
+
+    Attributes:
+        path: the folder.
+        manifest: how the corpus was prepared, the sizes of its splits and the checksums.
+    """
 
     path: Path
     manifest: Manifest
