@@ -221,7 +221,7 @@ def _records(
         if source.kind == "txt":
             yield from text_records(lines, recipe.document or "line", column)
         elif source.kind in ("csv", "tsv"):
-            yield from csv_records(source, lines, partial(_scan, source, recipe), recipe)
+            yield from csv_records(source, recipe, lines, partial(_scan, source, recipe))
         else:
             is_json = source.kind == "json"
             yield from json_records(source, lines, recipe.columns, may_be_array=is_json)

@@ -29,30 +29,9 @@ _TYPES = re.compile(
     re.IGNORECASE,
 )
 
-
-class _Feed:
-    """The lines of a CSV file for its reader; lines can be given back and read again."""
-
-    def __init__(self, lines: Iterator[Line]) -> None:
-        self._lines = lines
-        self._returned: deque[Line] = deque()
-        self.taken: list[Line] = []  # by the record being read
-
-    def __iter__(self) -> "_Feed":
-        return self
-
-    def __next__(self) -> str:
-        if len(self.taken) >= _MOST_LINES_A_RECORD:
-            raise StopIteration
-        line = self._returned.popleft() if self._returned else next(self._lines)
-        self.taken.append(line)
-        # A line that is not text ends its record, as the end of the file would.
-        if isinstance(line, Reject):
-            raise StopIteration
-        return line[1]
-
-    def give_back(self, lines: list[Line]) -> None:
-        self._returned.extendleft(reversed(lines))
+Scan = Callable[[], Iterator[Line]]
+# A kind of reject or note; what is wrong, and what to do.
+Finding = tuple[str, str]
 
 
 class CsvFormat(NamedTuple):
@@ -64,31 +43,20 @@ class CsvFormat(NamedTuple):
     quoted: bool = True  # whether a field may be in quotes
 
     def reader(self, lines: Iterable[str]) -> Iterator[list[str]]:
+        quoting = csv.QUOTE_MINIMAL if self.quoted else csv.QUOTE_NONE
         # Strict, because an unclosed quote would otherwise silently swallow the rest of the file.
-        return csv.reader(
-            lines,
-            delimiter=self.delimiter,
-            quoting=csv.QUOTE_MINIMAL if self.quoted else csv.QUOTE_NONE,
-            strict=True,
-        )
+        return csv.reader(lines, delimiter=self.delimiter, quoting=quoting, strict=True)
 
-    def column(self, header: list[str], line: str) -> int:
-        """The column of the text; UserError if it is not there, or a name is there twice."""
-        advice = (
-            f" Its first line was taken for the header, with the delimiter {self.delimiter!r}: "
-            f"{line.strip()[:EXCERPT]!r}. If the file has none, add one, such as "
-            f"{f'label{self.delimiter}text'!r}."
-        )
-        if self.source == STDIN:
-            advice += " If these are lines of text, write them to a .txt file."
-        return header.index(text_columns(self.source, self.recipe, header, advice)[0])
+    def has_text_column(self, header: str) -> bool:
+        try:
+            names = next(self.reader([header]), [])
+        except csv.Error:
+            return False
+        return not set(map(str.strip, names)).isdisjoint(self.recipe.text_columns)
 
 
 def csv_records(
-    source: Source,
-    lines: Iterator[Line],
-    scan: Callable[[], Iterator[Line]],
-    recipe: Recipe,
+    source: Source, recipe: Recipe, lines: Iterator[Line], scan: Scan
 ) -> Iterator[RecordOrReject]:
     """Yield the rows of CSV, keyed by the names in its header, and notes on doubtful ones.
 
@@ -102,25 +70,23 @@ def csv_records(
     """
     # A review may exceed the csv module's 131,072 characters; the limit applies to the process.
     csv.field_size_limit(2**31 - 1)
-    usual = "\t" if source.kind == "tsv" else ","
-    first = next(filter(str.strip, _text_lines(scan())), "")
-    named = _SEPARATOR.fullmatch(first)
-    found = CsvFormat(source, recipe, named[1] if named else usual)
-    if not named:
-        found = _with_delimiter(found, first)
-        if found.delimiter != usual and source != STDIN:
-            why = f"read with the delimiter {found.delimiter!r}, which its first line has, instead"
+    form = CsvFormat(source, recipe, "\t" if source.kind == "tsv" else ",")
+    first = next(filter(str.strip, _texts(scan())), "")
+    if named := _SEPARATOR.fullmatch(first):
+        form = form._replace(delimiter=named[1])
+    else:
+        usual = form.delimiter
+        form = _with_delimiter(form, first)
+        if form.delimiter != usual and source != STDIN:
+            why = f"read with the delimiter {form.delimiter!r}, which its first line has, instead"
             yield reject("another delimiter", source, "", f"{why} of {usual!r}.", is_note=True)
     if recipe.quoting:
-        found = found._replace(quoted=recipe.quoting == "yes")
-    elif found.delimiter == "\t":
-        plain = found._replace(quoted=False)
-        may_be_quoted = _has_text_column(found, first)
-        if _has_text_column(plain, first) and not (may_be_quoted and _is_quoted(found, scan)):
-            found = plain
+        form = form._replace(quoted=recipe.quoting == "yes")
+    elif form.delimiter == "\t":
+        form = form._replace(quoted=_is_quoted(form, first, scan))
     # Where every quote is as CSV wants it, no stray one can have joined records.
     joined = []
-    rows = _Rows(found, lines)
+    rows = _Rows(form, lines)
     for row in rows:
         if isinstance(row, Reject) and row.kind == _JOINED:
             joined.append(row)
@@ -134,49 +100,48 @@ def _with_delimiter(usual: CsvFormat, header: str) -> CsvFormat:
     """The format with the delimiter that gives the header a text column, or else most columns."""
     formats = [usual, *(usual._replace(delimiter=one) for one in DELIMITERS)]
     for one in formats:
-        if _has_text_column(one, header):
+        if one.has_text_column(header):
             return one
     return max(formats, key=lambda one: header.count(one.delimiter))
 
 
-def _text_lines(lines: Iterable[Line]) -> Iterator[str]:
-    """Yield the lines that are text, without their numbers."""
+def _texts(lines: Iterable[Line]) -> Iterator[str]:
     for line in lines:
         if not isinstance(line, Reject):
             yield line[1]
 
 
-def _has_text_column(form: CsvFormat, line: str) -> bool:
-    try:
-        header = next(form.reader([line]), [])
-    except csv.Error:
-        return False
-    return not set(map(str.strip, header)).isdisjoint(form.recipe.text_columns)
-
-
-def _is_quoted(form: CsvFormat, scan: Callable[[], Iterator[Line]]) -> bool:
+def _is_quoted(form: CsvFormat, header: str, scan: Scan) -> bool:
     """Whether the fields of a file are quoted.
 
-    They are if every field with a quote is wholly in quotes. Otherwise they are if reading with
-    quotes rejects fewer records; or rejects no more and leaves no doubtful record, while some are
-    doubtful without quotes: those that a line break cuts have too few fields.
+    They are if only then the header has a text column, or if every field with a quote is wholly in
+    quotes. Otherwise they are if reading with quotes rejects fewer records; or rejects no more and
+    leaves no doubtful record, while some are doubtful without quotes: those that a line break cuts
+    have too few fields.
     """
+    unquoted = form._replace(quoted=False)
+    if not unquoted.has_text_column(header):
+        return True
+    if not form.has_text_column(header):
+        return False
     has_quotes = False
-    all_quoted = True
-    for line in _text_lines(scan()):
-        if '"' in line:
-            has_quotes = True
-            fields = (field for field in line.rstrip("\r\n").split(form.delimiter) if '"' in field)
-            all_quoted = all(map(_QUOTED.fullmatch, fields))
-            if not all_quoted:
-                break
-    if all_quoted:
+    for field in _fields_with_quotes(scan(), form.delimiter):
+        has_quotes = True
+        if not _QUOTED.fullmatch(field):
+            break
+    else:
         return has_quotes
-    plain = _faults(form._replace(quoted=False), scan())
+    plain = _faults(unquoted, scan())
     if plain == (0, 0):
         return False
     rejected, doubtful = _faults(form, scan())
     return rejected < plain[0] or (rejected == plain[0] and doubtful == 0 < plain[1])
+
+
+def _fields_with_quotes(lines: Iterable[Line], delimiter: str) -> Iterator[str]:
+    for line in _texts(lines):
+        if '"' in line:
+            yield from (one for one in line.rstrip("\r\n").split(delimiter) if '"' in one)
 
 
 def _faults(form: CsvFormat, lines: Iterator[Line]) -> tuple[int, int]:
@@ -199,144 +164,152 @@ class _Rows:
 
     def __init__(self, form: CsvFormat, lines: Iterator[Line]) -> None:
         self._form = form
-        self._feed = _Feed(lines)
+        self._lines = lines
+        self._returned: deque[Line] = deque()  # lines to read again
+        self._taken: list[tuple[int, str]] = []  # the lines of the record
+        self._unreadable: Reject | None = None  # the line that ended it, as a file's end would
         self._header: list[str] = []
         self._column = 0  # of the text
         self.has_stray_quotes = False  # in a field without quotes around it
 
     def __iter__(self) -> Iterator[RecordOrReject]:
-        form = self._form
-        feed = self._feed
-        reader = form.reader(feed)
         records = 0
+        reader = self._reader()
         while True:
-            feed.taken.clear()
+            self._taken = []
+            self._unreadable = None
             row: list[str] = []
-            bad: tuple[str, str] | None = None
+            wrong: Finding | None = None
             try:
                 row = next(reader, [])
             except csv.Error as error:
-                bad = _not_csv(error, feed.taken)
-            taken = list(feed.taken)
-            if not taken:
+                wrong = _not_csv(error, self._text())
+            if self._unreadable:
+                yield self._unreadable
+                if wrong:  # A record had begun, which is lost up to here.
+                    yield self._reject(*wrong)
+                reader = self._reader()
+            elif not self._taken:
                 return
-            if isinstance(last := taken[-1], Reject):  # A line of bytes that are not text.
-                yield last
-                reader = form.reader(feed)
-                if len(taken) > 1:  # A record had begun, which is lost up to here.
-                    kind, why = bad or (_QUOTE, "cut short by an unreadable line.")
-                    yield self._reject(kind, why, taken[0])
-                continue
-            if not self._header:
-                self._read_header(row, bad, taken[0])
-                continue
-            bad = bad or self._wrong(row, taken)
-            if bad:
-                text = _numbered(taken[0])[1]
-                why = f"{bad[1]} It begins {text[:40]!r}, read with the delimiter"
-                yield self._reject(bad[0], f"{why} {form.delimiter!r}.", taken[0])
+            elif not self._header:
+                self._read_header(row, wrong)
+            elif wrong := wrong or self._wrong(row):
+                kind, why = wrong
+                begins = f"It begins {self._taken[0][1][:40]!r}, read with the delimiter"
+                yield self._reject(kind, f"{why} {begins} {self._form.delimiter!r}.")
                 # A stray quote may have swallowed whole records: skip only its first line.
-                feed.give_back(taken[1:])
-                reader = form.reader(feed)
+                self._returned.extendleft(reversed(self._taken[1:]))
+                reader = self._reader()
             elif row:
                 records += 1
-                if doubt := self._doubt(row, taken, records):
-                    yield self._reject(*doubt, taken[0], is_note=True)
-                    if doubt[0] != _JOINED:
-                        continue
-                yield _numbered(taken[0])[0], dict(zip(self._header, row, strict=False))
+                doubt = self._doubt(row, records)
+                if doubt:
+                    yield self._reject(*doubt, is_note=True)
+                if not doubt or doubt[0] == _JOINED:
+                    yield self._taken[0][0], dict(zip(self._header, row, strict=False))
 
-    def _reject(self, kind: str, why: str, line: Line, is_note: bool = False) -> Reject:
-        number, text = _numbered(line)
+    def _reader(self) -> Iterator[list[str]]:
+        return self._form.reader(iter(self._next_line, None))
+
+    def _next_line(self) -> str | None:
+        """The next line of the record; None where it must end."""
+        if len(self._taken) >= _MOST_LINES_A_RECORD:
+            return None
+        line = self._returned.popleft() if self._returned else next(self._lines, None)
+        if line is None or isinstance(line, Reject):
+            self._unreadable = line
+            return None
+        self._taken.append(line)
+        return line[1]
+
+    def _text(self) -> str:
+        return "".join(text for _, text in self._taken)
+
+    def _reject(self, kind: str, why: str, is_note: bool = False) -> Reject:
+        number, text = self._taken[0]
         self.has_stray_quotes = self.has_stray_quotes or kind == _QUOTE
         return reject(kind, self._form.source, number, why, text, is_note)
 
-    def _read_header(self, row: list[str], bad: tuple[str, str] | None, line: Line) -> None:
-        text = _numbered(line)[1]
-        if bad:
-            raise UserError(self._reject(bad[0], f"the header: {bad[1]}", line).message)
-        if row and not _SEPARATOR.fullmatch(text):
-            self._header = [name.strip() for name in row]
-            self._column = self._form.column(self._header, text)
+    def _read_header(self, row: list[str], wrong: Finding | None) -> None:
+        text = self._taken[0][1]
+        if wrong:
+            raise UserError(self._reject(wrong[0], f"the header: {wrong[1]}").message)
+        if not row or _SEPARATOR.fullmatch(text):
+            return
+        form = self._form
+        advice = (
+            f" Its first line was taken for the header, with the delimiter {form.delimiter!r}: "
+            f"{text.strip()[:EXCERPT]!r}. If the file has none, add one, such as "
+            f"{f'label{form.delimiter}text'!r}."
+        )
+        if form.source == STDIN:
+            advice += " If these are lines of text, write them to a .txt file."
+        self._header = [name.strip() for name in row]
+        found = text_columns(form.source, form.recipe, self._header, advice)
+        self._column = self._header.index(found[0])
 
-    def _wrong(self, row: list[str], taken: list[Line]) -> tuple[str, str] | None:
-        """The kind of a bad row, and what is wrong with it."""
+    def _wrong(self, row: list[str]) -> Finding | None:
+        """What makes a row a reject."""
+        if self._form.quoted:
+            for field in row:
+                # The same text in quotes has its own quotes doubled.
+                doubled = field.replace('"', '""')
+                if doubled != field and f'"{doubled}"' not in self._text():
+                    self.has_stray_quotes = True
+                    if _QUOTED_AFTER_SPACES.fullmatch(field):
+                        return _QUOTE, "a space before a quoted field; remove it."
         width = len(self._header)
-        wrong: tuple[str, str] | None = None
         if row and (len(row) <= self._column or any(row[width:])):
-            why = (
-                f"{len(row)} columns where the header has {width}; a field that contains the "
-                "delimiter or a newline must be quoted."
-            )
-            wrong = ("CSV columns", why)
-        if not self._form.quoted:
-            return wrong
-        for field in row:
-            if '"' not in field:
-                continue
-            # The same text in quotes has its own quotes doubled.
-            quoted = field.replace('"', '""')
-            if f'"{quoted}"' not in "".join(_text_lines(taken)):
-                self.has_stray_quotes = True
-                if _QUOTED_AFTER_SPACES.fullmatch(field):
-                    wrong = (_QUOTE, "a space before a quoted field; remove it.")
-        return wrong
+            why = f"{len(row)} columns where the header has {width}; a field that contains the"
+            return "CSV columns", f"{why} delimiter or a newline must be quoted."
+        return None
 
-    def _doubt(self, row: list[str], taken: list[Line], records: int) -> tuple[str, str] | None:
-        """The kind of a note on a row and its text; all but _JOINED mean that it is skipped.
+    def _doubt(self, row: list[str], records: int) -> Finding | None:
+        """What is noted on a row; with all but _JOINED it is skipped.
 
         Raises UserError if the row is a header with other columns.
         """
-        names: list[str] = []
-        if records == 1 or row[self._column].strip() in self._header:
+        header = self._header
+        delimiter = self._form.delimiter
+        if records == 1 or row[self._column].strip() in header:
             names = [name.strip() for name in row]
-        if names == self._header:
-            why = "the header again, as in files that were joined; the line was skipped."
-            return "header again", why
-        if len(names) > 1 and sorted(names) == sorted(self._header):
+            if names == header:
+                why = "the header again, as in files that were joined; the line was skipped."
+                return "header again", why
+            if len(names) > 1 and sorted(names) == sorted(header):
+                why = (
+                    f"another header, {delimiter.join(names)}, whose columns have another order "
+                    "than in the first line; keep the files apart, or write them with the same "
+                    "columns."
+                )
+                raise UserError(self._reject("another header", why).message)
+            if records == 1 and len(names) > 1 and all(map(_TYPES.fullmatch, names)):
+                return "types", "the types of the columns, no record; the line was skipped."
+        taken = self._taken
+        most = max(1, len(header) - 1)
+        if len(taken) > 1 and any("\n" in one and one.count(delimiter) >= most for one in row):
             why = (
-                f"another header, {self._form.delimiter.join(names)}, whose columns have another "
-                "order than in the first line; keep the files apart, or write them with the "
-                "same columns."
-            )
-            raise UserError(self._reject("another header", why, taken[0]).message)
-        if records == 1 and len(names) > 1 and all(map(_TYPES.fullmatch, names)):
-            return "types", "the types of the columns, no record; the line was skipped."
-        breaks = self._form.delimiter
-        most = max(1, len(self._header) - 1)
-        if len(taken) > 1 and any("\n" in one and one.count(breaks) >= most for one in row):
-            last = _numbered(taken[0])[0] + len(taken) - 1
-            why = (
-                f"a field in quotes has line breaks and delimiters, up to line {last:,}, and the "
-                "file has stray quotes; if one has joined several records, double it, and put its "
-                "field in quotes."
+                f"a field in quotes has line breaks and delimiters, up to line {taken[-1][0]:,}, "
+                "and the file has stray quotes; if one has joined several records, double it, and "
+                "put its field in quotes."
             )
             return _JOINED, why
         return None
 
 
-def _numbered(line: Line) -> tuple[int, str]:
-    assert not isinstance(line, Reject)
-    return line
-
-
-def _not_csv(error: csv.Error, taken: Iterable[Line]) -> tuple[str, str]:
-    """The kind of the reject of some lines; what is wrong, and what to do about it."""
+def _not_csv(error: csv.Error, text: str) -> Finding:
+    """What is wrong with the text of a record."""
     if _BARE_RETURN in str(error):
-        return (
-            "CSV line end",
-            "a carriage return without a newline, as in files of old Macs; convert the file, for "
-            r"example with: tr '\r' '\n'",
+        why = "a carriage return without a newline, as in files of old Macs; convert the file, for"
+        return "CSV line end", rf"{why} example with: tr '\r' '\n'"
+    if '\\"' in text:
+        why = (
+            "quotes are escaped with a backslash, as Spark and MySQL write them by default; write "
+            "the file again with each quote doubled (Spark: option escape '\"')."
         )
-    if '\\"' in "".join(_text_lines(taken)):
-        return (
-            _QUOTE,
-            f"not CSV ({error}): quotes are escaped with a backslash, as Spark and MySQL write "
-            "them by default; write the file again with each quote doubled (Spark: option escape "
-            "'\"').",
+    else:
+        why = (
+            'a quote is stray or not closed; put a field that contains a " in quotes, and double '
+            'each " in it.'
         )
-    return (
-        _QUOTE,
-        f'not CSV ({error}): a quote is stray or not closed; put a field that contains a " '
-        'in quotes, and double each " in it.',
-    )
+    return _QUOTE, f"not CSV ({error}): {why}"
