@@ -14,7 +14,7 @@ import dataclasses
 import os
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from fractions import Fraction
 from itertools import chain, islice
@@ -31,7 +31,7 @@ from mlstm_jax.corpora.options import (
     check_given,
     usual_split,
 )
-from mlstm_jax.corpora.readers import limited_lines, read_cleaned
+from mlstm_jax.corpora.readers import OnRead, limited_lines, read_cleaned
 from mlstm_jax.corpora.records import Rejects, check_rejects_file
 from mlstm_jax.corpora.sources import PYDOC, Source, find_sources
 from mlstm_jax.corpora.writer import (
@@ -53,10 +53,8 @@ from mlstm_jax.fields import public, require_kind
 from mlstm_jax.output import atomic_directory, partial_folder, remove_leftovers
 from mlstm_jax.terminal import ProgressLine
 
-_BYTES_A_REPORT = 1 << 20
 _READ_ERRORS: tuple[type[Exception], ...] = (OSError, *compression.ERRORS)
 
-OnRead = Callable[[int], None]
 Sources = str | Path | Sequence[str | Path]
 
 # The order of writing: the first documents become the test split.
@@ -225,14 +223,14 @@ def _read_given_splits(
 
 def _read_given_again(recipe: Recipe, expected: SourceCounts) -> Iterator[CleanDocument]:
     counts = SourceCounts(expected.source)
-    records = _read_given(expected.source, recipe, lambda count: None)
+    records = _read_given(expected.source, recipe)
     yield from counts.texts(records, lambda reject: None)
     if counts != expected:
         raise UserError(f"{counts.source}: changed while it was being read; run prepare again.")
 
 
 def _read_given(
-    source: Source, recipe: Recipe, on_read: OnRead
+    source: Source, recipe: Recipe, on_read: OnRead | None = None
 ) -> Iterator[CleanDocument | Reject | None]:
     if recipe.cleaning == "none" and source.kind == "txt":
         texts = _raw_documents(source, recipe.document or "line", on_read)
@@ -240,18 +238,17 @@ def _read_given(
     return read_cleaned(source, recipe, on_read)
 
 
-def _raw_documents(source: Source, document: Unit, on_read: OnRead) -> Iterator[bytes]:
+def _raw_documents(source: Source, document: Unit, on_read: OnRead | None) -> Iterator[bytes]:
     """Yield all bytes of a file as documents, including line ends and blank lines.
 
     The bytes are not decoded: a split of enwik8 may begin inside a character.
     """
     parts: list[bytes] = []
-    told = 0
     has_text = False
     was_blank = False
     try:
         with source.path.open("rb") as raw:
-            for line in limited_lines(source, raw):
+            for line in limited_lines(source, raw, on_read):
                 is_blank = not line.strip()
                 ends = document == "line" or (document == "paragraph" and was_blank)
                 if has_text and ends and not is_blank:
@@ -261,10 +258,6 @@ def _raw_documents(source: Source, document: Unit, on_read: OnRead) -> Iterator[
                 parts.append(line)
                 has_text = has_text or not is_blank
                 was_blank = is_blank
-                if (position := raw.tell()) - told >= _BYTES_A_REPORT:
-                    on_read(position - told)
-                    told = position
-            on_read(raw.tell() - told)
     except _READ_ERRORS as error:
         raise UserError(f"{source}: cannot be read: {error}; fetch or create it again.") from error
     if parts:

@@ -6,7 +6,7 @@ Only a newline ends a line, so that line numbers match an editor's.
 import io
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import BinaryIO
@@ -28,6 +28,7 @@ from mlstm_jax.corpora.records import (
     Line,
     RecordOrReject,
     Rejects,
+    alike,
     as_json,
     json_records,
     reject,
@@ -35,13 +36,16 @@ from mlstm_jax.corpora.records import (
 )
 from mlstm_jax.corpora.sources import STDIN, Source, check_source
 from mlstm_jax.corpora.tables import csv_records
-from mlstm_jax.errors import UserError, did_you_mean, nearest, note
+from mlstm_jax.errors import UserError, note
 
 LONGEST_LINE = 2**28  # bytes; a longer one is probably not text
 _LINES_A_REPORT = 1000
 _END_OF_FILE = b"\x1a"  # Ctrl-Z, which DOS programs write at the end of a text
 _MOST_FIELDS_SHOWN = 20
-NOT_TEXT = "text of another type"
+MISSING = "missing"
+
+# Called from time to time with the bytes on disk that were read since the last call.
+OnRead = Callable[[int], None]
 
 
 def read_documents(
@@ -73,7 +77,7 @@ def read_documents(
 
 
 def read_cleaned(
-    source: Source, recipe: Recipe, on_read: Callable[[int], None] | None = None
+    source: Source, recipe: Recipe, on_read: OnRead | None = None
 ) -> Iterator[CleanDocument | Reject | None]:
     """Yield what `read_source` does, each document cleaned; without bytes if it is blank."""
     for record in read_source(source, recipe, on_read):
@@ -84,47 +88,24 @@ def read_cleaned(
             yield clean(record.text, recipe.cleaning), rating
 
 
-class _MissingText:
-    """What the records of a file have in place of a text, until one has a text."""
-
-    def __init__(self, source: Source, recipe: Recipe) -> None:
-        self._source, self._columns = source, recipe.text_columns
-        self.has_text = False
-        self._fields: dict[str, None] = {}
-        self._kinds: Counter[str] = Counter()
-
-    def add(self, record: Iterable[str], text: object) -> None:
-        self.has_text = isinstance(text, str) and bool(text.strip())
-        self._kinds[kind_of(text)] += 1
-        if len(self._fields) < _MOST_FIELDS_SHOWN:
-            self._fields |= dict.fromkeys(record)
-
-    def error(self) -> UserError:
-        columns = " or ".join(self._columns)
-        if not self._kinds:
-            return UserError(f"{self._source} has no record; leave it out.")
-        why = f"{self._source}: none of its {self._kinds.total():,} records has text in {columns}"
-        fields = ", ".join(self._fields) or "(none)"
-        del self._kinds["missing"]
-        if self._kinds:
-            shown = ", ".join(f"{kind} in {n:,}" for kind, n in self._kinds.items())
-            return UserError(
-                f"{why} ({shown}). Write strings there, or name another field with `text_column`; "
-                f"the fields seen are {fields}."
-            )
-        near: dict[str, None] = {}
-        for column in self._columns:
-            near |= dict.fromkeys(nearest(column, self._fields))
-        return UserError(
-            f"{why}; the fields seen are {fields}. Name the right one with "
-            f"`text_column`{did_you_mean(near)}"
-        )
+def _no_text(source: Source, recipe: Recipe, fields: Sequence[str], kinds: Counter[str]) -> str:
+    """Why no record of a file has a text: the fields seen, and what they have in its place."""
+    if not kinds:
+        return f"{source} has no record; leave it out."
+    columns = recipe.text_columns
+    why = f"{source}: none of its {kinds.total():,} records has text in {' or '.join(columns)}"
+    seen = f"the fields seen are {', '.join(fields) or '(none)'}."
+    others = [f"{kind} in {n:,}" for kind, n in kinds.items() if kind != MISSING]
+    if others:
+        advice = f"Write strings there, or name another field with `text_column`; {seen}"
+        return f"{why} ({', '.join(others)}). {advice}"
+    return f"{why}; {seen} Name the right one with `text_column`{alike(columns, fields)}"
 
 
 def kind_of(value: object) -> str:
     """Describe what is in place of a text or a label, in a few words."""
     if value is None:
-        return "missing"
+        return MISSING
     if isinstance(value, str):
         return f"{value.strip()!r}, which means missing" if value.strip() else "blank"
     if isinstance(value, float) and not math.isfinite(value):
@@ -136,14 +117,13 @@ def kind_of(value: object) -> str:
 
 
 def read_source(
-    source: Source, recipe: Recipe, on_read: Callable[[int], None] | None = None
+    source: Source, recipe: Recipe, on_read: OnRead | None = None
 ) -> Iterator[Document | Reject | None]:
     """Yield the documents of a source, None for each record without text, rejects, and notes.
 
     By default the fields of text and rating are the first of `TEXT_COLUMNS` and `RATING_COLUMNS`
     that is not null (a rating must be a number, or it is ignored), and a document is a line in .txt
-    and a paragraph in `pydoc:`. `on_read` is called from time to time with the bytes on disk read
-    since its last call.
+    and a paragraph in `pydoc:`.
 
     Raises UserError if the source cannot be opened, does not match its name, or contains no text.
     """
@@ -154,22 +134,27 @@ def read_source(
         yield from read_parquet(source, recipe)
         return
     check_source(source)
-    seen = _MissingText(source, recipe)
+    has_text = False
+    fields: dict[str, None] = {}
+    kinds: Counter[str] = Counter()  # of what records have in place of a text
     records = 0
     first_reject: Reject | None = None
     # Errors raised by the code that uses the documents do not pass through here.
     try:
         for found in _records(source, recipe, on_read):
             if isinstance(found, Reject):
-                if not (first_reject or found.is_note):
-                    first_reject = found
+                if not found.is_note:
+                    first_reject = first_reject or found
                 yield found
                 continue
             where, record = found
             text = first(record, recipe.text_columns)
             records += 1
-            if not seen.has_text:
-                seen.add(record, text)
+            if not has_text:
+                has_text = isinstance(text, str) and bool(text.strip())
+                kinds[kind_of(text)] += 1
+                if len(fields) < _MOST_FIELDS_SHOWN:
+                    fields |= dict.fromkeys(record)
             if isinstance(text, str):
                 rating = rating_of(first(record, recipe.rating_columns))
                 yield Document(text, rating, record if recipe.label_column is not None else None)
@@ -178,30 +163,34 @@ def read_source(
             else:
                 excerpt = as_json(text)
                 why = f"its text is {excerpt[:EXCERPT]}, not a string"
-                yield reject(NOT_TEXT, source, where, why, excerpt)
+                yield reject("text of another type", source, where, why, excerpt)
     except compression.ERRORS as error:
-        kind = source.compression or compression.GZIP
-        if records and str(error).startswith(kind.behind):
-            why = (
-                f"left out the bytes behind its {kind.name} data, which are not {kind.name}; if a "
-                "part is missing, fetch or create the file again."
-            )
-            yield reject(f"bytes behind {kind.name} data", source, "", why, is_note=True)
-        else:
-            what = f"{kind.name} cut short or damaged"
-            why = f"the {what.replace(' ', ' data is ', 1)} ({error}); fetch or create it again."
-            cut = reject(what, source, f"after record {records:,}", why)
-            first_reject = first_reject or cut
-            yield cut
+        damage = _damage(source, records, error)
+        if not damage.is_note:
+            first_reject = first_reject or damage
+        yield damage
     except OSError as error:
         raise UserError(f"{source}: cannot be read: {error.strerror or error}") from error
-    if not seen.has_text:
-        raise UserError(first_reject.message) if first_reject else seen.error()
+    if not has_text:
+        why = first_reject.message if first_reject else _no_text(source, recipe, [*fields], kinds)
+        raise UserError(why)
 
 
-def _records(
-    source: Source, recipe: Recipe, on_read: Callable[[int], None] | None
-) -> Iterator[RecordOrReject]:
+def _damage(source: Source, records: int, error: Exception) -> Reject:
+    """The reject of compressed data, or a note on other bytes behind them."""
+    kind = source.compression or compression.GZIP
+    if records and str(error).startswith(kind.behind):
+        why = (
+            f"left out the bytes behind its {kind.name} data, which are not {kind.name}; if a part "
+            "is missing, fetch or create the file again."
+        )
+        return reject(f"bytes behind {kind.name} data", source, "", why, is_note=True)
+    why = f"the {kind.name} data is cut short or damaged ({error}); fetch or create it again."
+    what = f"{kind.name} cut short or damaged"
+    return reject(what, source, f"after record {records:,}", why)
+
+
+def _records(source: Source, recipe: Recipe, on_read: OnRead | None) -> Iterator[RecordOrReject]:
     column = recipe.text_columns[0]
     if source.kind == "pydoc":
         from pydoc_data.topics import topics
@@ -233,34 +222,26 @@ def _scan(source: Source, recipe: Recipe) -> Iterator[Line]:
         yield from _lines(source, raw, recipe, None)
 
 
-def _lines(
-    source: Source, raw: BinaryIO, recipe: Recipe, on_read: Callable[[int], None] | None
-) -> Iterator[Line]:
+def _lines(source: Source, raw: BinaryIO, recipe: Recipe, on_read: OnRead | None) -> Iterator[Line]:
     """Yield the lines with their numbers and line ends.
 
     Raises UserError if a line is too long, or the whole file is one line with carriage returns.
     """
-    told = 0
     needs_lines = source.kind not in ("json", "jsonl") and recipe.document != "file"
-    for number, line in enumerate(limited_lines(source, raw), 1):
+    for number, line in enumerate(limited_lines(source, raw, on_read), 1):
         if number == 1 and needs_lines and line[-1:] != b"\n" and b"\r" in line[:-1]:
             raise UserError(
                 f"{source}: its lines end with a carriage return without a newline, as in "
                 r"files of old Macs; convert the file, for example with: tr '\r' '\n'"
             )
         yield _decoded(source, number, line.removesuffix(_END_OF_FILE))
-        if on_read and number % _LINES_A_REPORT == 0:
-            position = raw.tell()
-            on_read(position - told)
-            told = position
-    if on_read:
-        on_read(raw.tell() - told)
 
 
-def limited_lines(source: Source, raw: BinaryIO) -> Iterator[bytes]:
+def limited_lines(source: Source, raw: BinaryIO, on_read: OnRead | None) -> Iterator[bytes]:
     """Yield the lines of a file, unpacked; UserError if one is longer than `LONGEST_LINE`."""
     stream = source.compression.open(raw) if source.compression else raw
     number = 0
+    told = 0
     while line := stream.readline(LONGEST_LINE + 1):
         number += 1
         if len(line) > LONGEST_LINE:
@@ -269,6 +250,12 @@ def limited_lines(source: Source, raw: BinaryIO) -> Iterator[bytes]:
                 "into lines, or leave the file out."
             )
         yield line
+        if on_read and number % _LINES_A_REPORT == 0:
+            position = raw.tell()
+            on_read(position - told)
+            told = position
+    if on_read:
+        on_read(raw.tell() - told)
 
 
 def _decoded(source: Source, number: int, line: bytes) -> Line:

@@ -38,13 +38,18 @@ def no_column(
     option: str = "`text_column`",
 ) -> str:
     """The message about a table without any of the wanted columns."""
+    return (
+        f"{source}: no column {' or '.join(wanted)}; its columns are {', '.join(columns)}. Name "
+        f"the right one with {option}{alike(wanted, columns)}"
+    )
+
+
+def alike(wanted: Sequence[str], columns: Sequence[str]) -> str:
+    """The end of a message: the columns whose names resemble the wanted ones."""
     near: dict[str, None] = {}
     for name in wanted:
         near |= dict.fromkeys(nearest(name, columns))
-    return (
-        f"{source}: no column {' or '.join(wanted)}; its columns are {', '.join(columns)}. Name "
-        f"the right one with {option}{did_you_mean(near)}"
-    )
+    return did_you_mean(near)
 
 
 def text_columns(
