@@ -7,7 +7,7 @@ been prepared as ArrayRecord files: nothing is downloaded here. TFDS decides whe
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mlstm_jax.corpora.documents import SEVERAL_LABELS, Document, Recipe, first, rating_of
@@ -52,7 +52,8 @@ def read_parquet(source: Source, recipe: Recipe) -> Iterator[Document | None]:
 
 def _parquet_rows(con: "duckdb.DuckDBPyConnection", source: Source, recipe: Recipe) -> str:
     """The SQL of all records of a file: text, rating as text, and label."""
-    path = quoted(re.sub(r"([*?[])", r"[\1]", source.name))  # DuckDB sees no pattern in it
+    name = re.sub(r"([*?[])", r"[\1]", source.name)  # DuckDB sees no pattern in it
+    path = "'" + name.replace("'", "''") + "'"
     table = f"read_parquet({path}, hive_partitioning = false, file_row_number = true)"
     # DuckDB renames columns that differ in case only, and keeps their order.
     described = con.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()
@@ -61,7 +62,6 @@ def _parquet_rows(con: "duckdb.DuckDBPyConnection", source: Source, recipe: Reci
     for name, (renamed, kind, *_) in zip(names, described, strict=False):
         columns[name] = ('"' + renamed.replace('"', '""') + '"', kind)
     texts = text_columns(source, recipe, names)
-    ratings = [name for name in recipe.rating_columns if name in columns]
     label = recipe.label_column
     if label is not None and label not in columns:
         option = f"`label_column` ({SEVERAL_LABELS})"
@@ -81,14 +81,14 @@ def _parquet_rows(con: "duckdb.DuckDBPyConnection", source: Source, recipe: Reci
             return f"{renamed}::VARCHAR::DOUBLE"
         return renamed
 
-    def first_of(names: list[str]) -> str:
-        values = [f"{column(name)}::VARCHAR" for name in names]
-        return f"coalesce({', '.join([*values, 'NULL'])})"
+    def first_of(names: Iterable[str]) -> str:
+        values = [f"{column(name)}::VARCHAR, " for name in names if name in columns]
+        return f"coalesce({''.join(values)}NULL)"
 
     label_value = "NULL" if label is None else column(label)
     return (
-        f"SELECT {first_of(texts)} AS text, {first_of(ratings)} AS rating, {label_value} AS label "
-        f"FROM {table}"
+        f"SELECT {first_of(texts)} AS text, {first_of(recipe.rating_columns)} AS rating, "
+        f"{label_value} AS label FROM {table}"
     )
 
 
@@ -98,11 +98,10 @@ def _column_names(con: "duckdb.DuckDBPyConnection", path: str) -> list[str]:
     names = []
     inside = 0  # fields that are still to come in the present column
     for name, children in con.execute(schema).fetchall()[1:]:
-        if inside:
-            inside += children - 1
-        else:
+        if not inside:
             names.append(name)
-            inside = children
+            inside = 1
+        inside += children - 1
     return names
 
 
@@ -124,11 +123,6 @@ def _bad_row(con: "duckdb.DuckDBPyConnection", query: str) -> int:
     return low + 1
 
 
-def quoted(text: str) -> str:
-    """A text as an SQL literal."""
-    return "'" + text.replace("'", "''") + "'"
-
-
 def _document(recipe: Recipe, text: str, rating: object, label: object) -> Document:
     record = None
     if recipe.label_column is not None:
@@ -146,9 +140,8 @@ def read_tfds(source: Source, recipe: Recipe) -> Iterator[Document | None]:
     """
     name, _, split = source.name.removeprefix(TFDS).partition(":")
     if not name or not split:
-        raise UserError(
-            f"{source}: must be tfds:NAME[/CONFIG]:SPLIT, such as tfds:imdb_reviews:train"
-        )
+        why = "must be tfds:NAME[/CONFIG]:SPLIT, such as tfds:imdb_reviews:train"
+        raise UserError(f"{source}: {why}")
     examples, features = _open_tfds(source, name, split)
     text_columns = tuple(field for field in recipe.text_columns if field in features)
     if not text_columns:
@@ -170,10 +163,8 @@ def _open_tfds(source: Source, name: str, split: str) -> tuple[Any, Mapping[str,
     with extra("tfds", f"{source}: needs TensorFlow Datasets"):
         import tensorflow_datasets as tfds
         from tensorflow_datasets.core.read_only_builder import builder_from_files
-    make = (
-        f"in Python, tensorflow_datasets.builder({name!r}, file_format='array_record')"
-        ".download_and_prepare()"
-    )
+    made = f"tensorflow_datasets.builder({name!r}, file_format='array_record')"
+    make = f"in Python, {made}.download_and_prepare()"
     folder = os.environ.get("TFDS_DATA_DIR") or tfds.core.constants.DATA_DIR
     known = ""
     try:

@@ -172,24 +172,15 @@ def cleaned_spans(text: str, spans: Sequence[tuple[int, int]], cleaning: Cleanin
         place += len(part)
         size += len(_utf8(kept[begin : max(place, 0)]))
         sizes[b] = size
-    for start, end in spans:
-        wrong = ""
+    for span in spans:
+        start, end = span
+        for cut in span if joined != converted else ():
+            if _converted(text[:cut], cleaning) + _converted(text[cut:], cleaning) != converted:
+                raise InvalidField(f"({start}, {end}) cuts characters that cleaning makes one")
         if sizes[start] == sizes[end]:
-            wrong = f", {text[start:end]!r}, has no byte left after cleaning"
-        if joined != converted and not _is_whole(text, (start, end), cleaning):
-            wrong = " cuts characters that cleaning makes one"
-        if wrong:
-            raise InvalidField(f"({start}, {end}){wrong}")
+            what = f"({start}, {end}), {text[start:end]!r},"
+            raise InvalidField(f"{what} has no byte left after cleaning")
     return [sizes[end] - 1 for _, end in spans]
-
-
-def _is_whole(text: str, span: tuple[int, int], cleaning: Cleaning) -> bool:
-    """Whether no end of a span is inside characters that become one."""
-    whole = _converted(text, cleaning)
-    for cut in span:
-        if _converted(text[:cut], cleaning) + _converted(text[cut:], cleaning) != whole:
-            return False
-    return True
 
 
 def prompt_bytes(prompt: str, cleaning: Cleaning) -> bytes:

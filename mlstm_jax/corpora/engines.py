@@ -79,13 +79,10 @@ def sort_with_duckdb(
         with duckdb.connect(":memory:", config=config) as con:
             counts = [SourceCounts(source) for source in sources]
             on_read = bytes_read(sources, report)
-            documents = chain.from_iterable(
-                source_counts.texts(
-                    read_cleaned(source_counts.source, recipe, on_read), rejects.add
-                )
-                for source_counts in counts
-            )
-            _insert(con, documents, recipe)
+            texts = [
+                one.texts(read_cleaned(one.source, recipe, on_read), rejects.add) for one in counts
+            ]
+            _insert(con, chain.from_iterable(texts), recipe)
             report("read", 1)
             report("sort", 0)
             what = "*" if recipe.dedupe == "none" else "DISTINCT key"
@@ -93,18 +90,15 @@ def sort_with_duckdb(
             kept = con.execute(query).fetchall()[0][0]
             yield SortedDocuments(counts, kept, _in_order(con, recipe))
     except duckdb.Error as error:
-        why = f"DuckDB: {first_line(error)}"
+        what = "DuckDB"
+        advice = ""
         if isinstance(error, duckdb.OutOfMemoryException):
-            why = (
-                f"the memory limit is too low: {first_line(error)}\nRaise `memory_limit`, or use "
-                "fewer `threads`."
-            )
+            what = "the memory limit is too low"
+            advice = "\nRaise `memory_limit`, or use fewer `threads`."
         if isinstance(error, duckdb.IOException):
-            why = (
-                f"{scratch}: {first_line(error)}\nFree some space there, or name another folder "
-                "with `temp_dir`."
-            )
-        raise UserError(why) from error
+            what = str(scratch)
+            advice = "\nFree some space there, or name another folder with `temp_dir`."
+        raise UserError(f"{what}: {first_line(error)}{advice}") from error
 
 
 def _insert(
@@ -229,11 +223,8 @@ def sort_with_beam(
 
 def _reason(error: Exception) -> str:
     """The line of a runner's message that says what went wrong: ours, if there is one."""
-    lines = str(error).strip().splitlines()
-    for line in lines:
-        if _OF_WORKER in line:
-            return line[line.index(_OF_WORKER) :]
-    return lines[0] if lines else type(error).__name__
+    _, found, rest = str(error).partition(_OF_WORKER)
+    return found + rest.splitlines()[0] if found else first_line(error)
 
 
 def _lost(part: Path) -> str:

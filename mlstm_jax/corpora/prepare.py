@@ -47,7 +47,7 @@ from mlstm_jax.corpora.writer import (
     write_split,
 )
 from mlstm_jax.data import corpus
-from mlstm_jax.data.corpus import SPLITS, Corpus, Manifest, SplitManifest, SplitName
+from mlstm_jax.data.corpus import SPLITS, Corpus, Manifest, SplitName
 from mlstm_jax.errors import UserError, note
 from mlstm_jax.fields import public, require_kind
 from mlstm_jax.output import atomic_directory, partial_folder, remove_leftovers
@@ -112,9 +112,8 @@ def prepare(
     """
     options = dataclasses.replace(options, **changes)
     is_given = isinstance(sources, Mapping)
-    names_of: dict[Any, list[str]] = {}
-    for split, names in sources.items() if isinstance(sources, Mapping) else [("", sources)]:
-        names_of[split] = _names(names)
+    splits: Mapping[Any, Sources] = sources if isinstance(sources, Mapping) else {"": sources}
+    names_of = {split: _names(names) for split, names in splits.items()}
     if not any(names_of.values()):
         raise UserError(f"no source given; name text files, or {PYDOC}")
     # So that the temporary folder goes next to it, even for "." or a link; and the corpus replaces
@@ -158,11 +157,8 @@ def prepare(
         with _read_and_sort(split_sources, options, recipe, rejects, scratch, report) as gathered:
             manifest = _write(gathered, folder, recipe, options, rejects, rejects_file, report)
         shutil.rmtree(scratch if scratch.parent == folder else scratch.parent, ignore_errors=True)
-        written = manifest.to_json().encode()
-        if Manifest.from_json(written, folder / corpus.MANIFEST) != manifest:
-            raise RuntimeError("the manifest cannot be read back")
         with durable(folder / corpus.MANIFEST) as file:
-            file.write(written)
+            file.write(manifest.to_json().encode())
     for text in rejects.notes():
         note(text)
     return Corpus(out, manifest)
@@ -305,8 +301,8 @@ def _write(
     with_text = sum(source.documents for source in manifests)
     without_text = sum(source.without_text for source in manifests)
     blank = sum(source.blank for source in manifests)
-    is_rated = any(source.is_rated for source in gathered.counts)
     records = with_text + without_text + blank
+    is_rated = any(source.is_rated for source in gathered.counts)
     rejects.write(rejects_file)
     rejects.check(records + len(rejects), options.max_reject_fraction, rejects_file)
     if recipe.rating_column and not is_rated:
@@ -321,7 +317,7 @@ def _write(
         split = options.split or usual_split(gathered.documents)
         sizes = _sizes(gathered.documents, split)
     documents = _counted(gathered.in_order, gathered.documents, report)
-    splits: dict[str, SplitManifest] = {}
+    splits = {}
     for name in _ORDER:
         size = sizes.get(name, 0)
         splits[name] = write_split(folder, name, islice(documents, size), size, is_rated)
@@ -354,10 +350,9 @@ def _counted(
 
 def _sizes(documents: int, split: SplitWeights) -> dict[str, int]:
     """The number of documents of each split; the first with a weight takes the rest."""
-    weights: dict[str, Fraction] = {}
-    for name, weight in zip(SPLITS, split, strict=True):
-        if weight:
-            weights[name] = Fraction(str(weight))  # exactly, so that 0.8,0.1,0.1 gives 8,1,1
+    pairs = zip(SPLITS, split, strict=True)
+    # Exactly, so that 0.8,0.1,0.1 gives 8,1,1.
+    weights = {name: Fraction(str(weight)) for name, weight in pairs if weight}
     first, *others = weights
     total = sum(weights.values())
     sizes = {name: max(1, round(documents * weights[name] / total)) for name in others}

@@ -186,7 +186,7 @@ def as_json(value: object) -> str:
 
 
 class Rejects:
-    """The rejects and the notes of one reading."""
+    """The rejects and the notes of one reading: how many of each kind, and the first ones."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -196,7 +196,7 @@ class Rejects:
         self.written = False  # True once writing begins
 
     def add(self, reject: Reject) -> None:
-        """Count a reject or a note, and keep the first ones."""
+        """Take a reject or a note."""
         counts = self._noted if reject.is_note else self._counts
         kept = self._notes if reject.is_note else self._kept
         counts[reject.kind] += 1
