@@ -350,9 +350,10 @@ def _counted(
 
 def _sizes(documents: int, split: SplitWeights) -> dict[str, int]:
     """The number of documents of each split; the first with a weight takes the rest."""
-    pairs = zip(SPLITS, split, strict=True)
-    # Exactly, so that 0.8,0.1,0.1 gives 8,1,1.
-    weights = {name: Fraction(str(weight)) for name, weight in pairs if weight}
+    weights: dict[str, Fraction] = {}
+    for name, weight in zip(SPLITS, split, strict=True):
+        if weight:
+            weights[name] = Fraction(str(weight))  # exactly, so that 0.8,0.1,0.1 gives 8,1,1
     first, *others = weights
     total = sum(weights.values())
     sizes = {name: max(1, round(documents * weights[name] / total)) for name in others}

@@ -43,9 +43,13 @@ class CsvFormat(NamedTuple):
     quoted: bool = True  # whether a field may be in quotes
 
     def reader(self, lines: Iterable[str]) -> Iterator[list[str]]:
-        quoting = csv.QUOTE_MINIMAL if self.quoted else csv.QUOTE_NONE
         # Strict, because an unclosed quote would otherwise silently swallow the rest of the file.
-        return csv.reader(lines, delimiter=self.delimiter, quoting=quoting, strict=True)
+        return csv.reader(
+            lines,
+            delimiter=self.delimiter,
+            quoting=csv.QUOTE_MINIMAL if self.quoted else csv.QUOTE_NONE,
+            strict=True,
+        )
 
     def has_text_column(self, header: str) -> bool:
         try:
