@@ -74,6 +74,14 @@ def test_troubleshooting_quotes_messages_of_the_code() -> None:
             assert part.strip() in text, message
 
 
+def test_no_blank_line_cuts_a_table() -> None:
+    """A row after a blank line is text, unless a line of dashes makes it a header."""
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("results/*/*.md")]:
+        text = page.read_text(encoding="utf-8")
+        lost = re.findall(r"(?m)^\|.*\|\n\n(\|.*\|)\n(?!\|-)", text)
+        assert not lost, page
+
+
 def test_the_stored_outputs_are_those_of_the_stored_code() -> None:
     nbformat = pytest.importorskip("nbformat")
     pytest.importorskip("nbclient")
