@@ -145,19 +145,13 @@ def training(data: Path, seed: int) -> list[Text]:
     tweets = read_tweets(data / "tweets/train.tsv.gz")
     tweets = [text for text in tweets if letters(text.text) not in held_out]
     reviews, titles = read_amazon(data / "amazon")
-    tweets = [text for text in tweets if text.label != "neutral" or random_.random() < 0.6]
     chosen = 2 * sentences + tweets + read_imdb(data / "imdb/train.jsonl.gz")["train"]
-    for label, count in zip(CLASSES, (20_000, 12_000, 20_000), strict=True):
-        chosen += draw(others, label, count, random_)
+    chosen += [text for text in others if text.label != "neutral"]
+    chosen += draw(others, "neutral", 20_000, random_)
     for label in CLASSES:
-        chosen += draw(reviews, label, 1_000, random_)
+        chosen += draw(reviews, label, 1_200, random_)
         chosen += draw(titles, label, 2_500, random_)
-    good, bad = (
-        negation.words_of(text.text for text in others if text.label == label)
-        for label in ("positive", "negative")
-    )
-    for text, label in negation.texts(seed, 20_000, good, bad):
-        chosen.append(Text(text, label, "negation"))
+    chosen += [Text(text, label, "negation") for text, label in negation.texts(seed, 6_000)]
     return chosen
 
 

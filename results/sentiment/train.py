@@ -38,8 +38,8 @@ WARM_UP = 0.1  # of the steps
 DROPOUT = 0.15
 LM_WEIGHT = 0.15
 MEAN_OF = 400  # updates, of the exponential mean of parameters
-LONGEST = 800  # bytes of a text
-LENGTHS = (16, 24, 32, 48, 64, 96, 128, 160, 224, 384, 800)
+LONGEST = 1_000  # bytes of a text
+LENGTHS = (16, 24, 32, 48, 64, 96, 128, 160, 224, 384, 640, 1024)
 # Of a source's texts of a class, against the others of the source: balanced to the power of a half.
 BALANCE = 0.5
 SECONDS = 300  # between two saved states
