@@ -52,7 +52,8 @@ def read_parquet(source: Source, recipe: Recipe) -> Iterator[Document | None]:
 
 def _parquet_rows(con: "duckdb.DuckDBPyConnection", source: Source, recipe: Recipe) -> str:
     """The SQL of all records of a file: text, rating as text, and label."""
-    name = re.sub(r"([*?[])", r"[\1]", source.name)  # DuckDB sees no pattern in it
+    # DuckDB sees no pattern in it, and no home folder, as in "~a.parquet".
+    name = re.sub(r"([*?[])", r"[\1]", str(source.path.absolute()))
     path = "'" + name.replace("'", "''") + "'"
     table = f"read_parquet({path}, hive_partitioning = false, file_row_number = true)"
     # DuckDB renames columns that differ in case only, and keeps their order.

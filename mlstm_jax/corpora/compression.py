@@ -21,15 +21,11 @@ class Compression(NamedTuple):
     behind: str  # the beginning of the error on other bytes behind whole data
 
 
-def _open_gzip(raw: BinaryIO) -> BinaryIO:
-    return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
-
-
 GZIP = Compression(
     name="gzip",
     suffix=".gz",
     magic=b"\x1f\x8b",
-    open=_open_gzip,
+    open=cast(Callable[[BinaryIO], BinaryIO], gzip.open),
     errors=(EOFError, gzip.BadGzipFile, zlib.error),
     behind="Not a gzipped file",
 )

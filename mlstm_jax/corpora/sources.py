@@ -176,12 +176,7 @@ def _files_of(name: str, without: Collection[Path]) -> list[str]:
                 files.append(match)
         if not files:
             raise UserError(f"{name}: no file matches; check the pattern.")
-    found = []
-    for file in files:
-        if str(file)[0] == "~":  # DuckDB would expand it to a home folder.
-            file = file.absolute()
-        found.append(str(file))
-    return found
+    return list(map(str, files))
 
 
 def manifest_names(sources: Sequence[Source]) -> list[str]:

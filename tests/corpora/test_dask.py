@@ -99,7 +99,7 @@ def test_a_cluster_makes_the_corpus_of_duckdb(tmp_path: Path, cluster, is_killed
     assert (tmp_path / "beam.rejects.jsonl").read_text() == rejects
 
 
-def test_what_a_worker_cannot_read_or_write_is_named(tmp_path: Path, cluster, monkeypatch) -> None:
+def test_a_worker_that_cannot_read_or_write(tmp_path: Path, cluster, monkeypatch) -> None:
     address, workers = cluster
     here = tmp_path / "here"
     here.mkdir()

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from mlstm_jax.corpora import engines
-from mlstm_jax.corpora.documents import CleanDocument, Document, Recipe, Reject, clean, in_order
+from mlstm_jax.corpora.documents import CleanDocument, Document, Recipe, Reject, in_order
 from mlstm_jax.corpora.prepare import prepare
-from mlstm_jax.corpora.readers import read_source
+from mlstm_jax.corpora.readers import read_cleaned, read_source
 from mlstm_jax.corpora.sources import Source
 from mlstm_jax.errors import UserError
 
@@ -24,14 +24,10 @@ GOOD = [b'{"text": "good %d", "rating": %d}\n' % (i, i % 5) for i in range(20)]
 
 def expected(sources: list[str], recipe: Recipe) -> list[CleanDocument]:
     """The corpus by the readers alone, in memory: what the engines must give."""
-    documents = []
+    documents: list[CleanDocument] = []
     for source in sources:
-        for found in read_source(Source(source), recipe):
-            if found and not isinstance(found, Reject):
-                text = clean(found.text, recipe.cleaning)
-                if text:
-                    rating = float("nan") if found.rating is None else found.rating
-                    documents.append((text, rating))
+        found = read_cleaned(Source(source), recipe)
+        documents += [one for one in found if one and not isinstance(one, Reject) and one[0]]
     return list(in_order(documents, recipe.seed, recipe.dedupe))
 
 
@@ -63,14 +59,14 @@ BAD = [
 def write_bad(folder: Path) -> list[Path]:
     """A file of each bad record: before and behind it are 20 good ones, or half a .gz file."""
     paths = []
+    good = {
+        "csv": b"rating,text\n" + b'1,"long\n line"\n' * 5 + b"2,good\n" * 15,
+        "txt": b"good\n" * 20,
+    }
     for number, (name, content, *_) in enumerate(BAD):
         path = folder / f"{number}{name}"
-        lines, before = list(GOOD), 10
-        if name == "a.csv":
-            lines = [b"rating,text\n", *(b'%d,"long\n %d"\n' % (i % 5, i) for i in range(5))]
-            lines, before = [*lines, *(b"%d,good %d\n" % (i % 5, i) for i in range(15))], 6
-        elif name == "a.txt":
-            lines = [b"good %d\n" % i for i in range(20)]
+        lines = good.get(name[2:], b"".join(GOOD)).splitlines(keepends=True)
+        before = 11 if name == "a.csv" else 10  # lines of 6 records
         path.write_bytes(b"".join([*lines[:before], content, *lines[before:]]))
         if path.suffix == ".gz":
             whole = gzip.compress(b"".join(b'{"text": "%d"}\n' % i**9 for i in range(3000)))
@@ -79,10 +75,11 @@ def write_bad(folder: Path) -> list[Path]:
     return paths
 
 
-def test_each_kind_is_counted_placed_and_left_out(tmp_path: Path) -> None:
+def test_rejects(tmp_path: Path) -> None:
     paths = write_bad(tmp_path)
     sources = list(map(str, paths))
-    out, rejects = tmp_path / "out", tmp_path / "out.rejects.jsonl"
+    out = tmp_path / "out"
+    rejects = tmp_path / "out.rejects.jsonl"
     kinds = Counter(kind for _, _, kind, *_ in BAD)
     with pytest.raises(UserError, match=r"15 of [\d,]+ records cannot be read.*fract") as told:
         prepare(sources, out, split=(1, 0, 0), max_reject_fraction=0)
@@ -115,15 +112,15 @@ _RATINGS = [None, 0, 4.5, -0.0, 1e39, " 4.5\n", "nan", "good"]
     # With few bytes a row, most documents have several rows.
     [("normalized", engines._BYTES_A_ROW), ("normalized", 3), ("none", 3)],
 )
-def test_duckdb_orders_documents_as_memory_does(
+def test_duckdb_and_memory_agree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dedupe: Any, bytes_a_row: int
 ) -> None:
     monkeypatch.setattr(engines, "_BYTES_A_ROW", bytes_a_row)
-    generator = random.Random(0)
+    draw = random.Random(0)
     records: list[dict[str, object]] = [{"other": 1}, {"text": "last"}]
     for _ in range(6000):
-        text = "".join(generator.choices(_PIECES, k=generator.choice([0, 1, 2, 3, 5])))
-        records.append({"text": text, "rating": generator.choice(_RATINGS)})
+        text = "".join(draw.choices(_PIECES, k=draw.choice([0, 1, 2, 3, 5])))
+        records.append({"text": text, "rating": draw.choice(_RATINGS)})
     source = jsonl(tmp_path / "a.jsonl", records)
     prepare([source], tmp_path / "out", split=(1, 0, 0), seed=3, dedupe=dedupe)
     wanted = expected([source], Recipe(seed=3, dedupe=dedupe))
@@ -131,7 +128,7 @@ def test_duckdb_orders_documents_as_memory_does(
     assert comparable(rated(tmp_path / "out")) == comparable(wanted)
 
 
-def test_another_file_where_the_rejects_would_be_is_left_alone(tmp_path: Path) -> None:
+def test_another_file_of_rejects(tmp_path: Path) -> None:
     other = Path(jsonl(tmp_path / "out.rejects.jsonl", [{"text": "good"}]))
     (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
     with pytest.raises(UserError, match=r"would be both read and written"):
@@ -143,7 +140,7 @@ def test_another_file_where_the_rejects_would_be_is_left_alone(tmp_path: Path) -
         assert other.read_bytes() == content
 
 
-def test_records_nested_as_deeply_as_json_can_be_read_are_rejects(tmp_path: Path) -> None:
+def test_deeply_nested_records(tmp_path: Path) -> None:
     lines = ['{"text": "good"}']
     limit = sys.getrecursionlimit()
     for depth in range(limit - 200, limit):
@@ -156,7 +153,7 @@ def test_records_nested_as_deeply_as_json_can_be_read_are_rejects(tmp_path: Path
 
 
 @pytest.mark.parametrize("value", ["'good ' || i || ' é'", "encode('good ' || i)"])
-def test_the_row_of_a_parquet_file_that_is_not_utf8_is_named(tmp_path: Path, value: str) -> None:
+def test_parquet_that_is_not_utf8(tmp_path: Path, value: str) -> None:
     path = tmp_path / "a.parquet"
     query = f"SELECT {value} AS text, (i % 5)::VARCHAR AS stars FROM range(10000) t(i)"
     write_parquet(path, query, b"good 7234", b"good 9999")
@@ -165,7 +162,7 @@ def test_the_row_of_a_parquet_file_that_is_not_utf8_is_named(tmp_path: Path, val
     assert [left.name for left in tmp_path.iterdir()] == ["a.parquet"]
 
 
-def test_columns_of_bytes_and_of_short_floats_in_parquet(tmp_path: Path) -> None:
+def test_types_of_parquet(tmp_path: Path) -> None:
     """Texts without the mark of UTF-8."""
     good = "SELECT encode('good ' || i) AS text, (i / 10)::FLOAT AS label FROM range(3) t(i)"
     write_parquet(tmp_path / "a.parquet", good)

@@ -55,7 +55,7 @@ _FIELDS = {"text": None, "sentence": "default", "body": "named", "stars": 2, "ma
         ),
     ],
 )
-def test_the_text_and_the_rating_of_a_record(tmp_path, record, options, expected):
+def test_text_and_rating(tmp_path, record, options, expected):
     source = write(tmp_path / "a.jsonl", lines(record, {"text": "end", "body": "end"}))
     found = documents(source, **options)
     assert found == [expected, Document("end", None)]
@@ -69,7 +69,8 @@ REPEATED = b'{"id": 1, "id": 2, "text": "a \\"text\\"", "x": {"text": ""}, "y": 
 JOINED = 'text\tn\n"begins\t1\nends"\t2\nsay "so"\t3\n'
 SPACED = '"n"\ttext\n1\t" ""a ""b"" c"""\n2\t"two\nlines"\n3\t" """""\n'
 QUOTED = 'text,n\n"one,\nline, and, ""more""",1\n'
-YES, NO = {"quoting": "yes"}, {"quoting": "no"}
+YES = {"quoting": "yes"}
+NO = {"quoting": "no"}
 
 
 @pytest.mark.parametrize(
@@ -123,15 +124,16 @@ YES, NO = {"quoting": "yes"}, {"quoting": "no"}
     ],
     ids=lambda value: str(value)[:40],
 )  # fmt: skip
-def test_the_texts_of_a_file_and_what_is_noted(tmp_path, name, content, options, expected, note):
+def test_texts_and_notes(tmp_path, name, content, options, expected, note):
     for path in (tmp_path / name, tmp_path / f"{name}.gz"):
         noted = pytest.warns(Note, match=f"{path.name}.*{note}") if note else nullcontext()
         with noted:
             assert texts(write(path, content), **options) == expected
 
 
-def test_the_documentation_of_python_is_built_in() -> None:
-    paragraphs, topics = texts(Source("pydoc:")), texts(Source("pydoc:"), document="file")
+def test_pydoc() -> None:
+    paragraphs = texts(Source("pydoc:"))
+    topics = texts(Source("pydoc:"), document="file")
     assert len(paragraphs) > 10 * len(topics) > 500
     assert all(text and "\n\n" not in text for text in paragraphs)
     assert max(text.count("\n") for text in paragraphs) > 5
@@ -170,14 +172,14 @@ def test_the_documentation_of_python_is_built_in() -> None:
         ("a.jsonl", '{"body": "t"}\n{"id": 1}\n', r"none of its 2 records .*seen are body, id\."),
     ],
 )  # fmt: skip
-def test_a_file_that_cannot_be_used_is_named_with_the_reason(tmp_path, name, content, message):
+def test_unusable_files(tmp_path, name, content, message):
     source = write(tmp_path / name, content)
     with pytest.raises(UserError, match=f"(?s){name}.*{message}"):
         documents(source)
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl.gz"])
-def test_a_line_has_a_largest_length(tmp_path, monkeypatch, name):
+def test_longest_line(tmp_path, monkeypatch, name):
     monkeypatch.setattr(readers, "LONGEST_LINE", 100)
     source = write(tmp_path / name, f"{'x' * 98}\n\n" + "x" * 101)
     with pytest.raises(UserError, match=rf"{name}, line 3: is longer than 100 bytes"):
@@ -209,7 +211,7 @@ def test_standard_input(monkeypatch, data, expected):
     assert texts(STDIN) == expected
 
 
-def test_unreadable_records_are_skipped_as_prepare_skips_them(tmp_path: Path) -> None:
+def test_skipped_records(tmp_path: Path) -> None:
     good = [f"{n % 2},text {n}\n" for n in range(999)]
     source = write(tmp_path / "a.csv", "".join(["label,text\n", *good, '1,"bad" quote\n']))
     with pytest.warns(Note, match=r"1 CSV quote: .*a\.csv, line 1,001"):
@@ -218,21 +220,21 @@ def test_unreadable_records_are_skipped_as_prepare_skips_them(tmp_path: Path) ->
     manifest = prepare([source.name], tmp_path / "out").manifest
     assert (manifest.records, manifest.rejected) == (999, {"CSV quote": 1})
     write(tmp_path / "a.csv", "".join(["label,text\n", *good[:998], '1,"bad" quote\n']))
-    for read in (documents, lambda one: prepare([one.name], tmp_path / "more")):
-        with pytest.raises(UserError, match=r"1 of 999 records cannot be read.*\n.*line 1,000"):
-            read(source)
+    too_many = r"1 of 999 records cannot be read.*\n.*line 1,000"
+    with pytest.raises(UserError, match=too_many):
+        documents(source)
+    with pytest.raises(UserError, match=too_many):
+        prepare([source.name], tmp_path / "more")
 
 
 @pytest.mark.parametrize("delimiter", [",", "\t"])
 @pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
-def test_what_pythons_csv_writes_is_read_as_it_reads_it(tmp_path, delimiter, quoting):
+def test_csv_of_python(tmp_path, delimiter, quoting):
     pieces = ["a", "b ", '"', '""', "\n", "\r\n", "é", "'", delimiter]
     path = tmp_path / ("a.csv" if delimiter == "," else "a.tsv")
-    for seed in range(40):
-        generator = random.Random(seed)
-        made = [
-            "x" + "".join(generator.choices(pieces, k=generator.randrange(9))) for _ in "x" * 20
-        ]
+    draw = random.Random(0)
+    for _ in range(40):
+        made = ["x" + "".join(draw.choices(pieces, k=draw.randrange(9))) for _ in range(20)]
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, delimiter=delimiter, quoting=quoting)
             writer.writerow(["n", "text", "z"])
@@ -254,12 +256,12 @@ def test_what_pythons_csv_writes_is_read_as_it_reads_it(tmp_path, delimiter, quo
         (['"a', 'b"\t1', "fine"], ['"a', 'b"', "fine"]),
     ],
 )
-def test_a_tsv_is_quoted_if_only_then_all_records_are_whole(tmp_path, rows, expected):
+def test_quoted_tsv(tmp_path, rows, expected):
     lines = ["text\tlabel", *rows, ""]
     assert texts(write(tmp_path / "a.tsv", "\n".join(lines))) == expected
 
 
-def test_gzip_that_is_not_or_is_cut_short_or_damaged(tmp_path: Path) -> None:
+def test_damaged_gzip(tmp_path: Path) -> None:
     path = tmp_path / "a.txt.gz"
     path.write_bytes(b"plain text\n")
     with pytest.raises(UserError, match=r"a\.txt\.gz: is not gzip, though its name ends in \.gz"):
@@ -296,7 +298,7 @@ def test_cleaning(text: str, radford: bytes, none: bytes) -> None:
     assert clean(text, "none") == none
 
 
-def test_near_duplicates_differ_in_case_and_in_white_space_of_any_kind() -> None:
+def test_near_duplicates() -> None:
     spaces = [chr(code) for code in range(0x3001) if chr(code).isspace()]
     for space in [*spaces, "  ", "\r\n"]:
         text = f"{space}Some{space}TEXT {space}".encode()

@@ -24,7 +24,7 @@ def some_bytes(seed: int, count: int) -> bytes:
 
 
 @pytest.mark.parametrize("document", [None, "line", "paragraph", "file"])
-def test_without_cleaning_text_files_are_kept_byte_for_byte(tmp_path, document):
+def test_text_files_byte_for_byte(tmp_path, document):
     sources: dict[SplitName, list[str]] = {}
     texts: dict[SplitName, bytes] = {}
     for seed, name in enumerate(SPLITS):
@@ -49,7 +49,7 @@ def test_without_cleaning_text_files_are_kept_byte_for_byte(tmp_path, document):
             assert document == "paragraph" or all(one.strip().count(b"\n") == 0 for one in inner)
 
 
-def test_records_keep_their_order_their_copies_and_their_ratings(tmp_path: Path) -> None:
+def test_records_are_kept(tmp_path: Path) -> None:
     texts = {"train": ["b", "aa", "b", "B "], "test": ["b", "zzz"]}
     sources: dict[SplitName, list[str]] = {}
     for name in texts:
@@ -78,9 +78,7 @@ def test_records_keep_their_order_their_copies_and_their_ratings(tmp_path: Path)
         (["--train", "cut.txt.gz", "--clean", "none"], "cut.txt.gz: cannot be read: .*ended"),
     ],
 )
-def test_what_does_not_suit_given_splits_is_refused(
-    arguments, message, tmp_path, monkeypatch, refused
-):
+def test_refused(arguments, message, tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b"):
         Path(f"{name}.txt").write_text("one\ntwo\n")
@@ -91,8 +89,8 @@ def test_what_does_not_suit_given_splits_is_refused(
     assert sorted(Path().iterdir()) == there
 
 
-def test_a_file_that_changes_while_it_is_read_makes_no_corpus(tmp_path, monkeypatch):
-    source, out = tmp_path / "a.txt", tmp_path / "out"
+def test_a_file_that_changes(tmp_path, monkeypatch):
+    source = tmp_path / "a.txt"
     source.write_text("one\ntwo\nthree\n")
     again = preparation._read_given_again
 
@@ -102,5 +100,5 @@ def test_a_file_that_changes_while_it_is_read_makes_no_corpus(tmp_path, monkeypa
 
     monkeypatch.setattr(preparation, "_read_given_again", changed)
     with pytest.raises(UserError, match=r"a\.txt: changed while it was being read"):
-        prepare({"train": [str(source)]}, out, clean="none")
+        prepare({"train": [str(source)]}, tmp_path / "out", clean="none")
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]

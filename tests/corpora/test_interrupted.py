@@ -33,7 +33,7 @@ def handlers() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_the_first_signal_is_the_reason_and_a_second_does_not_end_the_tidying_up(number) -> None:
+def test_two_signals(number) -> None:
     done = []
 
     @interruptible(*SIGNALS)
@@ -99,7 +99,7 @@ def test_the_exit_code_is_the_signals(program, number, told, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_transfer_says_that_it_resumes_if_it_has_kept_features(kept, tmp_path, monkeypatch, capsys):
+def test_transfer_resumes(kept, tmp_path, monkeypatch, capsys):
     (tmp_path / "run").mkdir()
     (tmp_path / "a.csv").write_text("text,label\ngood,1\nbad,0\n")
 
@@ -130,7 +130,7 @@ def test_classify_leaves_nothing(tmp_path, monkeypatch, capsys) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
 
 
-def test_without_a_signal_errors_and_handlers_are_as_before() -> None:
+def test_without_a_signal() -> None:
     before = [signal.getsignal(number) for number in SIGNALS]
 
     @interruptible(*SIGNALS)

@@ -44,7 +44,7 @@ def test_neither_files_nor_lines_have_an_order(tmp_path, capfd) -> None:
     assert len(contents(tmp_path / "one")) == 10
 
 
-def test_each_document_once_in_the_order_of_its_md5_with_the_seed(tmp_path: Path) -> None:
+def test_order(tmp_path: Path) -> None:
     records = [*some(95), *some(20)]
     source = jsonl(tmp_path / "a.jsonl", records)
     expected = {clean(str(record["text"]), "radford") for record in records}
@@ -58,7 +58,7 @@ def test_each_document_once_in_the_order_of_its_md5_with_the_seed(tmp_path: Path
         assert [*test, *valid, *train] == in_order
 
 
-def test_counts_of_duplicates_and_of_records_without_text(tmp_path: Path) -> None:
+def test_counts(tmp_path: Path) -> None:
     texts = ("review 1 &eacute; ", "&nbsp;", "")
     first = [*some(10), *({"text": text} for text in texts), {"rating": "5"}]
     sources = [jsonl(tmp_path / "b.jsonl", some(4)), jsonl(tmp_path / "a.jsonl", first)]
@@ -74,7 +74,7 @@ def test_counts_of_duplicates_and_of_records_without_text(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("dedupe", "one", "two"), [("exact", [2.0], [3.0]), ("none", [2.0, 4.0, np.nan], [3.0, 3.0])]
 )
-def test_of_duplicates_the_lowest_rating_is_kept(dedupe, one, two, tmp_path):
+def test_ratings_of_duplicates(dedupe, one, two, tmp_path):
     ratings = [("one", None), ("two", 3), ("one", 4), ("one", 2), ("two", 3)]
     records = [{"text": text, "rating": rating} for text, rating in ratings]
     source = jsonl(tmp_path / "a.jsonl", records)
@@ -102,7 +102,7 @@ def test_split_is_by_number_of_documents(tmp_path, count, split, expected):
     assert options.usual_split(100_000) == (1000, 1, 1)
 
 
-def test_a_corpus_to_score_alone_in_the_current_folder(tmp_path, monkeypatch, capsys) -> None:
+def test_a_test_set_alone(tmp_path, monkeypatch, capsys) -> None:
     source = jsonl(tmp_path / "a.jsonl", some(10))
     here = tmp_path / "here"
     here.mkdir()
@@ -170,7 +170,7 @@ BAD_SOURCES = [
         *(({"sources": ["a.jsonl", source]}, message) for source, message in BAD_SOURCES),
     ],
 )
-def test_what_cannot_be_is_named_and_leaves_nothing(tmp_path, monkeypatch, options, message):
+def test_bad_options_and_sources(tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
     jsonl(Path("a.jsonl"), [*some(2), *some(1)])
     jsonl(Path("blank.jsonl"), [{"text": "&nbsp;"}])
@@ -190,7 +190,7 @@ def test_what_cannot_be_is_named_and_leaves_nothing(tmp_path, monkeypatch, optio
     assert sorted(tmp_path.iterdir()) == there
 
 
-def test_what_is_there_is_replaced_only_when_told_and_ours(tmp_path: Path) -> None:
+def test_overwrite(tmp_path: Path) -> None:
     old, new = (jsonl(tmp_path / f"{n}.jsonl", some(n)) for n in (5, 6))
     out = tmp_path / "deep" / "corpus"
     out.mkdir(parents=True)
@@ -222,7 +222,8 @@ def out(tmp_path: Path, source: str) -> Path:
 
 def test_a_failure_leaves_the_old_corpus(source, out, tmp_path, monkeypatch) -> None:
     before = contents(out)
-    write, rename = module.write_split, os.rename
+    write = module.write_split
+    rename = os.rename
 
     def interrupt(*arguments: object) -> object:
         if list(tmp_path.glob(".out.partial-*/test.bin")):
@@ -260,13 +261,14 @@ def prepare_killed(source: str, out: Path, where: str) -> None:
     assert result.returncode == -9
 
 
-def test_a_prepare_that_is_killed_leaves_no_corpus_and_the_next_tidies(source, tmp_path) -> None:
+def test_killed(source, tmp_path) -> None:
     out = tmp_path / "out"
     prepare_killed(source, out, "os.fsync = kill")
     left = [path.name for path in tmp_path.iterdir() if path.name.startswith(".out.partial-")]
     assert len(left) == 1
     assert not out.exists()
-    alive, other = f".out.partial-{os.getppid()}", f".outer{left[0].removeprefix('.out')}"
+    alive = f".out.partial-{os.getppid()}"
+    other = left[0].replace(".out", ".outer")
     for name in (alive, other):
         (tmp_path / name).mkdir()
     scratch = tmp_path / "elsewhere"
@@ -277,7 +279,7 @@ def test_a_prepare_that_is_killed_leaves_no_corpus_and_the_next_tidies(source, t
     assert not list(scratch.iterdir())
 
 
-def test_killed_while_the_old_corpus_is_removed_none_of_it_comes_back(source, out, tmp_path):
+def test_killed_while_the_old_one_is_removed(source, out, tmp_path):
     after_one = "[kill(file.unlink()) for file in Path(folder).glob('train.*')]"
     removed = f"lambda folder, **how: {after_one} or rmtree(folder, **how)"
     prepare_killed(source, out, f"rmtree, shutil.rmtree = shutil.rmtree, {removed}")
@@ -287,7 +289,7 @@ def test_killed_while_the_old_corpus_is_removed_none_of_it_comes_back(source, ou
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
 
 
-def test_a_kill_between_the_two_renames_loses_nothing(out, tmp_path) -> None:
+def test_killed_between_two_renames(out, tmp_path) -> None:
     before = contents(out)
     out.rename(tmp_path / ".out.partial-4999999.old")  # of a process that cannot be alive
     (tmp_path / ".out.partial-4999999").mkdir()

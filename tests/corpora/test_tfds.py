@@ -43,7 +43,7 @@ class Glue(tfds.core.GeneratorBasedBuilder):
             yield n, {"sentence": f"sentence {n} é", "label": n % 2, "idx": n}
 
 
-def test_reviews_downloaded_by_hand_are_the_corpus_of_their_files(tmp_path, folder, monkeypatch):
+def test_reviews_downloaded_by_hand(tmp_path, folder, monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[2])
     import examples.amazon_reviews  # noqa: F401
 

@@ -27,14 +27,15 @@ def write_parquet(path: Path, query: str, *damaged: bytes) -> None:
 
 def documents(folder: Path, name: SplitName = "train") -> list[bytes]:
     split = open_corpus(folder, verify=True).split(name)
-    data, cuts = split.bytes[:].tobytes(), [int(offset) for offset in split.offsets]
-    return [data[a:b] for a, b in pairwise(cuts)]
+    data = split.bytes[:].tobytes()
+    return [data[a:b] for a, b in pairwise(split.offsets.tolist())]
 
 
 def rated(folder: Path) -> list[tuple[bytes, float]]:
     """The documents for training with their ratings; NaN for none."""
-    texts, ratings = documents(folder), open_corpus(folder).split("train").ratings
-    known = [float("nan")] * len(texts) if ratings is None else map(float, ratings)
+    texts = documents(folder)
+    ratings = open_corpus(folder).split("train").ratings
+    known = [float("nan")] * len(texts) if ratings is None else ratings.tolist()
     return list(zip(texts, known, strict=True))
 
 

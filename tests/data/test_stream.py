@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -42,7 +41,8 @@ def follow(rows: list[list[bytes]], batch: Batch | EvaluationBatch, targets_B: n
     for row, (texts, count) in enumerate(zip(rows, targets_B, strict=True)):
         if not count:  # The row waits.
             continue
-        inputs_T, targets_T = batch.inputs_BT[row], batch.targets_BT[row]
+        inputs_T = batch.inputs_BT[row]
+        targets_T = batch.targets_BT[row]
         if batch.reset_B[row]:
             texts.append(inputs_T[:1].tobytes())
         assert texts[-1][-1] == inputs_T[0]
@@ -65,14 +65,14 @@ def shards_of(split: Split, count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("batch", [36, 100])
-def test_rows_of_short_shards_wait_little_for_each_other(split: Split, batch: int) -> None:
+def test_short_shards(split: Split, batch: int) -> None:
     stream = TrainStream(split, batch=batch, window=16, shards=1)
     bounds = cut(split.offsets, stream.shards, slack=TRAINING_SLACK)
     share = len(split.bytes) / stream.shards
     assert np.abs(np.diff(bounds) - share).max() <= 2 * TRAINING_SLACK * share + 1
     # A shard's last window is padded, and its first byte is no target.
-    shards, windows = stream.shards // batch, (1 + 2 * TRAINING_SLACK) * share / 16 + 1
-    assert stream.steps_per_epoch <= shards * windows
+    windows = (1 + 2 * TRAINING_SLACK) * share / 16 + 1
+    assert stream.steps_per_epoch <= stream.shards // batch * windows
     at_most = 1 - (share - 1) / (windows * 16)
     assert 0 < stream.padding_fraction <= at_most
     # Cut at the nearest documents, the rows would wait far more.
@@ -84,7 +84,7 @@ def test_rows_of_short_shards_wait_little_for_each_other(split: Split, batch: in
     "lengths",
     [[9001], [30, 9001, 40, 50], [3000, 200, 3000, 100, 90, 2000], [*range(20, 200)]],
 )
-def test_cuts_are_at_the_nearest_documents_and_inside_long_ones(lengths: list[int]) -> None:
+def test_cuts(lengths: list[int]) -> None:
     split = make_split(lengths)
     ends = np.asarray(split.offsets, np.int64)
     bounds = cut(split.offsets, 12)
@@ -106,7 +106,7 @@ def test_cuts_are_at_the_nearest_documents_and_inside_long_ones(lengths: list[in
 @pytest.mark.parametrize(
     ("lengths", "batch", "shards"), [([40_000], 8, 16), ([90, 140] * 110, 3, 12)]
 )
-def test_a_row_reads_its_shards_one_by_one(lengths, batch, shards, shuffle) -> None:
+def test_rows(lengths, batch, shards, shuffle) -> None:
     """Also where a single document is an epoch of every row; shuffled, a row keeps its own."""
     split = make_split(lengths)
     stream = TrainStream(split, batch=batch, window=32, shards=shards, shuffle=shuffle)
@@ -120,41 +120,44 @@ def test_a_row_reads_its_shards_one_by_one(lengths, batch, shards, shuffle) -> N
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_an_epoch_gives_every_byte_once(split: Split, shuffle: bool) -> None:
+def test_epochs(split: Split, shuffle: bool) -> None:
     """However many processes read it; and shuffled, each epoch has another order."""
-    batch, window, shards = 8, 32, 16
-    stream = TrainStream(split, batch=batch, window=window, shards=shards, shuffle=shuffle)
-    size, orders = stream.steps_per_epoch, []
+    how = {"batch": 8, "window": 32, "shards": 16}
+    stream = TrainStream(split, **how, shuffle=shuffle)
+    size = stream.steps_per_epoch
+    orders = []
     for epoch, processes in ((0, 1), (1, 2), (2, 4)):
-        share, found = batch // processes, []
-        for start in range(0, batch, share):
-            steps = range(epoch * size, (epoch + 1) * size)
-            found += texts_of(stream, steps, slice(start, start + share))
-        orders.append([text for row in found for text in row])
-        assert sorted(orders[-1]) == sorted(shards_of(split, shards))
+        steps = range(epoch * size, (epoch + 1) * size)
+        share = 8 // processes
+        found = []
+        for start in range(0, 8, share):
+            for row in texts_of(stream, steps, slice(start, start + share)):
+                found += row
+        assert sorted(found) == sorted(shards_of(split, 16))
+        orders.append(found)
     assert (orders[0] != orders[1] != orders[2] != orders[0]) == shuffle
-    targets = len(split.bytes) - shards
+    targets = len(split.bytes) - 16
     assert stream.bytes_seen(3 * size) == 3 * targets
-    own = TrainStream(split, batch=batch, window=window, shards=shards, targets_are_inputs=True)
+    own = TrainStream(split, **how, targets_are_inputs=True)
     assert own.bytes_seen(own.steps_per_epoch) == len(split.bytes)  # a shard's first byte, too
-    assert stream.bytes_seen(size + 1) - targets == batch * window
+    assert stream.bytes_seen(size + 1) - targets == 8 * 32
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("batch", [1, 7, 60])
-def test_documents_apart_are_read_once_each(batch: int, shuffle: bool) -> None:
+def test_documents_apart(batch: int, shuffle: bool) -> None:
     lengths = [8, 16, 7, 9, 2, 40] * 10
     split = make_split(lengths)
     stream = TrainStream(split, batch=batch, window=8, shuffle=shuffle, per_document=True)
-    text, ends = split.bytes[:].tobytes(), np.cumsum(lengths)
-    whole = sorted(text[e - n : e] for e, n in zip(ends, lengths, strict=True))
+    text = split.bytes[:].tobytes()
+    whole = sorted(text[a:b] for a, b in pairwise(split.offsets.tolist()))
     for epoch in range(2):
         steps = range(epoch * stream.steps_per_epoch, (epoch + 1) * stream.steps_per_epoch)
         rows = texts_of(stream, steps, slice(0, batch))
         assert sorted(text for row in rows for text in row) == whole
 
 
-def test_a_stream_begins_at_its_place(split: Split) -> None:
+def test_start(split: Split) -> None:
     """At step 40 it reads what one from the start reads after 1.3 epochs."""
     options = {"batch": 4, "window": 16, "shards": 24, "shuffle": True}
     whole = TrainStream(split, **options)
@@ -169,7 +172,7 @@ def test_a_stream_begins_at_its_place(split: Split) -> None:
             np.testing.assert_array_equal(found, expected)
 
 
-def test_the_weights_make_the_mean_over_positions_that_over_targets() -> None:
+def test_weights() -> None:
     """And each batch tells which part of its rows still read."""
     # The first row's shards are twice as long as the others', of 30 documents each.
     split = make_split([100 if n % 4 == 0 else 50 for n in range(120)])
@@ -177,20 +180,23 @@ def test_the_weights_make_the_mean_over_positions_that_over_targets() -> None:
     found = set()
     for step in range(stream.steps_per_epoch):
         got = stream.batch(step)
-        (weight,), (fraction,) = set(got.weight_B), set(got.active_fraction_B)
+        (weight,) = set(got.weight_B)
+        (fraction,) = set(got.active_fraction_B)
         assert weight * got.targets_B.sum() / (4 * 16) == pytest.approx(1)
         assert fraction == np.count_nonzero(got.targets_B) / 4
         found.add(float(fraction))
     assert found == {0.25, 1.0}
 
 
-def test_ratings_are_at_the_last_bytes_of_their_documents(split: Split) -> None:
+def test_ratings(split: Split) -> None:
     window = 48  # longer than many documents: several end in one
     stream = TrainStream(split, batch=4, window=window, shards=8, labels="ratings")
     at_end = np.full(len(split.bytes), np.nan)
     at_end[split.offsets[1:].astype(int) - 1] = split.ratings
     known = split.ratings[~np.isnan(split.ratings)].astype(np.float64)
-    text, found, several = split.bytes[:].tobytes() + bytes(window + 1), [], False
+    text = split.bytes[:].tobytes() + bytes(window + 1)
+    found = []
+    several = False
     for step in range(stream.steps_per_epoch):
         batch = stream.batch(step)
         for inputs_T, labels_T in zip(batch.inputs_BT, batch.labels_BT, strict=True):
@@ -207,7 +213,7 @@ def test_ratings_are_at_the_last_bytes_of_their_documents(split: Split) -> None:
     assert_close(np.array(labels), (known - known.mean()) / known.std(), terms=4)
 
 
-def test_documents_apart_have_windows_of_their_own_each_with_its_label(split: Split) -> None:
+def test_labels_of_documents_apart(split: Split) -> None:
     stream = TrainStream(split, batch=4, window=48, labels="classes", per_document=True)
     offsets = split.offsets.astype(int)
     text = split.bytes[:].tobytes() + bytes(49)
@@ -235,37 +241,26 @@ def rated(ratings: list[float] | None) -> Split:
     return dataclasses.replace(make_split([2000, 3000]), ratings=column)
 
 
-ONE = partial(TrainStream, batch=1, window=16)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (
-            lambda: TrainStream(make_split([50] * 4), batch=8, window=8, per_document=True),
-            "4 documents, too",
-        ),
-        (lambda: ONE(rated(None), labels="ratings"), "split have none"),
-        (lambda: ONE(rated([3.0, 3.0]), labels="ratings"), "split have the same one"),
-        (lambda: TrainStream(make_split([100] * 10), batch=64, window=512), r"data\.batch 64 rows"),
-        (
-            lambda: ONE(make_split([16]), targets_are_inputs=True),
-            "16 bytes in 1 documents, too few",
-        ),
-        (lambda: EvaluationStream(make_split([]), window=8), "too few to score"),
-    ],
-)
-def test_what_is_too_little_is_refused(make, message, split) -> None:
+def test_too_little(split) -> None:
     # A small corpus gets fewer shards.
     shards = TrainStream(split, batch=4, window=16, shards=1000).shards
     assert shards < 1000
     assert shards % 4 == 0
-    ONE(make_split([17]), targets_are_inputs=True).batch(0)
+    TrainStream(make_split([17]), batch=1, window=16, targets_are_inputs=True).batch(0)
     # Documents one by one need no whole window.
     few = TrainStream(make_split([3, 4]), batch=2, window=32, per_document=True).batch(0)
     np.testing.assert_array_equal(few.targets_B, [2, 3])
-    with pytest.raises(UserError, match=message):
-        make()
+    for small, batch, window, how, message in (
+        (make_split([50] * 4), 8, 8, {"per_document": True}, "4 documents, too"),
+        (make_split([100] * 10), 64, 512, {}, r"data\.batch 64 rows"),
+        (make_split([16]), 1, 16, {"targets_are_inputs": True}, "16 bytes in 1 documents, too few"),
+        (rated(None), 1, 16, {"labels": "ratings"}, "split have none"),
+        (rated([3.0, 3.0]), 1, 16, {"labels": "ratings"}, "split have the same one"),
+    ):
+        with pytest.raises(UserError, match=message):
+            TrainStream(small, batch=batch, window=window, **how)
+    with pytest.raises(UserError, match="too few to score"):
+        EvaluationStream(make_split([]), window=8)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +268,7 @@ def test_what_is_too_little_is_refused(make, message, split) -> None:
     # A long document is cut, a short one never.
     [([*range(20, 200)], 16), ([8192], 16), ([8191], 1), ([2], 1), ([5, 1], 2), ([1000, 1, 1], 2)],
 )
-def test_evaluation_scores_every_byte_once_save_each_pieces_first(lengths, pieces) -> None:
+def test_evaluation(lengths, pieces) -> None:
     split = make_split(lengths)
     stream = EvaluationStream(split, window=8)
     rows: list[list[bytes]] = [[] for _ in range(20)]
@@ -293,9 +288,9 @@ def test_evaluation_scores_every_byte_once_save_each_pieces_first(lengths, piece
     assert scored == stream.scored == len(data) - pieces
 
 
-def test_prefetch_keeps_the_order_and_passes_errors_on() -> None:
-    assert list(prefetch(lambda step: step * step, range(3, 9))) == [9, 16, 25, 36, 49, 64]
-    assert list(prefetch(lambda step: step, range(5, 5))) == []
+def test_prefetch() -> None:
+    assert list(prefetch(str, range(3, 9))) == ["3", "4", "5", "6", "7", "8"]
+    assert list(prefetch(str, range(5, 5))) == []
 
     def fail(step: int) -> int:
         if step == 2:
