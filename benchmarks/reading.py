@@ -109,14 +109,14 @@ def worker(arguments: argparse.Namespace) -> None:
         read = torch_reader(compute)
     else:
         import mlstm_jax
-        from mlstm_jax.transfer.generate import generate
 
         model = mlstm_jax.load(MODEL, **({"compute": compute} if compute else {}))
         read = model.encode
     for line in sys.stdin:
         started, case = time.process_time(), line.strip()
         if samples := GENERATED.get(case):
-            list(generate(model._reader, "", bytes=GENERATED_BYTES, seed=0, samples=samples))
+            how = {"bytes": GENERATED_BYTES, "samples": samples, "temperature": 1.0}
+            list(model.generate_pieces(**how))
         else:
             read(cases[case])
         print(time.process_time() - started, flush=True)

@@ -24,8 +24,8 @@ PAGES = {
         ["prepare", "PrepareOptions", "inspect", "train", "sweep", "plan", "import_weights"],
     ),
     "options": (
-        "Options of transfer and finetune, and pictures of runs",
-        ["TransferOptions", "FinetuneOptions", "plot_metrics"],
+        "Options of a model's methods, and pictures of runs",
+        ["SamplingOptions", "HeatmapOptions", "TransferOptions", "FinetuneOptions", "plot_metrics"],
     ),
     "config": ("Configs", ["Config", "vary", "config.load_file"]),
 }

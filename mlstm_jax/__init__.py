@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from mlstm_jax.planning import plan as plan
     from mlstm_jax.training.sweep import sweep as sweep
     from mlstm_jax.transfer.finetune import FinetuneOptions as FinetuneOptions
+    from mlstm_jax.transfer.generate import SamplingOptions as SamplingOptions
+    from mlstm_jax.transfer.heatmap import HeatmapOptions as HeatmapOptions
     from mlstm_jax.transfer.transfer import TransferOptions as TransferOptions
 
 # What the package gives, and where it is: read when it is asked for, so that `import mlstm_jax`
@@ -67,7 +69,9 @@ _PUBLIC = {
     "Features": "api.features",
     "FineTuned": "api.features",
     "FinetuneOptions": "transfer.finetune",
+    "HeatmapOptions": "transfer.heatmap",
     "PrepareOptions": "corpora.options",
+    "SamplingOptions": "transfer.generate",
     "TrainedModel": "api.model",
     "TransferOptions": "transfer.transfer",
     "import_weights": "api.functions",

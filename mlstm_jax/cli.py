@@ -99,7 +99,7 @@ def run(words: Sequence[str]) -> None:
     if name in _OF_MODELS and rest and not rest[0].startswith("-"):
         shipped.require_model(Path(rest[0]))  # before JAX is imported, which takes seconds
         if name == "generate" and rest[1:] and not rest[1].startswith("-"):
-            raise UserError("give the text to continue with `--prompt`.")
+            raise UserError("pass the text to continue as --prompt TEXT.")
     environment.silence()
     if name in _ON_CPU:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")

@@ -125,7 +125,7 @@ def test_from_text_to_a_score_and_a_sentence(text_file, tmp_path, monkeypatch, c
         ("train --data.corpus x.csv", "x.csv is not a corpus. Check the name, or make one with"),
         ("classify reviews-1024 a x.csv --out x.xlsx", "out is 'x.xlsx', but it must be a .csv"),
         ("classify c x.csv", "c DIR INPUT"),
-        ("generate reviews-1024 this", "give the text to continue with `--prompt`"),
+        ("generate reviews-1024 this", "pass the text to continue as --prompt TEXT"),
     ],
 )
 def test_a_mistake_gets_a_message_and_exit_code_2(

@@ -35,7 +35,7 @@ from mlstm_jax.planning.machine import load_machine
 from mlstm_jax.training.parallel import AXIS
 from mlstm_jax.training.state import memory_bytes, parameter_count
 from mlstm_jax.training.step import make_evaluation_step
-from mlstm_jax.transfer import generate, reader
+from mlstm_jax.transfer import reader, writer
 
 MACHINES = Path(__file__).parents[1] / "configs/machines"
 H200 = MACHINES / "h200.json"
@@ -225,15 +225,13 @@ def reading_programs() -> dict[str, Compiled]:
         params,
     )
     held_H = np.full(512, np.nan, np.float32)
-    how = generate.Sampling(np.float32(1), np.int32(256), np.float32(2))
+    how = writer.Sampling(np.float32(1), np.int32(256), np.float32(2))
     logits_BV, seed = np.zeros((64, 256), np.float32), np.uint32(0)
 
     def block(weights: Any, carry: Any, logits_BV: Any, seed: Any) -> Any:
         of_device = jax.tree.map(lambda x: x[None], weights)
         first = np.int32(0)
-        return generate._generate_block(
-            model, of_device, carry, logits_BV, seed, first, how, held_H
-        )
+        return writer._generate_block(model, of_device, carry, logits_BV, seed, first, how, held_H)
 
     return {
         "evaluation": compile_program(

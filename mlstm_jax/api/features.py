@@ -25,7 +25,7 @@ from mlstm_jax.transfer.finetune import FinetuneOptions
 from mlstm_jax.transfer.labels import digests, of_classes, require_no_numbers
 
 
-class _OfModel(BaseEstimator):
+class _TextEstimator(BaseEstimator):
     """An estimator of texts, with a `TrainedModel` or the path of one."""
 
     model: TrainedModel | str | Path
@@ -47,7 +47,7 @@ class _OfModel(BaseEstimator):
         return tags
 
 
-class Features(TransformerMixin, _OfModel):
+class Features(TransformerMixin, _TextEstimator):
     """Transform texts to the state of a frozen model, in a `Pipeline` or a `GridSearchCV`.
 
     Fitting learns nothing: the model is already trained.
@@ -130,7 +130,7 @@ class Features(TransformerMixin, _OfModel):
         return tags
 
 
-class FineTuned(ClassifierMixin, _OfModel):
+class FineTuned(ClassifierMixin, _TextEstimator):
     """Classify texts with a model whose parameters are all fine-tuned; see `TrainedModel.finetune`.
 
     Args:

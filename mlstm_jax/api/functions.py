@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mlstm_jax import environment
 from mlstm_jax.api.model import TrainedModel, load
 from mlstm_jax.config import Config, load_file
-from mlstm_jax.errors import UserError, extra, require
+from mlstm_jax.errors import UserError, extra
 from mlstm_jax.fields import public
 from mlstm_jax.interop import published, weights
 from mlstm_jax.run import write_imported
@@ -103,7 +103,8 @@ def plot_metrics(
         x: the quantity on the horizontal axis.
     """
     runs = list(runs)
-    require(len(runs) > 0, "runs", runs, "one run folder or more")
+    if not runs:
+        raise UserError("runs is empty; pass at least one run folder.")
     with extra("notebooks", "plots need matplotlib and pandas"):
         from mlstm_jax import analysis
     return analysis.plot_runs(runs, x)

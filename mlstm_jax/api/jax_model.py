@@ -1,4 +1,4 @@
-"""What a model does with JAX: evaluation, transfer, fine-tuning, export; see api/model.py."""
+"""What a model does with JAX alone: spans, evaluation, export; see api/model.py."""
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 
 from mlstm_jax import environment
 from mlstm_jax import run as runs
-from mlstm_jax.api.arguments import LabelledTexts, as_labelled, as_texts, noted, span_ends
+from mlstm_jax.api.arguments import as_texts, noted, span_ends
 from mlstm_jax.config import Devices
 from mlstm_jax.data.corpus import SplitName
 from mlstm_jax.errors import UserError, extra
-from mlstm_jax.fields import public
 from mlstm_jax.interop import weights
 from mlstm_jax.loaded import ReadingCompute
 from mlstm_jax.terminal import ProgressLine
@@ -22,11 +21,7 @@ from mlstm_jax.training import metrics, parallel
 from mlstm_jax.training.evaluation import Evaluator, Score, corpus_of, report_of
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer.features import states_of
-from mlstm_jax.transfer.finetune import Finetuned, FinetuneOptions
-from mlstm_jax.transfer.finetune import finetune as run_finetune
 from mlstm_jax.transfer.reader import TextReader, states_at
-from mlstm_jax.transfer.transfer import TransferOptions, Transferred
-from mlstm_jax.transfer.transfer import transfer as run_transfer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -105,64 +100,6 @@ class JaxModel:
 
     def report(self, corpus: str | Path | None, score: Score, sample: str) -> str:
         return report_of(self.run, corpus, score, sample)
-
-    @public
-    def transfer(
-        self,
-        train: LabelledTexts,
-        test: LabelledTexts | None,
-        valid: LabelledTexts | None,
-        *,
-        out: str | Path | None,
-        options: TransferOptions | None,
-        label_column: str | None,
-        text_column: str | None,
-        show_progress: bool,
-    ) -> Transferred:
-        given = {"train": train, "test": test, "valid": valid}
-        texts = as_labelled(given, text_column, label_column)
-        options = options or TransferOptions()
-        is_one = options.states is None or len(options.states) == 1
-        if not is_one:
-            raise UserError("`state` takes one state here; call `transfer` once for each.")
-        made = run_transfer(
-            self.run,
-            texts,
-            None if out is None else Path(out),
-            options,
-            text_column=text_column,
-            show_progress=show_progress,
-        )
-        (only,) = made.values()
-        return only
-
-    @public
-    def finetune(
-        self,
-        train: LabelledTexts,
-        valid: LabelledTexts | None,
-        test: LabelledTexts | None,
-        *,
-        out: str | Path,
-        options: FinetuneOptions | None,
-        label_column: str | None,
-        text_column: str | None,
-        checkpoint: Literal["best", "latest"],
-        owns_process: bool,
-        show_progress: bool,
-    ) -> Finetuned:
-        given = {"train": train, "valid": valid, "test": test}
-        texts = as_labelled(given, text_column, label_column)
-        return run_finetune(
-            self.run,
-            texts,
-            Path(out),
-            options or FinetuneOptions(),
-            checkpoint=checkpoint,
-            text_column=text_column,
-            owns_process=owns_process,
-            show_progress=show_progress,
-        )
 
     def export(self, path: Path, dtype: str) -> Path:
         weights.save(path, runs.as_weights(self.run), dtype)

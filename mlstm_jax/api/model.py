@@ -1,6 +1,7 @@
 """A trained model in Python: what it is, reads, scores and writes; evaluation and transfer."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -10,11 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax import output, shipped
-from mlstm_jax.api.arguments import LabelledTexts, Texts, Transferred, as_texts, noted
+from mlstm_jax.api.arguments import (
+    LabelledTexts,
+    Texts,
+    Transferred,
+    as_labelled,
+    as_texts,
+    noted,
+)
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.data.corpus import SplitName
 from mlstm_jax.errors import UserError, require
-from mlstm_jax.fields import Between, Count, Positive, public
+from mlstm_jax.fields import Between, Count, public
 from mlstm_jax.interop import weights
 from mlstm_jax.loaded import (
     Loaded,
@@ -29,9 +37,10 @@ from mlstm_jax.transfer import zipapp
 from mlstm_jax.transfer.classifier import Classifier, load_classifier, stamp
 from mlstm_jax.transfer.classify import label_texts
 from mlstm_jax.transfer.features import FeatureState, Featurizer, State, TextFile
-from mlstm_jax.transfer.generate import as_text
+from mlstm_jax.transfer.generate import SAMPLING, SamplingOptions, as_text
 from mlstm_jax.transfer.generate import generate as run_generate
-from mlstm_jax.transfer.heatmap import Heatmap, heat, score_heat
+from mlstm_jax.transfer.heatmap import DEFAULTS as HEATMAP
+from mlstm_jax.transfer.heatmap import Heatmap, HeatmapOptions, heat, score_heat
 from mlstm_jax.transfer.trace import Reader, Stream
 
 if TYPE_CHECKING:
@@ -46,7 +55,6 @@ if TYPE_CHECKING:
     from mlstm_jax.transfer.transfer import TransferOptions
     from mlstm_jax.transfer.transfer import Transferred as Fitted
 
-AnyBytes = bytes  # several arguments have this name
 Bytes = Annotated[int, Between(2, 2**31)]
 _PIECE = 4096  # bytes
 
@@ -298,77 +306,30 @@ class TrainedModel:
         return label_texts(self.loaded, strings, chosen, featurizer, quiet=not show_progress)
 
     @public
-    def generate(
-        self,
-        prompt: str = "",
-        *,
-        bytes: int = 400,
-        temperature: float = 0.7,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int = 0,
-        set_unit: Mapping[int, float] | None = None,
-        stop: str = "",
-    ) -> str:
+    def generate(self, prompt: str = "", options: SamplingOptions = SAMPLING, **fields: Any) -> str:
         """Return the prompt and the text that the model generates after it.
 
         Args:
             prompt: text to continue; "" starts a document.
-            bytes: maximum number of bytes to draw.
-            temperature: 1 samples the model's own distribution; lower values favour likely bytes;
-                0 takes the most likely byte.
-            top_k: draw only from the k most likely bytes.
-            top_p: draw only from the fewest bytes whose total probability is at least this.
-            seed: the same seed gives the same text.
-            set_unit: units of the top layer's cell state, and the value each is held at (Radford
-                et al. 2017, section 4.3).
-            stop: a byte that ends the text; it is not part of the text.
+            options: how to generate.
+            fields: of these options, such as `bytes=100`.
         """
-        pieces = self.generate_pieces(
-            prompt,
-            bytes=bytes,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
-            set_unit=set_unit,
-            stop=stop,
-        )
+        options = replace(options, **fields)
+        rule = "1; `generate_pieces` gives several texts"
+        require(options.samples == 1, "samples", options.samples, rule)
+        pieces = self.generate_pieces(prompt, options)
         return prompt + "".join(as_text(piece for (piece,) in pieces))
 
     @public
     def generate_pieces(
-        self,
-        prompt: str = "",
-        *,
-        bytes: int = 400,
-        samples: int = 1,
-        temperature: float = 0.7,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int = 0,
-        set_unit: Mapping[int, float] | None = None,
-        stop: str | AnyBytes = "",
-    ) -> Iterator[list[AnyBytes]]:
+        self, prompt: str = "", options: SamplingOptions = SAMPLING, **fields: Any
+    ) -> Iterator[list[bytes]]:
         """Yield continuations of a prompt as they come: a piece of each of up to 1,000 samples.
 
         See `generate`. A sample does not depend on their number.
         """
-        if isinstance(stop, str):
-            stop = stop.encode("utf-8", "surrogatepass")  # no single byte: refused
         noted([prompt])
-        return run_generate(
-            self._reader,
-            prompt,
-            bytes=int(bytes),
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            samples=samples,
-            seed=int(seed),
-            held=dict(set_unit or {}),
-            stop=stop,
-        )
+        return run_generate(self._reader, prompt, replace(options, **fields))
 
     @public
     def heatmap(
@@ -377,10 +338,8 @@ class TrainedModel:
         unit: int | None = None,
         *,
         score: Transferred | str | Path | None = None,
-        label: str | None = None,
-        state: State | None = None,
-        layer: int | None = None,
-        scale: Positive | None = None,
+        options: HeatmapOptions = HEATMAP,
+        **fields: Any,
     ) -> Heatmap:
         """Return a unit's value, or a classifier's score, after each character of a text.
 
@@ -390,21 +349,20 @@ class TrainedModel:
             unit: its number in the layer.
             score: instead of a unit: what `transfer` returned, or its folder. The score after a
                 character is what the classifier would answer if the text ended there.
-            label: with `score`, the class or label; unset: the last, such as "positive".
-            layer: 0 is the lowest; unset: the top layer.
-            scale: the absolute value with the full colour; unset: the 99th percentile of the text,
-                or of a score its largest value after a whole word.
+            options: what is shown.
+            fields: of these options, such as `label="positive"` or `layer=0`.
         """
         if (unit is None) == (score is None):
             raise UserError("pass either `unit` or `score`.")
         noted([text])
+        options = replace(options, **fields)
         if score is None:
-            if label is not None:
+            if options.label is not None:
                 raise UserError("`label` goes with `score`, not with `unit`; leave it out.")
-            return heat(self._reader, text, unit or 0, scale, state=state, layer=layer)
-        if (state, layer) != (None, None):
+            return heat(self._reader, text, unit or 0, options)
+        if (options.state, options.layer) != (None, None):
             raise UserError("`state` and `layer` go with `unit`, not with `score`; leave them out.")
-        return score_heat(self._reader, text, self._classifier(score), label, scale)
+        return score_heat(self._reader, text, self._classifier(score), options)
 
     @public
     def states(self, text: str, state: State | None = None) -> NDArray[np.float32]:
@@ -532,10 +490,23 @@ class TrainedModel:
             The classifier and the results; `.result.test` is the test accuracy, a fraction, and
             `.result.together["test"]` that with `words`, given or not.
         """
-        return self._jax.transfer(
-            train, test, valid, out=out, options=options, label_column=label_column,
-            text_column=text_column, show_progress=show_progress,
-        )  # fmt: skip
+        from mlstm_jax.transfer.transfer import TransferOptions
+        from mlstm_jax.transfer.transfer import transfer as run_transfer
+
+        options = options or TransferOptions()
+        if len(options.states or ("",)) != 1:
+            raise UserError("`state` takes one state here; call `transfer` once for each.")
+        given = {"train": train, "test": test, "valid": valid}
+        made = run_transfer(
+            self.run,
+            as_labelled(given, text_column, label_column),
+            None if out is None else Path(out),
+            options,
+            text_column=text_column,
+            show_progress=show_progress,
+        )
+        (only,) = made.values()
+        return only
 
     @public
     def finetune(
@@ -565,11 +536,20 @@ class TrainedModel:
                 validation labels), or latest.
             owns_process: see `mlstm_jax.train`.
         """
-        return self._jax.finetune(
-            train, valid, test, out=out, options=options, label_column=label_column,
-            text_column=text_column, checkpoint=checkpoint, owns_process=owns_process,
+        from mlstm_jax.transfer.finetune import FinetuneOptions
+        from mlstm_jax.transfer.finetune import finetune as run_finetune
+
+        given = {"train": train, "valid": valid, "test": test}
+        return run_finetune(
+            self.run,
+            as_labelled(given, text_column, label_column),
+            Path(out),
+            options or FinetuneOptions(),
+            checkpoint=checkpoint,
+            text_column=text_column,
+            owns_process=owns_process,
             show_progress=show_progress,
-        )  # fmt: skip
+        )
 
     @public
     def export(

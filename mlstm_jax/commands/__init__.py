@@ -12,10 +12,10 @@ import functools
 import inspect
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg
@@ -26,6 +26,10 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import uncoloured, write_error
 
 Call = functools.partial[None]
+T = TypeVar("T")
+
+# The fields of an options class, as options of the command.
+Flat = Annotated[T, FlagCreatePairsOff, arg(name="")]
 
 # Options that several commands have.
 Flag = FlagCreatePairsOff[bool]
@@ -112,7 +116,7 @@ def options(command: Callable[..., None]) -> set[str]:
 
 
 def _registry() -> ConstructorRegistry:
-    """Return tyro's types, numbers with messages of ours, and the weights of splits as one word."""
+    """Return tyro's types, ours for numbers, the weights of splits, and units held at values."""
     registry = ConstructorRegistry()
 
     @registry.primitive_rule
@@ -125,6 +129,18 @@ def _registry() -> ConstructorRegistry:
             instance_from_str=_as_weights,
             is_instance=lambda value: isinstance(value, tuple),
             str_from_instance=lambda value: [",".join(map(str, value))],
+        )
+
+    @registry.primitive_rule
+    def units(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+        if info.type != Mapping[int, float] | None:
+            return None
+        return PrimitiveConstructorSpec(
+            nargs="*",
+            metavar="UNIT=VALUE [UNIT=VALUE ...]",
+            instance_from_str=lambda words: dict(map(_as_unit, words)),
+            is_instance=lambda value: value is None or isinstance(value, Mapping),
+            str_from_instance=lambda value: [],
         )
 
     # tyro's message about a wrong word would show our annotations.
@@ -171,3 +187,11 @@ def _as_weights(words: list[str]) -> SplitWeights:
         why = "needs three numbers, for train, valid and test, such as 8,1,1, or 8,1,0 without test"
         raise ValueError(f"--split {words[0]} {why}") from None
     return train, valid, test
+
+
+def _as_unit(word: str) -> tuple[int, float]:
+    unit, _, value = word.partition("=")
+    try:
+        return int(unit), float(value)
+    except ValueError:
+        raise ValueError(f"set_unit {word!r} is not UNIT=VALUE, such as 236=3") from None

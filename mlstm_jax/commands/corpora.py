@@ -8,7 +8,7 @@ from typing import Annotated, get_args
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from mlstm_jax import shipped
-from mlstm_jax.commands import Flag
+from mlstm_jax.commands import Flag, Flat
 from mlstm_jax.corpora.inspect import format_summary
 from mlstm_jax.corpora.inspect import inspect as summarise
 from mlstm_jax.corpora.options import DEFAULTS, PrepareOptions
@@ -38,7 +38,7 @@ def prepare(
     train: _OfSplit = (),
     valid: _OfSplit = (),
     test: _OfSplit = (),
-    options: Annotated[PrepareOptions, FlagCreatePairsOff, arg(name="")] = DEFAULTS,
+    options: Flat[PrepareOptions] = DEFAULTS,
     overwrite: Flag = False,
 ) -> None:
     """Make a corpus folder from text files.

@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import FlagCreatePairsOff, Positional, arg
+from tyro.conf import Positional, arg
 
 from mlstm_jax import output, shipped
 from mlstm_jax.api import functions
 from mlstm_jax.api.arguments import as_labelled
 from mlstm_jax.api.model import load
-from mlstm_jax.commands import Checkpoint, Flag, LabelColumn, Overwrite, RunFolder, TextColumn
-from mlstm_jax.commands.texts import READING, ReadingOptions
+from mlstm_jax.commands import Checkpoint, Flag, Flat, LabelColumn, Overwrite, RunFolder, TextColumn
+from mlstm_jax.commands.texts import LOAD, LoadOptions
 from mlstm_jax.data.corpus import SplitName
 from mlstm_jax.guard import interruptible
 from mlstm_jax.run import as_weights
@@ -56,7 +56,7 @@ def evaluate(
     corpus: _Corpus = None,
     json_: Annotated[Path | None, arg(name="json")] = None,
     overwrite: Overwrite = False,
-    reading: ReadingOptions = READING,
+    reading: Flat[LoadOptions] = LOAD,
 ) -> None:
     """Score a trained model on a split: bits per character, bytes scored, seconds.
 
@@ -82,12 +82,12 @@ def evaluate(
         f"{score.seconds:.1f} s ({model.loaded.origin})"
     )
     if not is_own and not model.loaded.imported:
-        print("note: the run was trained on another corpus than this one.")
+        print("note: the model was trained on a different corpus.")
     if json_:
         output.write_text(json_, json.dumps(result, indent=2) + "\n")
 
 
-def report(run: RunFolder, corpus: _Corpus = None, reading: ReadingOptions = READING) -> None:
+def report(run: RunFolder, corpus: _Corpus = None, reading: Flat[LoadOptions] = LOAD) -> None:
     """Compare the BPC of a run with gzip, bz2 and xz, and show a sample of its text."""
     show("\n" + reading.load(run).report(corpus))
 
@@ -98,10 +98,10 @@ def transfer(
     out: Path,
     test: Path | None = None,
     valid: Path | None = None,
-    options: Annotated[TransferOptions, FlagCreatePairsOff, arg(name="")] = DEFAULTS,
+    options: Flat[TransferOptions] = DEFAULTS,
     label_column: LabelColumn = None,
     text_column: TextColumn = None,
-    reading: ReadingOptions = READING,
+    reading: Flat[LoadOptions] = LOAD,
 ) -> None:
     """Fit a classifier to a frozen model's features of texts; report accuracies and the best units.
 
@@ -145,7 +145,7 @@ def finetune(
     out: Path,
     valid: Path | None = None,
     test: Path | None = None,
-    options: Annotated[FinetuneOptions, FlagCreatePairsOff, arg(name="")] = FinetuneOptions(),  # noqa: B008
+    options: Flat[FinetuneOptions] = FinetuneOptions(),  # noqa: B008
     label_column: LabelColumn = None,
     text_column: TextColumn = None,
     checkpoint: Literal["best", "latest"] = "best",

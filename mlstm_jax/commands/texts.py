@@ -16,19 +16,20 @@ from tyro.conf import Positional, arg
 
 from mlstm_jax import output, shipped
 from mlstm_jax.api.model import TrainedModel, load
-from mlstm_jax.commands import Checkpoint, Flag, Overwrite, RunFolder, TextColumn
+from mlstm_jax.commands import Checkpoint, Flag, Flat, Overwrite, RunFolder, TextColumn
 from mlstm_jax.corpora.sources import Source, check_source
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.loaded import ReadingCompute, ReadingLibrary
 from mlstm_jax.terminal import is_terminal, one_line, rate, show
 from mlstm_jax.transfer.classifier import load_classifier
-from mlstm_jax.transfer.features import FeatureState, State, TextFile, write_parts
-from mlstm_jax.transfer.generate import as_text
-from mlstm_jax.transfer.heatmap import require_suffix
+from mlstm_jax.transfer.features import FeatureState, TextFile, write_parts
+from mlstm_jax.transfer.generate import SAMPLING, SamplingOptions, as_text
+from mlstm_jax.transfer.heatmap import DEFAULTS as HEATMAP
+from mlstm_jax.transfer.heatmap import HeatmapOptions, require_suffix
 
 
 @dataclass(frozen=True)
-class Reading:
+class LoadOptions:
     """What to load of a run, and how it reads.
 
     Attributes:
@@ -48,8 +49,7 @@ class Reading:
         return load(run, self.checkpoint, self.compute, self.reader)
 
 
-READING = Reading()
-ReadingOptions = Annotated[Reading, arg(name="")]
+LOAD = LoadOptions()
 
 
 def features(
@@ -61,7 +61,7 @@ def features(
     units: tuple[int, ...] | None = None,
     text_column: TextColumn = None,
     overwrite: Overwrite = False,
-    reading: ReadingOptions = READING,
+    reading: Flat[LoadOptions] = LOAD,
 ) -> None:
     """Write the features of texts: the state of a trained model after each, one row per record.
 
@@ -101,7 +101,7 @@ def classify(
     classes: tuple[str, ...] = (),
     out: Path | None = None,
     overwrite: Overwrite = False,
-    reading: ReadingOptions = READING,
+    reading: Flat[LoadOptions] = LOAD,
 ) -> None:
     """Label texts with a classifier of `transfer` or `finetune`: CSV of labels and probabilities.
 
@@ -157,15 +157,8 @@ def classify(
 def generate(
     run: RunFolder,
     prompt: str = "",
-    bytes: int = 400,
-    samples: int = 1,
-    temperature: float = 0.7,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int = 0,
-    set_unit: tuple[str, ...] = (),
-    stop: str = "",
-    reading: ReadingOptions = READING,
+    options: Flat[SamplingOptions] = SAMPLING,
+    reading: Flat[LoadOptions] = LOAD,
 ) -> None:
     """Generate text from a trained model, continuing a prompt.
 
@@ -174,30 +167,10 @@ def generate(
 
     Args:
         prompt: text to continue; empty: start a new document.
-        bytes: maximum number of bytes to draw.
-        samples: number of texts, up to 1,000.
-        temperature: 1 samples the model's own distribution; lower values favour likely bytes; 0
-            takes the most likely byte.
-        top_k: draw only from the k most likely bytes.
-        top_p: draw only from the fewest bytes whose total probability is at least this.
-        seed: the same seed gives the same text.
-        set_unit: UNIT=VALUE, once or several times: hold a unit of the top layer's cell state
-            (Radford et al. 2017, section 4.3).
-        stop: a byte that ends a text, as a character or as \\n, \\x02; a review ends at \\n.
     """
-    pieces = reading.load(run).generate_pieces(
-        prompt,
-        bytes=bytes,
-        samples=samples,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        set_unit=dict(map(_held, set_unit)),
-        stop=_byte(stop),
-    )
+    pieces = reading.load(run).generate_pieces(prompt, options)
     write = show if is_terminal(sys.stdout) else partial(print, flush=True)
-    if samples == 1:
+    if options.samples == 1:
         # Write the prompt with the first piece, so that wrong options are reported before it.
         before = prompt
         for text in as_text(piece for (piece,) in pieces):
@@ -205,30 +178,9 @@ def generate(
             before = ""
         write(before)
         return
-    rows = list(pieces) or [[b""] * samples]
+    rows = list(pieces) or [[b""] * options.samples]
     for number, whole in enumerate(zip(*rows, strict=True), 1):
-        write(f"--- {number} of {samples}\n{prompt}{''.join(as_text(iter(whole)))}")
-
-
-def _held(text: str) -> tuple[int, float]:
-    unit, _, value = text.partition("=")
-    try:
-        return int(unit), float(value)
-    except ValueError:
-        raise UserError(f"set_unit {text!r}: give UNIT=VALUE, such as 236=3.") from None
-
-
-def _byte(text: str) -> bytes:
-    """Return the byte of a character or an escape sequence; b"" for an empty text."""
-    try:
-        code = text.encode("ascii").decode("unicode_escape").encode("latin-1")
-    except UnicodeError:
-        code = b"??"
-    if len(code) > 1:
-        raise UserError(
-            f"stop {text!r} is not a single byte; give a character, or an escape like \\n or \\x02."
-        )
-    return code
+        write(f"--- {number} of {options.samples}\n{prompt}{''.join(as_text(iter(whole)))}")
 
 
 def heatmap(
@@ -238,12 +190,9 @@ def heatmap(
     file: Path | None = None,
     unit: int | None = None,
     score: Path | None = None,
-    label: str | None = None,
-    state: State | None = None,
-    layer: int | None = None,
-    scale: float | None = None,
+    options: Flat[HeatmapOptions] = HEATMAP,
     overwrite: Overwrite = False,
-    reading: ReadingOptions = READING,
+    reading: Flat[LoadOptions] = LOAD,
 ) -> None:
     """Colour a text by a unit or a classifier's score, as a self-contained HTML page.
 
@@ -254,20 +203,12 @@ def heatmap(
         unit: its number in the layer.
         score: instead of a unit: folder of `mlstm-jax transfer`. The score after a character is
             what the classifier would answer if the text ended there.
-        label: with score, the class or label; unset: the last, such as positive.
-        state: c or h after each character, or mean_h, the mean of h up to it; unset: c, or h of a
-            model that has no c.
-        layer: 0 is the lowest; unset: the top layer.
-        scale: the absolute value with the full colour; unset: the 99th percentile of the text, or
-            of a score its largest value after a whole word.
     """
     output.require_file(out, file, overwrite=overwrite)
     require_suffix(out, "out")
     if file is not None:
         text = file.read_text(encoding="utf-8-sig", errors="replace")
-    heat = reading.load(run).heatmap(
-        text, unit, score=score, label=label, state=state, layer=layer, scale=scale
-    )
+    heat = reading.load(run).heatmap(text, unit, score=score, options=options)
     heat.save(out, overwrite=overwrite)
     show(f"{heat}, in {out}")
 

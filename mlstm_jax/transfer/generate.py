@@ -9,70 +9,106 @@ and its own number.
 
 import codecs
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from mlstm_jax.corpora.documents import prompt_bytes
-from mlstm_jax.errors import require
+from mlstm_jax.errors import UserError, require
+from mlstm_jax.fields import Between, Checked, Count
 from mlstm_jax.model.numpy_sampling import VOCABULARY, Request, Sampling
 from mlstm_jax.transfer.trace import Reader
 
-_MOST_SEED = 2**32 - 1
 _MOST_DRAWN = 2**31 - 1  # bytes; the place of each is an int32 of the device
-_MOST_SAMPLES = 1000  # all are in memory at once
 _LARGEST = float(np.finfo(np.float32).max)
 
+HeldUnits = Mapping[int, float] | None
 
-def generate(
-    reader: Reader,
-    prompt: str,
-    *,
-    bytes: int,
-    seed: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    samples: int = 1,
-    held: Mapping[int, float] | None = None,
-    stop: bytes = b"",
-) -> Iterator[list[bytes]]:
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions(Checked):
+    """How to generate text.
+
+    Attributes:
+        bytes: maximum number of bytes to draw for each text.
+        samples: number of texts; all are in memory at once, of less than 2 GiB together.
+        temperature: 1 samples the model's own distribution; lower values favour likely bytes; 0
+            takes the most likely byte.
+        top_k: draw only from the k most likely bytes.
+        top_p: draw only from the fewest bytes whose total probability is at least this.
+        seed: the same seed gives the same text.
+        set_unit: units of the top layer's cell state, and the value each is held at (Radford et
+            al. 2017, section 4.3).
+        stop: a byte that ends a text and is no part of it, as a character or as \\n, \\x02; a
+            review ends at \\n.
+    """
+
+    bytes: Annotated[int, Between(0, _MOST_DRAWN)] = 400
+    samples: Annotated[int, Between(1, 1000)] = 1
+    temperature: Annotated[float, Between(0, ends="[)")] = 0.7
+    top_k: Count | None = None
+    top_p: Annotated[float, Between(0, 1, "(]")] | None = None
+    seed: Annotated[int, Between(0, 2**32 - 1)] = 0
+    set_unit: HeldUnits = None
+    stop: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        longest = _MOST_DRAWN // self.samples
+        require(self.bytes <= longest, "bytes", self.bytes, f"0 to {longest:,} in each sample")
+        warmest = self.temperature <= _LARGEST
+        require(warmest, "temperature", self.temperature, "finite in float32")
+        for unit, value in (self.set_unit or {}).items():
+            require(abs(value) <= _LARGEST, f"set_unit {unit}", value, "finite in float32")
+        _byte_of(self.stop)
+
+
+def _byte_of(stop: str) -> bytes:
+    """Return the byte of a character or an escape sequence; b"" for an empty text."""
+    try:
+        code = stop.encode("ascii")
+        if len(code) > 1:
+            code = code.decode("unicode_escape").encode("latin-1")
+    except UnicodeError:
+        code = b"??"
+    if len(code) > 1:
+        rule = "a single byte: a character of ASCII, or an escape like \\n or \\x02"
+        raise UserError(f"stop is {stop!r}, but it must be {rule}.")
+    return code
+
+
+SAMPLING = SamplingOptions()
+
+
+def generate(reader: Reader, prompt: str, options: SamplingOptions) -> Iterator[list[bytes]]:
     """Yield continuations of a prompt in pieces: each time, the next piece of every sample.
 
-    For the arguments see `TrainedModel.generate`. There are up to 1,000 samples, of less than 2
-    GiB; sample i does not depend on their number. The units `held` are set before every byte.
+    Sample i does not depend on their number. The units of `set_unit` are set before every byte.
     """
     run = reader.run
     architecture = run.architecture
     architecture.require_next_byte("generating text")
-    require(1 <= samples <= _MOST_SAMPLES, "samples", samples, f"1 to {_MOST_SAMPLES:,}")
-    longest = _MOST_DRAWN // samples
-    require(0 <= bytes <= longest, "bytes", bytes, f"0 to {longest:,} in each sample")
-    require(0 <= seed <= _MOST_SEED, "seed", seed, f"0 to {_MOST_SEED:,}")
-    is_finite = 0 <= temperature <= _LARGEST
-    require(is_finite, "temperature", temperature, "0 or more, and finite")
-    require(top_k is None or top_k >= 1, "top_k", top_k, "1 or more")
-    require(top_p is None or 0 < top_p <= 1, "top_p", top_p, "above 0 and at most 1")
-    require(len(stop) <= 1, "stop", stop, "a single byte")
-    held = held or {}
+    held = options.set_unit or {}
     has_c = not held or "c" in architecture.states
     rule = f"unset: {architecture.cli_name} has no cell state c"
     require(has_c, "set_unit", dict(held), rule)
-    for unit, value in held.items():
-        last = architecture.hidden - 1
+    last = architecture.hidden - 1
+    for unit in held:
         require(0 <= unit <= last, "set_unit", unit, f"a unit, 0 to {last}")
-        require(abs(value) <= _LARGEST, f"set_unit {unit}", value, "finite in float32")
-    read = prompt_bytes(prompt, run.cleaning)
     how = Sampling(
-        np.float32(temperature),
-        np.int32(min(top_k or VOCABULARY, VOCABULARY)),
-        np.float32(2 if top_p is None else top_p),
+        np.float32(options.temperature),
+        np.int32(min(options.top_k or VOCABULARY, VOCABULARY)),
+        np.float32(2 if options.top_p is None else options.top_p),
     )
     held_H = np.full(architecture.hidden, np.nan, np.float32)
     held_H[list(held)] = list(held.values())
+    stop = _byte_of(options.stop)
 
-    reached = reader(read)  # one row: all samples share the prompt
-    request = Request(samples, bytes, seed, how, held_H)
-    ended = [False] * samples
+    # One row: all samples share the prompt.
+    reached = reader(prompt_bytes(prompt, run.cleaning))
+    request = Request(options.samples, options.bytes, options.seed, how, held_H)
+    ended = [False] * options.samples
     for drawn_TB in reader.write(reached, request):
         pieces = []
         for sample, row in enumerate(drawn_TB.T):

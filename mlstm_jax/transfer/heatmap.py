@@ -6,6 +6,7 @@ text shows the same values.
 """
 
 import html
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from mlstm_jax import output
 from mlstm_jax.corpora.documents import clean, prompt_bytes
 from mlstm_jax.errors import UserError, require
+from mlstm_jax.fields import Checked, Positive
 from mlstm_jax.terminal import one_line
 from mlstm_jax.transfer.classifier import Classifier
 from mlstm_jax.transfer.features import State, require_index, states_of
@@ -51,6 +53,28 @@ _STYLE = """
 # Colour-blind people can tell blue from orange.
 _NEGATIVE = (33, 102, 172)
 _POSITIVE = (230, 97, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeatmapOptions(Checked):
+    """What a heat map shows of a unit or of a score.
+
+    Attributes:
+        label: of a score, the class or label; unset: the last, such as positive.
+        state: of a unit, c or h after each character, or mean_h, the mean of h up to it; unset: c,
+            or h of a model that has no c.
+        layer: of a unit; 0 is the lowest; unset: the top layer.
+        scale: the absolute value with the full colour; unset: the 99th percentile of the text, or
+            of a score its largest value after a whole word.
+    """
+
+    label: str | None = None
+    state: State | None = None
+    layer: int | None = None
+    scale: Positive | None = None
+
+
+DEFAULTS = HeatmapOptions()
 
 
 class Heatmap(NamedTuple):
@@ -195,42 +219,31 @@ def characters(text: bytes) -> tuple[list[str], list[int]]:
     return texts, ends
 
 
-def heat(
-    reader: Reader,
-    text: str,
-    unit: int,
-    scale: float | None = None,
-    *,
-    state: State | None = None,
-    layer: int | None = None,
-) -> Heatmap:
+def heat(reader: Reader, text: str, unit: int, options: HeatmapOptions = DEFAULTS) -> Heatmap:
     """Read a text, cleaned as `generate` cleans its prompt; see `TrainedModel.heatmap`."""
-    layers, hidden = reader.run.architecture.shape
-    (state,) = states_of(reader.run.architecture, state and (state,))
-    if layer is None:
-        layer = layers - 1
+    architecture = reader.run.architecture
+    layers, hidden = architecture.shape
+    (state,) = states_of(architecture, options.state and (options.state,))
+    layer = layers - 1 if options.layer is None else options.layer
     require_index("layer", layer, layers)
     require_index("unit", unit, hidden)
     require(bool(text.strip()), "text", text, _NOT_BLANK)
     trace = reader(prompt_bytes(text, reader.run.cleaning), state, layer)
     heading = f"Unit {unit} of layer {layer}"
     name = f"{_STATES[state]} of unit {unit} of layer {layer}"
-    return _heatmap(reader, trace.text, trace.values_TH[:, unit], scale, heading, name)
+    return _heatmap(reader, trace.text, trace.values_TH[:, unit], options.scale, heading, name)
 
 
 def score_heat(
-    reader: Reader,
-    text: str,
-    classifier: Classifier,
-    label: str | None = None,
-    scale: float | None = None,
+    reader: Reader, text: str, classifier: Classifier, options: HeatmapOptions = DEFAULTS
 ) -> Heatmap:
     """Read a text, cleaned as a document: a classifier's score after each character.
 
     See `TrainedModel.heatmap`. The scale is that of whole words: the mean of a few bytes, far from
-    that of any whole text, has a larger score.
+    the mean of any whole text, has a larger score.
     """
-    label = shown_label(classifier, label)
+    scale = options.scale
+    label = shown_label(classifier, options.label)
     cleaned, values_T = running_score(reader, classifier, text, label)
     shown = one_line(label)
     heading = f"Score of {shown}"

@@ -12,7 +12,7 @@ from mlstm_jax.fields import Between, require_kind
 from mlstm_jax.loaded import Loaded
 from mlstm_jax.transfer.classifier import Classifier
 from mlstm_jax.transfer.features import State, require_index, states_of
-from mlstm_jax.transfer.generate import as_text, generate
+from mlstm_jax.transfer.generate import SamplingOptions, as_text, generate
 from mlstm_jax.transfer.heatmap import characters, running_score
 from mlstm_jax.transfer.trace import Reader
 
@@ -134,16 +134,15 @@ class Viewer:
         value = _argument(request, "value", float, None)
         require_kind("bytes", bytes, Annotated[int, Between(1, _MOST_GENERATED)])
         unit = _argument(request, "unit", int, self._unit or 0)
-        reader = self._reader.checked(check)
-        pieces = []
-        for (piece,) in generate(
-            reader,
-            text,
+        options = SamplingOptions(
             bytes=bytes,
             seed=_argument(request, "seed", int, 0),
             temperature=_argument(request, "temperature", float, 0.7),
-            held={} if value is None else {unit: value},
-        ):
+            set_unit=None if value is None else {unit: value},
+        )
+        reader = self._reader.checked(check)
+        pieces = []
+        for (piece,) in generate(reader, text, options):
             check()
             pieces.append(piece)
         self._reader = reader

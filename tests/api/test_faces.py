@@ -134,7 +134,7 @@ def test_both_refuse(line, call, field, model, files, tmp_path, monkeypatch, ref
 
 # What a command line does not say, and options of another name.
 ONLY_PYTHON = {
-    *("self", "callbacks", "show_progress", "owns_process", "batch_size", "changes"),
+    *("self", "fields", "callbacks", "show_progress", "owns_process", "batch_size", "changes"),
     *("texts", "classifier", "state"),
 }
 RENAMED = {"devices": "gpus"}

@@ -128,7 +128,7 @@ def refused(method: str, given: dict[str, Any], **mistakes: Any) -> Any:
         *refused(
             "generate", {}, bytes=(-1, 1.5, True, "3", 10**12), seed=(-1, 2**40), top_k=(0, 1.5),
             temperature=(NAN, -1, None, 1e39), top_p=(0, NAN, "x"),
-            stop=("ab", "\ud800", b"a", None),
+            stop=("ab", "é", "\ud800", b"a", None), samples=(0, 2, 1001),
             set_unit=(
                 {9999: 1}, {-1: 1}, {0: NAN}, {True: 1}, {"3": 1}, {3: "a"}, [3], "3=1", {3: 1e39},
             ),

@@ -15,8 +15,8 @@ from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.run import Run, as_weights, load_run
 from mlstm_jax.transfer.classifier import Classifier, Description
 from mlstm_jax.transfer.features import Featurizer
-from mlstm_jax.transfer.generate import generate
-from mlstm_jax.transfer.heatmap import heat, score_heat
+from mlstm_jax.transfer.generate import SamplingOptions, generate
+from mlstm_jax.transfer.heatmap import HeatmapOptions, heat, score_heat
 from mlstm_jax.transfer.trace import Reader
 from mlstm_jax.view.viewer import Viewer
 from tests.tolerance import assert_close
@@ -58,7 +58,7 @@ def test_features_and_heat_maps_are_the_states(untrained: Run) -> None:
             assert_close(array, end[state], 2 * 3 * 12)
     shown = heat(reader, TEXTS[0], 3)
     assert shown.name.startswith({"c": "cell state c", "h": "h of"}[states[0]])
-    again = heat(reader, TEXTS[0], 3, state=states[0])
+    again = heat(reader, TEXTS[0], 3, HeatmapOptions(state=states[0]))
     np.testing.assert_array_equal(shown.values, again.values)
 
 
@@ -84,18 +84,18 @@ def test_a_sample_is_the_models_own(untrained: Run) -> None:
     reader = Reader(untrained)
     if untrained.config.model.bidirectional:
         with pytest.raises(UserError, match="generating text needs a model that predicts the next"):
-            next(generate(reader, "the", bytes=5, seed=1))
+            next(generate(reader, "the", SamplingOptions(bytes=5)))
         return
-    (drawn,) = whole(generate(reader, "the", bytes=5, seed=1, temperature=0))
+    (drawn,) = whole(generate(reader, "the", SamplingOptions(bytes=5, temperature=0)))
     for n in range(5):
         assert reader(b"\n the" + drawn[:n]).next_V.argmax() == drawn[n]
     if "c" not in untrained.config.model.states:
         with pytest.raises(UserError, match=r"set_unit .* has no cell state c"):
-            next(generate(reader, "a", bytes=1, seed=0, held={0: 1.0}))
+            next(generate(reader, "a", SamplingOptions(set_unit={0: 1.0})))
     else:
-        how = {"bytes": 50, "seed": 1}
-        held = whole(generate(reader, "the", held=dict.fromkeys(range(12), 30.0), **how))
-        assert held != whole(generate(reader, "the", **how))
+        how = SamplingOptions(bytes=50, set_unit=dict.fromkeys(range(12), 30.0))
+        held = whole(generate(reader, "the", how))
+        assert held != whole(generate(reader, "the", SamplingOptions(bytes=50)))
 
 
 @pytest.mark.parametrize("kind", sorted(set(Architecture.kinds) - {"mlstm"}))

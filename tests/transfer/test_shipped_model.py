@@ -16,7 +16,7 @@ from mlstm_jax.run import load_run, with_compute
 from mlstm_jax.transfer import experiment, features, transfer
 from mlstm_jax.transfer.classifier import load_classifier
 from mlstm_jax.transfer.features import Column
-from mlstm_jax.transfer.generate import generate
+from mlstm_jax.transfer.generate import SamplingOptions, generate
 from mlstm_jax.transfer.trace import Reader
 from mlstm_jax.view.viewer import Viewer
 from tests.transfer.pieces import whole
@@ -90,8 +90,10 @@ def test_a_prior_is_the_models_own_classifier() -> None:
 
 def test_a_sample_in_bf16_is_the_same_alone_and_among_others(model: mlstm.TrainedModel) -> None:
     run = dataclasses.replace(model.run, batch_model=with_compute(model.run, "bf16").model)
-    reader, how = Reader(run), {"bytes": 64, "seed": 1, "temperature": 1.0}
-    one, three = (whole(generate(reader, "This film", samples=n, **how)) for n in (1, 3))
+    reader = Reader(run)
+    how = SamplingOptions(bytes=64, seed=1, temperature=1.0)
+    one = whole(generate(reader, "This film", how))
+    three = whole(generate(reader, "This film", dataclasses.replace(how, samples=3)))
     assert one == three[:1]
 
 

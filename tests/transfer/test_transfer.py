@@ -24,8 +24,17 @@ from mlstm_jax.run import Run, load_run, with_compute
 from mlstm_jax.training.evaluation import Score, compressed_bpc, report_of
 from mlstm_jax.transfer.classifier import Classifier, Description
 from mlstm_jax.transfer.features import Featurizer
-from mlstm_jax.transfer.generate import Sampling, as_text, generate
-from mlstm_jax.transfer.heatmap import Heatmap, as_html, characters, colour, heat, ink, score_heat
+from mlstm_jax.transfer.generate import Sampling, SamplingOptions, as_text, generate
+from mlstm_jax.transfer.heatmap import (
+    Heatmap,
+    HeatmapOptions,
+    as_html,
+    characters,
+    colour,
+    heat,
+    ink,
+    score_heat,
+)
 from mlstm_jax.transfer.trace import Reader
 from mlstm_jax.transfer.writer import _sample
 from tests.tolerance import assert_close, bound
@@ -39,9 +48,9 @@ pytestmark = pytest.mark.numeric
 def test_generated_text_is_of_the_corpus_and_of_the_seed(run: Run) -> None:
     read = Reader(run)
 
-    def write(seed: int, **options: float) -> bytes:
-        values = {"bytes": 130, "temperature": 0.5} | options
-        (text,) = whole(generate(read, "the guitar", seed=seed, **values))
+    def write(seed: int, bytes: int = 130, temperature: float = 0.5) -> bytes:
+        how = SamplingOptions(seed=seed, bytes=bytes, temperature=temperature)
+        (text,) = whole(generate(read, "the guitar", how))
         return text
 
     assert write(1) == write(1) != write(2)
@@ -50,18 +59,20 @@ def test_generated_text_is_of_the_corpus_and_of_the_seed(run: Run) -> None:
     assert write(3, temperature=0) == write(4, temperature=0)
     known = "the this my guitar strap tuner cable café is was good".encode().split()
     assert len(set(known) & set(write(5, bytes=300).split())) >= 6
-    assert len(whole(generate(read, "", bytes=70, seed=0))[0]) == 70
+    assert len(whole(generate(read, "", SamplingOptions(bytes=70)))[0]) == 70
 
 
 def test_a_sample_depends_on_its_number_alone_and_ends_by_itself(run: Run) -> None:
-    read, how = Reader(run), {"bytes": 200, "seed": 5}
-    three = whole(generate(read, "my ", samples=3, **how))
-    assert three[:1] == whole(generate(read, "my ", **how))
+    read = Reader(run)
+    how = SamplingOptions(bytes=200, seed=5, temperature=1.0, samples=3)
+    three = whole(generate(read, "my ", how))
+    assert three[:1] == whole(generate(read, "my ", dataclasses.replace(how, samples=1)))
     assert len(set(three)) == 3
     # Some of these come in one block of 64 bytes and not in each that follows.
-    for stop in (b".", b"c", b"v", b"1"):
-        stopped = whole(generate(read, "my ", samples=3, stop=stop, **how))
-        assert stopped == [text.partition(stop)[0] for text in three]
+    for stop in (".", "c", "v", r"\x31"):
+        stopped = whole(generate(read, "my ", dataclasses.replace(how, stop=stop)))
+        byte = stop.encode().decode("unicode_escape").encode()
+        assert stopped == [text.partition(byte)[0] for text in three]
         assert len({len(text) for text in stopped}) > 1
 
 
@@ -85,7 +96,8 @@ def test_draws_are_from_the_top_k_and_top_p(random: np.random.Generator) -> None
 def test_a_held_unit_stays_where_it_is_and_changes_the_text(run: Run) -> None:
     """The likeliest text with units held is that of a model whose state is set before each byte."""
     held = {unit: 5.0 if unit % 16 else -5.0 for unit in range(0, 64, 8)}
-    (found,) = whole(generate(Reader(run), "my ", bytes=40, seed=0, temperature=0, held=held))
+    how = SamplingOptions(bytes=40, temperature=0, set_unit=held)
+    (found,) = whole(generate(Reader(run), "my ", how))
     apply = jax.jit(run.model.apply)
     carry, expected = run.model.init_carry(1), b""
     prompt = prompt_bytes("my ", run.cleaning)
@@ -99,7 +111,7 @@ def test_a_held_unit_stays_where_it_is_and_changes_the_text(run: Run) -> None:
             {"params": run.params}, np.array([[byte]], np.uint8), carry._replace(c=c)
         )
     assert found == expected
-    assert found != whole(generate(Reader(run), "my ", bytes=40, seed=0, temperature=0))[0]
+    assert found != whole(generate(Reader(run), "my ", dataclasses.replace(how, set_unit=None)))[0]
 
 
 def test_generation_draws_from_the_model(run: Run) -> None:
@@ -107,7 +119,8 @@ def test_generation_draws_from_the_model(run: Run) -> None:
     reader = Reader(run)
     logits_V = reader(prompt_bytes("the guitar ", run.cleaning)).logits_V
     expected = float(jax.nn.softmax(logits_V / jnp.float32(2)).max())
-    drawn = whole(generate(reader, "the guitar ", bytes=1, temperature=2.0, seed=0, samples=64))
+    how = SamplingOptions(bytes=1, temperature=2.0, samples=64)
+    drawn = whole(generate(reader, "the guitar ", how))
     share = np.mean([text[0] == logits_V.argmax() for text in drawn])
     assert abs(share - expected) < 4 * np.sqrt(expected * (1 - expected) / 64)
 
@@ -159,7 +172,7 @@ def test_a_heat_map_shows_the_unit_after_each_character(run: Run) -> None:
         for state, end_LH in zip(names, ends_SLH, strict=True):
             trace = reader(text, state, layer)
             assert_close(reader(text + b" ", state, layer).values_TH[-1], end_LH[layer], 2 * 3 * 64)
-            made = heat(reader, HEAT_TEXT, 9, state=state, layer=layer)
+            made = heat(reader, HEAT_TEXT, 9, HeatmapOptions(state=state, layer=layer))
             assert "".join(made.texts) == text.decode()
             ends = np.cumsum([len(one.encode()) for one in made.texts]) - 1
             np.testing.assert_array_equal(made.values, trace.values_TH[ends, 9])
@@ -203,7 +216,7 @@ def test_a_first_answer_compiles_no_more_than_it_needs(several_in_bf16: bool) ->
     if several_in_bf16:
         run = dataclasses.replace(run, batch_model=with_compute(run, "bf16").model)
     with compiled_programs() as compiled:
-        whole(generate(Reader(run), "the guitar", bytes=130, seed=0))  # three blocks
+        whole(generate(Reader(run), "the guitar", SamplingOptions(bytes=130)))  # three blocks
     # Weights, for bf16 again; the window of the prompt; the block.
     assert len(compiled) == 3 + several_in_bf16
     with compiled_programs() as compiled:
@@ -217,7 +230,7 @@ def test_texts_of_all_lengths_share_their_programs(run: Run) -> None:
         longest = "my cable sounds great " * 9
         for prompt in (longest, "", "the guitar"):
             seen = len(compiled)
-            whole(generate(Reader(run), prompt, bytes=70, seed=0))
+            whole(generate(Reader(run), prompt, SamplingOptions(bytes=70)))
             read(prompt_bytes(prompt, run.cleaning))
             Featurizer(run)([prompt] * 8)
             assert prompt == longest or compiled[seen:] == []
@@ -332,7 +345,8 @@ def test_the_last_score_is_the_classifiers_own(run, kind, state, all_layers) -> 
     assert abs(made.values[9] - part) <= limit
     ends = [n for n in range(2, len(made.texts) - 1) if made.texts[n + 1] == " " != made.texts[n]]
     assert made.scale == np.abs(made.values[ends]).max()
-    negative = score_heat(Reader(read), TEXT, classifier._replace(about=about), "negative")
+    how = HeatmapOptions(label="negative")
+    negative = score_heat(Reader(read), TEXT, classifier._replace(about=about), how)
     np.testing.assert_array_equal(negative.values, -made.values)
 
 

@@ -31,8 +31,8 @@ from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.run import Run
 from mlstm_jax.transfer.classifier import Classifier, Description, load_classifier
 from mlstm_jax.transfer.features import Featurizer
-from mlstm_jax.transfer.generate import generate
-from mlstm_jax.transfer.heatmap import heat, score_heat
+from mlstm_jax.transfer.generate import SamplingOptions, generate
+from mlstm_jax.transfer.heatmap import HeatmapOptions, heat, score_heat
 from mlstm_jax.transfer.trace import Reader
 from mlstm_jax.view import server
 from mlstm_jax.view.viewer import Viewer
@@ -94,7 +94,7 @@ def test_it_answers_as_the_library_does(page: str, run: Run, classifier: Path) -
     _, scored = ask(f"{page}read", {"text": text, "label": "fine"})
     for shown, made, scale in (
         (found, heat(Reader(run), text, 7), None),
-        (scored, score_heat(Reader(run), text, chosen, "fine"), rows),
+        (scored, score_heat(Reader(run), text, chosen, HeatmapOptions(label="fine")), rows),
     ):
         assert [one["text"] for one in shown["characters"]] == made.texts
         values = np.array([one["value"] for one in shown["characters"]])
@@ -104,7 +104,8 @@ def test_it_answers_as_the_library_does(page: str, run: Run, classifier: Path) -
     assert ask(f"{page}read", {"text": " ", "label": "fine"})[1]["characters"] == []
     asked = {"text": "my ", "bytes": 20, "seed": 3, "temperature": 0, "unit": 7, "value": 2}
     _, written = ask(f"{page}generate", asked)
-    (pieces,) = generate(Reader(run), "my ", bytes=20, seed=3, temperature=0, held={7: 2.0})
+    how = SamplingOptions(bytes=20, seed=3, temperature=0, set_unit={7: 2.0})
+    (pieces,) = generate(Reader(run), "my ", how)
     assert written["text"] == pieces[0].decode("utf-8", "replace")
 
 
@@ -125,7 +126,7 @@ def test_a_classifier_on_the_mean_of_h_is_shown_as_it_reads(run, state, all_laye
     shares = [one["probability"] for one in found["classes"]]
     np.testing.assert_allclose(shares, chosen.probabilities(featurizer([text]))[0], atol=1e-4)
     values = [one["value"] for one in found["characters"]]
-    wanted = heat(Reader(run), text, 5, state="mean_h", layer=layer).values
+    wanted = heat(Reader(run), text, 5, HeatmapOptions(state="mean_h", layer=layer)).values
     np.testing.assert_allclose(values, wanted, atol=1e-4)
     other = viewer.read({"text": text, "unit": 5, "state": "c", "layer": 1})
     assert (other["state"], other["layer"]) == ("c", 1)
