@@ -109,12 +109,11 @@ class Features(TransformerMixin, _TextEstimator):
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
         """Return "c_0", ..., "mean_h_0", ...; with all layers "layer0_c_0", ..."""
         (state,) = self._states()
-        model = self._loaded().loaded.architecture
-        names = [
-            (f"layer{layer}_" if self.all_layers else "") + f"{single}_{unit}"
-            for single, layer in layers_of(model, state, all_layers=self.all_layers)
-            for unit in range(model.hidden)
-        ]
+        architecture = self._loaded().loaded.architecture
+        names = []
+        for single, layer in layers_of(architecture, state, all_layers=self.all_layers):
+            before = f"layer{layer}_" if self.all_layers else ""
+            names += [f"{before}{single}_{unit}" for unit in range(architecture.hidden)]
         return np.array(names, dtype=object)
 
     def _states(self) -> tuple[FeatureState, ...]:

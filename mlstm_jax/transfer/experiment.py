@@ -109,7 +109,7 @@ def run(
     classes: list[str],
     state: FeatureState,
     columns: list[Column],
-    counted: words.Fit,
+    tfidf: words.Fit,
     prior: Classifier | None = None,
     on_part: Callable[[int, str], None] = lambda number, name: None,
 ) -> tuple[Classifier, Result]:
@@ -117,7 +117,7 @@ def run(
 
     Args:
         examples: of train, test and maybe valid; without valid, C is cross-validated.
-        counted: TF-IDF of these texts.
+        tfidf: TF-IDF of these texts.
         on_part: called with the number of parts done, of `PROGRESS`, and the name of the next part.
     """
     from sklearn.metrics import confusion_matrix
@@ -149,13 +149,13 @@ def run(
 
     assert choice.held_out_NK is not None
     labels = (valid or train).labels
-    weight = words.best_weight(choice.held_out_NK, counted.held_out_NK, labels)
-    both = chosen._replace(words=replace(counted.words, weight=weight))
+    weight = words.best_weight(choice.held_out_NK, tfidf.held_out_NK, labels)
+    both = chosen._replace(words=replace(tfidf.words, weight=weight))
     together = {}
-    baseline = {"C": counted.C, "valid": counted.accuracy}
+    baseline = {"C": tfidf.C, "valid": tfidf.accuracy}
     for name, part in examples.items():
         together[name] = both.score(part)
-        predicted = counted.words.probabilities(part.texts).argmax(axis=1)
+        predicted = tfidf.words.probabilities(part.texts).argmax(axis=1)
         baseline.setdefault(name, float((predicted == part.labels).mean()))
     result = Result(
         classes=classes,
@@ -170,7 +170,7 @@ def run(
         has_prior=choice.has_prior,
         units=[columns[column] for column in ranking[: max(TOP_UNITS)]],
         baseline=baseline,
-        counted=counted.words.counted,
+        counted=tfidf.words.counted,
         together=together,
         word_weight=weight,
         best_unit=columns[best],
@@ -232,14 +232,14 @@ def _histogram(train: Examples, unit: int, classes: list[str]) -> dict[str, Any]
     return {"edges": edges.tolist(), "counts": counts}
 
 
-def write_report(folder: Path, result: Result, model: str) -> None:
-    """Write the files; `model` is the name of the run."""
-    written = {"model": model} | asdict(result)
+def write_report(folder: Path, result: Result, run_name: str) -> None:
+    """Write the files."""
+    written = {"model": run_name} | asdict(result)
     output.write_text(folder / "report.json", json.dumps(written, indent=2))
-    output.write_text(folder / REPORT, as_markdown(result, model, _draw(folder, result)))
+    output.write_text(folder / REPORT, as_markdown(result, run_name, _draw(folder, result)))
 
 
-def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
+def as_markdown(result: Result, run_name: str, pictures: list[str]) -> str:
     """Return the report as Markdown with tables, and with the pictures of these names."""
     classes = list(map(markdown, result.classes))
     counts = [f"{count:,} {name}" for name, count in result.texts.items() if count]
@@ -254,13 +254,13 @@ def as_markdown(result: Result, model: str, pictures: list[str]) -> str:
         ends = f"{_percent(point['least'])} to {_percent(point['largest'])}"
         curve.append([f"{int(point['examples']):,}", _percent(point["mean"]), ends])
     parts = [
-        f"# Transfer of {markdown(model)}",
+        f"# Transfer of {markdown(run_name)}",
         f"{', '.join(counts)} texts of {len(classes)} classes: {', '.join(classes)}"
         f"{''.join(f'; {markdown(source)}' for source in result.sources)}. Features: the "
         f"{STATE_NAMES[result.state]} (`{result.state}`).",
         "Accuracy, % of the texts, with a 95% confidence interval:",
         _table(_accuracies(result)),
-        *_remarks(result, model),
+        *_remarks(result, run_name),
         f"{fitted}The features of largest weight: {', '.join(units)}.",
         f"To view the best unit: `mlstm-jax heatmap RUN --state {best.state} --layer "
         f"{best.layer} --unit {best.unit} --text TEXT --out heat.html`.",
@@ -305,7 +305,7 @@ def _accuracies(result: Result) -> list[list[object]]:
     return rows
 
 
-def _remarks(result: Result, model: str) -> list[str]:
+def _remarks(result: Result, run_name: str) -> list[str]:
     """What the baseline, the prior and the held-out texts say, and notes."""
     remarks = []
     if result.has_prior and result.C:
@@ -325,7 +325,7 @@ def _remarks(result: Result, model: str) -> list[str]:
             f"some of these texts with their labels. Compare on other texts{other}."
         )
     elif result.word_weight == 1:
-        other = "" if model == shipped.MODEL else f", or use `{shipped.MODEL}`"
+        other = "" if run_name == shipped.MODEL else f", or use `{shipped.MODEL}`"
         remarks.append(
             "**Words alone are better here**, and the features add nothing clear to them: use "
             f"TF-IDF, train the model on more text{other}. (With `words` the classifier is that of "

@@ -313,9 +313,9 @@ def write_parts(
                 np.lib.format.write_array(array, np.asarray(values), allow_pickle=False)
 
 
-def features_key(model: str, featurizer: Featurizer, texts: Sequence[str]) -> str:
-    """Return a hex digest of model, reading, columns, states and texts."""
-    key = hashlib.sha256(model.encode())
+def features_key(fingerprint: str, featurizer: Featurizer, texts: Sequence[str]) -> str:
+    """Return a hex digest of the model's fingerprint, reading, columns, states and texts."""
+    key = hashlib.sha256(fingerprint.encode())
     # Side-by-side states share columns with single ones, but belong to another call.
     states = featurizer.states if "+" in "".join(featurizer.states) else ()
     for part in (*featurizer.reading, *featurizer.fields, *states):

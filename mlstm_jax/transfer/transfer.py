@@ -108,12 +108,12 @@ def transfer(
     if "valid" not in texts:
         require_folds(texts["train"], same["train"])
     on_read, on_repeated = classify.note_known(run, texts, same)
-    model = run.fingerprint
+    fingerprint = run.fingerprint
     featurizer = Featurizer(run, states=states, all_layers=options.all_layers)
     quiet = not show_progress
-    features = _features(out, featurizer, model, texts, quiet=quiet)
+    features = _features(out, featurizer, fingerprint, texts, quiet=quiet)
     with ProgressLine("TF-IDF", 1, status="", quiet=quiet):
-        counted = words.fit(texts["train"], texts.get("valid"), classes, same["train"])
+        tfidf = words.fit(texts["train"], texts.get("valid"), classes, same["train"])
     transferred = {}
     for state in states:
         columns = featurizer.columns_of(state)
@@ -134,7 +134,7 @@ def transfer(
                 classes,
                 state,
                 units,
-                counted,
+                tfidf,
                 _prior(own, units),
                 progress.update,
             )
@@ -151,7 +151,7 @@ def transfer(
             notes=on_read + on_repeated + on_fitted,
             is_known=bool(on_read or on_fitted),
         )
-        about = Description(state, options.all_layers, model, text_column, step=run.step)
+        about = Description(state, options.all_layers, fingerprint, text_column, step=run.step)
         classifier = classifier._replace(texts=np.unique(same["train"]), about=about)
         folder = None
         if out:
@@ -203,7 +203,7 @@ def _is_begun(out: Path) -> bool:
 def _features(
     out: Path | None,
     featurizer: Featurizer,
-    model: str,
+    fingerprint: str,
     texts: Mapping[str, Labelled],
     *,
     quiet: bool,
@@ -216,7 +216,7 @@ def _features(
     keys = {}
     if out:
         for name, part in texts.items():
-            keys[name] = features_key(model, featurizer, part.texts)
+            keys[name] = features_key(fingerprint, featurizer, part.texts)
             saved = read_features(out / "features" / f"{name}.npz", keys[name])
             if saved is not None:
                 features[name] = saved

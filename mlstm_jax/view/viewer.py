@@ -50,27 +50,27 @@ class Viewer:
         The page starts with the classifier's score of `label`, and with `text`, continued by the
         model.
         """
-        model = run.architecture
+        architecture = run.architecture
         self.run = run
         self._classifier = classifier
         self._reader = Reader(run)
         self._label = label
         self._text = text
-        self._state: State = states_of(model)[0]
-        self._layer = model.layers - 1
+        self._state: State = states_of(architecture)[0]
+        self._layer = architecture.layers - 1
         self._unit: int | None = None
         if classifier:
-            part, self._unit = divmod(int(classifier.ranking[0]), model.hidden)
-            self._state, self._layer = classifier.about.layers(model)[part]
+            part, self._unit = divmod(int(classifier.ranking[0]), architecture.hidden)
+            self._state, self._layer = classifier.about.layers(architecture)[part]
         self.read({"text": ""})  # compiles
 
     def model(self, _: dict[str, Any], check: Callable[[], None] = _go_on) -> dict[str, Any]:
         """Describe the loaded model."""
-        model = self.run.architecture
+        architecture = self.run.architecture
         return {
             "name": self.run.name,
-            "layers": model.layers,
-            "hidden": model.hidden,
+            "layers": architecture.layers,
+            "hidden": architecture.hidden,
             "state": self._state,
             "states": self._states(),
             "layer": self._layer,
@@ -163,12 +163,11 @@ class Viewer:
         cleaned = clean(text, self.run.cleaning)
         if not self._classifier or not cleaned:
             return [], False
-        model = self.run.architecture
         about = self._classifier.about
         read = reader(cleaned, about.state)  # as for the score after each character
         limit = about.familiar
         unlike = bool(limit and limit.is_out_of_domain(read.nats, len(cleaned) - 1))
-        parts = [read.end_LH[state][layer] for state, layer in about.layers(model)]
+        parts = [read.end_LH[state][layer] for state, layer in about.layers(self.run.architecture)]
         features = np.concatenate(parts)[None]
         (shares,) = self._classifier.probabilities(features, [text])
         classes = []

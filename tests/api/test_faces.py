@@ -98,38 +98,50 @@ def test_a_line_and_a_call_give_the_same_answer(line, file, call, model, files, 
     assert found == call(model, files, tmp_path / "python")
 
 
-# A line, the call, and the field that the messages of both name.
-REFUSED: list[tuple[str, Callable[[mlstm.TrainedModel, Path], Any], str]] = [
-    ("generate MODEL --bytes -1", lambda m, i: m.generate(bytes=-1), "bytes"),
-    ("generate MODEL --set-unit 9999=1", lambda m, i: m.generate(set_unit={9999: 1.0}), "set_unit"),
-    ("generate MODEL --set-unit 3", lambda m, i: m.generate(set_unit="3"), "set_unit"),
-    ("generate MODEL --stop é", lambda m, i: m.generate(stop="é"), "stop"),
-    ("heatmap MODEL --text a --out x.html", lambda m, i: m.heatmap("a"), "unit"),
-    ("heatmap MODEL --text a --unit 1 --out x.gif",
-     lambda m, i: m.heatmap("a", 1).save("x.gif"), "x.gif"),
-    ("evaluate MODEL --corpus none", lambda m, i: m.evaluate(corpus="none"), "none"),
-    ("export MODEL --out x.bin", lambda m, i: m.export("x.bin"), "x.bin"),
-    ("transfer MODEL --train IN/a.jsonl --label-column stars --out x",
-     lambda m, i: m.transfer(i / "a.jsonl", label_column="stars", out="x"), "stars"),
-    ("classify MODEL none IN/a.jsonl", lambda m, i: m.classify(i / "a.jsonl", "none"), "none"),
-    ("report MODEL --checkpoint 7", lambda m, i: mlstm.load(m.path, 7), "checkpoints"),
-    ("inspect none", lambda m, i: mlstm.inspect("none"), "none"),
-    ("plan small_512 --machine h200 --gpus 0",
-     lambda m, i: mlstm.plan("small_512", "h200", devices=[0]), "devices"),
-    ("prepare IN/a.jsonl --split 9,-1,1 --out x",
-     lambda m, i: mlstm.prepare(i / "a.jsonl", "x", PrepareOptions(split=(9, -1, 1))), "split"),
-    ("import mlstm none --out x", lambda m, i: mlstm.import_weights("mlstm", "none", "x"), "none"),
-    ("train none.py", lambda m, i: mlstm.train("none.py"), "none.py"),
+# A line; the name of the function and its arguments; and the field that both messages name.
+REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
+    ("generate MODEL --bytes -1", "generate", {"bytes": -1}, "bytes"),
+    ("generate MODEL --set-unit 9999=1", "generate", {"set_unit": {9999: 1.0}}, "set_unit"),
+    ("generate MODEL --set-unit 3", "generate", {"set_unit": "3"}, "set_unit"),
+    ("generate MODEL --stop é", "generate", {"stop": "é"}, "stop"),
+    ("heatmap MODEL --text a --out x.html", "heatmap", {"text": "a"}, "unit"),
+    ("evaluate MODEL --corpus none", "evaluate", {"corpus": "none"}, "none"),
+    ("export MODEL --out x.bin", "export", {"out": "x.bin"}, "x.bin"),
+    ("transfer MODEL --train IN/a.jsonl --label-column stars --out x", "transfer",
+     {"train": "IN/a.jsonl", "label_column": "stars", "out": "x"}, "stars"),
+    ("classify MODEL none IN/a.jsonl", "classify",
+     {"texts": "IN/a.jsonl", "classifier": "none"}, "none"),
+    ("report MODEL --checkpoint 7", "load", {"path": "MODEL", "checkpoint": 7}, "checkpoints"),
+    ("inspect none", "inspect", {"corpus": "none"}, "none"),
+    ("plan small_512 --machine h200 --gpus 0", "plan",
+     {"config": "small_512", "machine": "h200", "devices": [0]}, "devices"),
+    ("prepare IN/a.jsonl --split 9,-1,1 --out x", "PrepareOptions", {"split": (9, -1, 1)}, "split"),
+    ("import mlstm none --out x", "import_weights",
+     {"kind": "mlstm", "source": "none", "out": "x"}, "none"),
+    ("train none.py", "train", {"config": "none.py"}, "none.py"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("line", "call", "field"), REFUSED, ids=[line for line, *_ in REFUSED])
-def test_both_refuse(line, call, field, model, files, tmp_path, monkeypatch, refused) -> None:
+@pytest.mark.parametrize(("line", "name", "arguments", "field"), REFUSED)
+def test_both_refuse(line, name, arguments, field, model, files, tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
     assert field in refused(*words_of(line, MODEL=model.path, IN=files))
+    places = {"IN/a.jsonl": files / "a.jsonl", "MODEL": model.path}
+    for key, value in arguments.items():
+        if isinstance(value, str):
+            arguments = arguments | {key: places.get(value, value)}
+    call = getattr(model, name, None) or getattr(mlstm, name)
     with pytest.raises(UserError, match=re.escape(field)):
-        call(model, files)
+        call(**arguments)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_heat_map_is_an_html_file(model, tmp_path, monkeypatch, refused) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["--text", "a", "--unit", "1", "--out", "x.gif"]
+    assert "x.gif" in refused("heatmap", model.path, *words)
+    with pytest.raises(UserError, match=r"x\.gif"):
+        model.heatmap("a", 1).save("x.gif")
 
 
 # What a command line does not say, and options of another name.
