@@ -33,15 +33,17 @@ _SPAN_ROWS = 8
 def load(path: Path, checkpoint: str, compute: ReadingCompute) -> "JaxModel":
     """Load a model; see `mlstm_jax.load`."""
     environment.cache_programs()
-    return JaxModel(runs.with_compute(runs.load_run(path, checkpoint), compute))
+    run = runs.with_compute(runs.load_run(path, checkpoint), compute)
+    return JaxModel(run, path.resolve())
 
 
 class JaxModel:
     """The methods of `TrainedModel` that need JAX; it says what they do."""
 
-    def __init__(self, run: runs.Run) -> None:
+    def __init__(self, run: runs.Run, place: Path) -> None:
+        """Take a model and its absolute path: the process may have changed its folder."""
         self.run = run
-        self._place = run.folder.resolve()
+        self._place = place
         self._evaluators: dict[object, Evaluator] = {}
 
     @cached_property

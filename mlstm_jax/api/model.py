@@ -22,7 +22,7 @@ from mlstm_jax.api.arguments import (
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.data.corpus import SplitName
 from mlstm_jax.errors import UserError, require
-from mlstm_jax.fields import Between, Count, public
+from mlstm_jax.fields import Between, Count, public, require_kind
 from mlstm_jax.interop import weights
 from mlstm_jax.loaded import (
     Loaded,
@@ -115,7 +115,7 @@ class TrainedModel:
         if isinstance(self.loaded, SmallModel):
             return jax_model.load(self._place, self.checkpoint, self.compute)
         run: Any = self.loaded
-        return jax_model.JaxModel(run)
+        return jax_model.JaxModel(run, self._place)
 
     @property
     def run(self) -> "Run":
@@ -493,6 +493,7 @@ class TrainedModel:
         from mlstm_jax.transfer.transfer import TransferOptions
         from mlstm_jax.transfer.transfer import transfer as run_transfer
 
+        require_kind("options", options, TransferOptions | None)
         options = options or TransferOptions()
         if len(options.states or ("",)) != 1:
             raise UserError("`state` takes one state here; call `transfer` once for each.")
@@ -539,6 +540,7 @@ class TrainedModel:
         from mlstm_jax.transfer.finetune import FinetuneOptions
         from mlstm_jax.transfer.finetune import finetune as run_finetune
 
+        require_kind("options", options, FinetuneOptions | None)
         given = {"train": train, "valid": valid, "test": test}
         return run_finetune(
             self.run,

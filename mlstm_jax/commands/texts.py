@@ -98,7 +98,7 @@ def classify(
     texts: Annotated[tuple[Path, ...], Positional, arg(metavar="[DIR] INPUT")] = (),
     at_most: int | None = None,
     text_column: TextColumn = None,
-    classes: tuple[str, ...] = (),
+    classes: tuple[str, ...] | None = None,
     out: Path | None = None,
     overwrite: Overwrite = False,
     reading: Flat[LoadOptions] = LOAD,
@@ -128,7 +128,7 @@ def classify(
     output.require_file(out, source, overwrite=overwrite)
     check_source(Source(str(source)))
     chosen = load_classifier(folder)
-    if classes:
+    if classes is not None:
         chosen = chosen.between(classes)
     model = reading.load(run)
     chosen.require_model(folder, model.loaded)

@@ -58,7 +58,7 @@ def test_generated_text_is_of_the_corpus_and_of_the_seed(run: Run) -> None:
     assert write(1, bytes=70) == write(1)[:70]
     assert write(3, temperature=0) == write(4, temperature=0)
     known = "the this my guitar strap tuner cable café is was good".encode().split()
-    assert len(set(known) & set(write(5, bytes=300).split())) >= 6
+    assert len(set(known) & set(write(5, bytes=1000).split())) >= 6
     assert len(whole(generate(read, "", SamplingOptions(bytes=70)))[0]) == 70
 
 
@@ -95,7 +95,7 @@ def test_draws_are_from_the_top_k_and_top_p(random: np.random.Generator) -> None
 
 def test_a_held_unit_stays_where_it_is_and_changes_the_text(run: Run) -> None:
     """The likeliest text with units held is that of a model whose state is set before each byte."""
-    held = {unit: 5.0 if unit % 16 else -5.0 for unit in range(0, 64, 8)}
+    held = {unit: 5.0 if unit % 4 else -5.0 for unit in range(0, 64, 2)}
     how = SamplingOptions(bytes=40, temperature=0, set_unit=held)
     (found,) = whole(generate(Reader(run), "my ", how))
     apply = jax.jit(run.model.apply)
@@ -252,7 +252,7 @@ def test_a_corpus_prepared_anew_is_refused(run, text_file, corpus, tmp_path, cap
         assert "is not the corpus that" in refused(command, folder)
     score = tmp_path / "score.json"
     cli.main(["evaluate", str(folder), "--corpus", str(own), "--json", str(score)])
-    assert "note: the run was trained on another corpus" in capsys.readouterr().out
+    assert "note: the model was trained on a different corpus" in capsys.readouterr().out
     assert json.loads(score.read_text())["trained_on_this_corpus"] is False
     assert "not the training corpus" in report_of(load(folder).run, own, SCORE, "")
 
@@ -273,7 +273,7 @@ def test_a_run_needs_checkpoints_and_its_own_config(run: Run, tmp_path: Path) ->
         with pytest.raises(UserError, match="has no checkpoint"):
             load_run(tmp_path)
     digest.write_json(file, {"model": {"hiden": 3}})
-    with pytest.raises(UserError, match=r"config\.json is not the config"):
+    with pytest.raises(UserError, match=r"config\.json was written by another version"):
         load_run(tmp_path)
     edits = ('"batch": ', '"batch": 1'), ('"crc32": "', '"crc32": "0'), ("crc32", "crc33")
     for old, new in edits:
@@ -287,7 +287,7 @@ def test_a_config_of_another_model_is_refused(run, tmp_path) -> None:
     config = json.loads((copy / "config.json").read_text())
     for change in ({"hidden": 65}, {"hidden": 2**20}, {"layers": 1}):
         digest.write_json(copy / "config.json", config | {"model": config["model"] | change})
-        message = r"the checkpoint of step 150 (cannot|has other array sizes)"
+        message = r"config\.json is not that of the checkpoint of step 150: model\.\w+ is"
         with pytest.raises(KnownError, match=message):
             load_run(copy)
 
