@@ -86,8 +86,8 @@ def require_model(path: Path) -> None:
         raise UserError(f"{path} does not exist. {which_model(path)}")
     if path.is_file() and path.suffix != ".safetensors":
         raise UserError(
-            f"{path} is a file, and a model is read from a run folder, or from a .safetensors file "
-            "that `mlstm-jax export` wrote; give one of these."
+            f"{path} is not a model. Pass a run folder, or a .safetensors file from `mlstm-jax "
+            "export`."
         )
 
 

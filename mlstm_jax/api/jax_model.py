@@ -34,7 +34,7 @@ def load(path: Path, checkpoint: str, compute: ReadingCompute) -> "JaxModel":
     """Load a model; see `mlstm_jax.load`."""
     environment.cache_programs()
     run = runs.with_compute(runs.load_run(path, checkpoint), compute)
-    return JaxModel(run, path.resolve())
+    return JaxModel(run, run.folder.resolve())
 
 
 class JaxModel:

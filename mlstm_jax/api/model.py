@@ -368,7 +368,7 @@ class TrainedModel:
     def states(self, text: str, state: State | None = None) -> NDArray[np.float32]:
         """Return a state of the top layer after each byte of a text.
 
-        The bytes are those of the cleaned text, see `cleaned`, read from a zero state; the last row
+        The bytes of the cleaned text (see `cleaned`) are read from a zero state; the last row
         is what `encode` gives. "mean_h" is the mean of h up to each byte.
 
         Returns:
@@ -592,7 +592,7 @@ class TrainedModel:
         return Reader(self.loaded)
 
     def _texts(self, texts: Texts | TextFile, text_column: str | None) -> list[str] | TextFile:
-        """Return texts in memory as a list, or those of a file."""
+        """Return texts in memory as a list, and a file as a `TextFile`."""
         if isinstance(texts, TextFile):
             return texts
         if isinstance(texts, Path):
@@ -681,7 +681,7 @@ def load(
             .safetensors that `export` wrote.
         checkpoint: best (by validation bits per character; of a run of `finetune`, by the loss of
             the validation labels), latest, or a step.
-        compute: type of the products in reading texts; auto: that of the run's config, but bf16
+        compute: type of the products in reading texts; auto: as in the run's config, but bf16
             instead of fp32 for several texts at a time, and for generated text, where JAX reads
             and the CPU multiplies it faster.
         reader: numpy, in fp32; or jax; auto: numpy where it can, unless JAX has a GPU, or the CPU

@@ -33,7 +33,7 @@ class LoadOptions:
     """What to load of a run, and how it reads.
 
     Attributes:
-        compute: type of the products in reading texts; auto: that of the run's config, but bf16
+        compute: type of the products in reading texts; auto: as in the run's config, but bf16
             instead of fp32 for several texts at a time, and for generated text, where the CPU
             multiplies it faster.
         reader: numpy, in fp32; or jax; auto: numpy for a recurrent model of the package or of

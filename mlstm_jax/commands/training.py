@@ -209,13 +209,13 @@ def plan(
 
     Seconds per iteration, bytes per second, memory, hours and cost on one to many devices, from a
     roofline of the step and a ring all-reduce. The config (`mlstm-jax plan CONFIG`) and its options
-    are those of `train`.
+    work as for `train`.
 
     Args:
         machine: a JSON description, or the name of one in the package, such as h200.
         gpus: numbers of devices to plan for, on all nodes together; unset: 1, 2, 4 and so on up to
             128, of those that can share the batch evenly.
-        corpus_bytes: bytes of the training split, such as 40e9; unset: those of `data.corpus`.
+        corpus_bytes: bytes of the training split, such as 40e9; unset: of `data.corpus`.
         price: of one device per hour; unset: the price in the description.
     """
     show(make_plan(config, machine, gpus, corpus_bytes, price=price))

@@ -199,7 +199,7 @@ class Classifier(NamedTuple):
     def scores(self, features: Features) -> Floats:
         """Return the log-odds of each class [texts, classes]: above 0 it is more likely than not.
 
-        Without `softmax`, three classes or more have those of their one-against-rest classifiers.
+        Without `softmax`, three classes or more are each scored against the rest.
         """
         self.require_no_words("the score after each character")
         scores_NK = self._linear(features)
@@ -273,7 +273,7 @@ class _File(Description):
     classes: list[str]
     C: float | None  # None: infinite
     softmax: bool
-    arrays: dict[str, int]  # checksums of those of classifier.safetensors
+    arrays: dict[str, int]  # checksums of the arrays in classifier.safetensors
     counted: Counted = "words"
     vocabulary: list[str] | None = None  # of counts, in the order of the columns
     word_weight: Annotated[float, Between(0, 1)] = MEAN

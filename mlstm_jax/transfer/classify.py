@@ -45,7 +45,7 @@ def label_texts(
     *,
     quiet: bool = True,
 ) -> Iterator[tuple[Sequence[str], list[dict[str, float]]]]:
-    """Yield texts, those of a file in parts, each with the probability of each class by name.
+    """Yield texts, a file's in parts, each with the probability of each class by name.
 
     A blank text has none. Notes about the texts come after the last one. The featurizer has the
     features that the classifier reads, and a score if it knows what is familiar.

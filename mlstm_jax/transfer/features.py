@@ -67,7 +67,7 @@ def layers_of(model: Sizes, state: FeatureState, *, all_layers: bool) -> list[tu
 
 
 def require_index(name: str, index: int, count: int) -> None:
-    """Raise UserError unless `index` is that of one of `count` units or layers."""
+    """Raise UserError unless one of `count` units or layers has this index."""
     if not 0 <= index < count:
         shown = reprlib.repr(index)
         raise UserError(f"{name} {shown} does not exist: the model has {name}s 0 to {count - 1}.")
@@ -137,7 +137,7 @@ class TextFile:
 
     Only one list is in memory. The whole source is read once before, since reading it takes a
     hundredth of the time that a model takes, so its errors and notes come before the work. `count`
-    is the number of texts, and `size` that of their bytes after cleaning.
+    is the number of texts, and `size` the number of their bytes after cleaning.
     """
 
     def __init__(self, path: Path | str, text_column: str | None, cleaning: Cleaning) -> None:
@@ -253,7 +253,7 @@ class Featurizer:
     def read_each(
         self, texts: Sequence[str] | TextFile, name: str, *, quiet: bool
     ) -> Iterator[tuple[Sequence[str], Reading]]:
-        """Read texts, those of a file in parts, and yield each part with what reading it gives.
+        """Read texts, a file's in parts, and yield each part with what reading it gives.
 
         Progress is a line of this name on standard error, unless `quiet`.
         """

@@ -5,13 +5,13 @@ The labelled texts become a corpus whose ratings are class numbers, and the trai
 of the top layer, and its cross-entropy counts as `label_weight` bytes of the language model's loss.
 Howard and Ruder 2018 and Radford et al. 2018 keep that loss, too. A Transformer, which carries
 nothing, reads each document in windows of its own, and predicts the label in each; BERT's head
-reads the mean of h, and its other loss is that of masked bytes. After each epoch the loss of the
+reads the mean of h, and its other loss predicts masked bytes. After each epoch the loss of the
 validation labels, of a calibrated head, is measured; it chooses the checkpoint. The folder holds::
 
     corpus/        the texts, in the order they are read
     run/           a run folder like any other
     classifier/    the head, for `mlstm-jax classify`
-    start-*        the first parameters, if they are not those of the given run's best checkpoint
+    start-*        the first parameters, if the given run's best checkpoint has others
 """
 
 import dataclasses
@@ -103,7 +103,7 @@ class FinetuneOptions(Checked):
         window: bytes of truncated back-propagation; a Transformer's is always `model.positions`.
         dropout: fraction of the units of each layer's output that are dropped.
         seed: of dropout and of the order of the text.
-        compute: type of the matrix products; unset: that of the run, and with a model of the
+        compute: type of the matrix products; unset: as in the run, and with a model of the
             package or an imported one the fastest, as `precision.compute` of a new run.
         words: take the probabilities of the model or of TF-IDF, whichever is better on the
             validation texts, or their mean if that is clearly better than either.
@@ -254,7 +254,7 @@ def make_config(run: Run, start: Path, out: Path, classes: int, options: Finetun
 def _start(run: Run, out: Path) -> Path:
     """Return where the trainer finds the parameters of a run.
 
-    In a run folder it takes the best checkpoint; those of another are written to a file in `out`.
+    In a run folder it takes the best checkpoint; another's are written to a file in `out`.
     So are all that a relative path no longer gives, after the process has changed its folder.
     """
     identity = run.fingerprint

@@ -239,7 +239,7 @@ def score_heat(
 ) -> Heatmap:
     """Read a text, cleaned as a document: a classifier's score after each character.
 
-    See `TrainedModel.heatmap`. The scale is that of whole words: the mean of a few bytes, far from
+    See `TrainedModel.heatmap`. The scale is for whole words: the mean of a few bytes, far from
     the mean of any whole text, has a larger score.
     """
     scale = options.scale

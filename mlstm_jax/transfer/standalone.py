@@ -135,7 +135,7 @@ def _column(path: Path, names: Sequence[str], column: str | None) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Label the texts of a command line, or those of a file as CSV."""
+    """Label the texts of a command line, or a file's as CSV."""
     about = _loaded()[0]
     said = f"Label texts: {', '.join(about['classes'])}."
     parser = argparse.ArgumentParser(prog=about["name"], description=said)

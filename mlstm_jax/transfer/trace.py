@@ -45,7 +45,7 @@ def _go_on() -> None:
 class Stream:
     """Reads one text in pieces, as they come, from a zero state.
 
-    With a recurrent model on a CPU, all values are bit for bit those of the whole text, wherever it
+    With a recurrent model on a CPU, all values equal the whole text's, bit for bit, wherever it
     is cut. Pieces are read as they are, without cleaning.
 
     Attributes:

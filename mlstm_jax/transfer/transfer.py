@@ -43,7 +43,7 @@ class TransferOptions(Checked):
             or c+mean_h, first all of c and then all of mean_h; or several of these, all read in one
             pass over the texts. Unset: c+mean_h, or mean_h of a model without a c.
         all_layers: use every layer, the lowest first; otherwise only the top one.
-        words: the classifier is that of the features or that of TF-IDF, whichever is better on
+        words: the classifier reads the features or the words (TF-IDF), whichever is better on
             held-out texts, or the mean of both if that is clearly better than either. It has no
             score after each character.
     """

@@ -4,7 +4,7 @@ It counts words and pairs of words or, if that is better on held-out texts, sequ
 characters: they also suit languages that put no spaces between words or have many endings.
 
 It is the baseline of `transfer`. With `words` the classifier that `transfer` or `finetune` saves
-has it, too: its probabilities are those of the better one on held-out texts, or the mean of both if
+has it, too: it answers as the better one on held-out texts does, or with the mean of both if
 that is clearly better.
 """
 
@@ -48,7 +48,7 @@ class Words:
     idf_V: Floats
     weights_KV: Floats
     intercepts_K: Floats
-    weight: float = MEAN  # of their probabilities, beside 1 - weight of those of the states
+    weight: float = MEAN  # of their probabilities, beside 1 - weight for the states
 
     def __repr__(self) -> str:
         return f"{len(self.vocabulary):,} {COUNTED[self.counted]}"
@@ -71,7 +71,7 @@ class Words:
 
 
 def unfitted(counted: Counted, texts: int = 0, vocabulary: list[str] | None = None) -> Any:
-    """Return the TF-IDF to be fitted to a number of texts, or that of a vocabulary."""
+    """Return a TF-IDF to be fitted to a number of texts, or with a vocabulary."""
     # Importing scikit-learn takes a second, and a classifier without words does not need it.
     from sklearn.feature_extraction.text import TfidfVectorizer
 
@@ -170,7 +170,7 @@ def best_weight(states_NK: Floats, words_NK: Floats, labels_N: NDArray[np.int64]
 
     The mean must have more right answers than the better one alone, by more than two standard
     errors of the difference: with a weak model it is far worse (results/few_labels/). The
-    probabilities are those of the classes of held-out texts, [texts, classes].
+    probabilities are of held-out texts, [texts, classes].
     """
     is_right_N = states_NK.argmax(axis=1) == labels_N
     by_words_N = words_NK.argmax(axis=1) == labels_N

@@ -262,7 +262,7 @@ def test_a_run_needs_checkpoints_and_its_own_config(run: Run, tmp_path: Path) ->
         load_run(tmp_path)
     exported = tmp_path / "mine.npz"
     exported.touch()
-    with pytest.raises(UserError, match=r"mine\.npz is a file, .* \.safetensors"):
+    with pytest.raises(UserError, match=r"mine\.npz is not a model.* \.safetensors"):
         load_run(exported)
     for wanted in ("\u00b2", "9" * 5000, "+1", "1_0", "-1"):
         with pytest.raises(UserError, match="has checkpoints at 150; give one of these steps"):
