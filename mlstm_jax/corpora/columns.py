@@ -125,9 +125,7 @@ def _bad_row(con: "duckdb.DuckDBPyConnection", query: str) -> int:
 
 
 def _document(recipe: Recipe, text: str, rating: object, label: object) -> Document:
-    record = None
-    if recipe.label_column is not None:
-        record = {recipe.label_column: label}
+    record = {recipe.label_column: label} if recipe.label_column is not None else None
     return Document(text, rating_of(rating), record)
 
 

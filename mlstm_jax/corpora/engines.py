@@ -202,7 +202,10 @@ def sort_with_beam(
     wanted = set()
     errors = []
     for number, source in enumerate(sources):
-        result = _result(folder, number)
+        told = folder / f"{_COUNTS}{number}"
+        if not told.exists():
+            raise UserError(_lost(told))
+        result = _Result(*json.loads(told.read_text(encoding="utf-8")))
         errors += result.errors
         wanted |= {f"{first}.npz" for first in result.digits}
         for reject in result.rejected:
@@ -272,14 +275,6 @@ def _read(numbered: tuple[int, Source], recipe: Recipe, digits: int) -> Iterator
         # Raised here, it would reach the user inside a traceback from Beam.
         errors.append(str(error))
     yield f"{_COUNTS}{number}", _Result(errors, sorted(found), rejected, astuple(counts)[1:])
-
-
-def _result(folder: Path, number: int) -> _Result:
-    path = folder / f"{_COUNTS}{number}"
-    try:
-        return _Result(*json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError as error:
-        raise UserError(_lost(path)) from error
 
 
 def _write_part(group: tuple[str, Iterable[Any]], recipe: Recipe, folder: str) -> None:

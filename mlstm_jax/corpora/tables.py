@@ -103,10 +103,8 @@ def csv_records(
 def _with_delimiter(usual: CsvFormat, header: str) -> CsvFormat:
     """The format with the delimiter that gives the header a text column, or else most columns."""
     formats = [usual, *(usual._replace(delimiter=one) for one in DELIMITERS)]
-    for one in formats:
-        if one.has_text_column(header):
-            return one
-    return max(formats, key=lambda one: header.count(one.delimiter))
+    most = max(formats, key=lambda one: header.count(one.delimiter))
+    return next((one for one in formats if one.has_text_column(header)), most)
 
 
 def _texts(lines: Iterable[Line]) -> Iterator[str]:
