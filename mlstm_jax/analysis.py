@@ -21,6 +21,7 @@ from mlstm_jax.config import Config, from_json, load_json
 from mlstm_jax.corpora.documents import rating_of
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import metrics
+from mlstm_jax.training.tally import METRICS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,14 +35,10 @@ LABELS = {
     "epoch": "epochs",
     "minutes": "minutes",
     "bpc": "bits per character",
-    "learning_rate": "learning rate",
-    "loss_scale": "loss scale",
-    "skipped": "updates skipped",
-    "grad_norm": "norm of the gradient",
     "noise_scale": "noise scale, rows",
     "kilobytes_per_second": "kB/s",
-    "label_loss": "loss of the labels",
 }
+LABELS |= {name: metric.label for name, metric in METRICS.items()}
 
 
 class History(NamedTuple):

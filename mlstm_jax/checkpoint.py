@@ -255,10 +255,9 @@ class Checkpoints:
         restored = self._attempt(step, lambda: self._read(step, _parts_of(state), carry))
         fields = restored["state"] | {"params": restored["params"]}
         # Diagnostics that the version which wrote it did not have begin at zero.
-        tally = {name: np.zeros(x.shape, x.dtype) for name, x in state.tally._asdict().items()}
-        for name in tally:
-            tally[name] = fields["tally"].get(name, tally[name])
-        fields["tally"] = type(state.tally)(**tally)
+        zeros = {name: np.zeros(x.shape, x.dtype) for name, x in state.tally.items()}
+        tally = zeros | fields["tally"]
+        fields["tally"] = {name: tally[name] for name in zeros}
         return state._replace(**fields), restored.get("carry", carry)
 
     def restore_params(self, step: int, params: Any) -> Any:
@@ -374,7 +373,6 @@ def _recorded(tally: Mapping[str, Any], record: Record) -> dict[str, Any]:
 def _parts_of(state: Any) -> dict[str, Any]:
     """The items of a state, of which the parameters are a separate one."""
     fields = state._asdict()
-    fields["tally"] = state.tally._asdict()
     if fields["maxima_U3"] is None:
         del fields["maxima_U3"]
     return {"params": state.params, "state": fields | {"params": ()}}

@@ -20,6 +20,7 @@ from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.resume import Snapshot
 from mlstm_jax.training.rows import Rows
 from mlstm_jax.training.step import StepMetrics
+from mlstm_jax.training.tally import line_of, shown
 
 
 class Diverged(KnownError):
@@ -40,28 +41,6 @@ class Diverged(KnownError):
             f"{self.reason} Checkpoints after step {self.last_good_step} are deleted. "
             f"{resume_advice(folder)}. Lower the learning rate, such as by half, or the clip norm.",
         )
-
-
-def _means(metrics: StepMetrics, *, labels: bool) -> dict[str, float]:
-    """The fields of a line that are means over its steps; NaN without an update."""
-    tally = jax.tree.map(float, metrics.tally)
-    updates = tally.updates or math.nan
-    loss = tally.loss / updates
-    means = {
-        "loss": loss,
-        "bpc": loss * BITS_PER_NAT,
-        "learning_rate": float(metrics.learning_rate),
-        "grad_norm": tally.grad_norm / updates,
-        "gradient_signal": tally.signal / updates,
-        "gradient_trace": tally.trace / updates,
-    }
-    if labels:
-        # The steps of a line may contain no labels.
-        means["label_loss"] = tally.label_loss / (tally.labels or math.nan)
-    means["noise_scale"] = math.nan  # in rows; the estimates may be too noisy to give one
-    if tally.signal > 0 and tally.trace > 0:
-        means["noise_scale"] = tally.trace / tally.signal
-    return means
 
 
 class Reporter:
@@ -125,7 +104,7 @@ class Reporter:
             bad = skips
             reason = (
                 f"the last {skips} updates were skipped, because the loss or the gradient "
-                f"contained inf or NaN (loss scale now {metrics.loss_scale:g})"
+                f"contained inf or NaN (loss scale now {metrics.tally['loss_scale']:g})"
             )
         elif self._high_steps >= train.divergence_steps:
             bad = self._high_steps
@@ -155,27 +134,20 @@ class Reporter:
             # Padding and idle rows are no text.
             read = position["bytes_seen"] - self._rows.stream.bytes_seen(self._clock_step)
             speed = read / seconds
-        means = _means(metrics, labels=self._config.model.labels > 0)
-        skipped = int(metrics.skipped)
+        line = line_of(metrics.tally, labels=self._config.model.labels > 0)
         self._log.write(
             "train",
             step,
             **position,
-            **means,
-            loss_scale=float(metrics.loss_scale),
-            skipped=skipped,
+            **line,
             bytes_per_second=speed,
             data_wait_fraction=min(1.0, self._waited / seconds),
             seconds=self._log.seconds,
         )
-        status = f"bpc {means['bpc']:.3f}"
-        if not math.isnan(means.get("label_loss", math.nan)):
-            status += f"  label loss {means['label_loss']:.3f}"
+        status = shown(line)
         if not math.isnan(speed):
-            status += f"  {rate(speed)}"
-        if skipped:
-            status += f"  {skipped} skipped"
-        self._progress.update(step, status)
+            status.append(rate(speed))
+        self._progress.update(step, "  ".join(status))
         self.restart_clock(step)
 
     def evaluation(self, step: int, score: Score) -> None:

@@ -18,9 +18,10 @@ from mlstm_jax.interop.weights import Arrays, expected_shapes, flatten, unflatte
 from mlstm_jax.model import fp8
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import VOCABULARY, LanguageModel, Parameters, parameter_shapes
-from mlstm_jax.training import optimizer
+from mlstm_jax.training import optimizer, tally
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.schedule import without_rates
+from mlstm_jax.training.tally import Tally
 
 Array = jax.Array
 
@@ -63,28 +64,6 @@ def adjust_loss_scale(loss_scale: LossScale, finite: Array, precision: Precision
     )
 
 
-class MetricSums(NamedTuple):
-    """Sums over the applied updates that had a target, since the last line of metrics.
-
-    They are kept on the device and in the checkpoint, so that a line is the same whether or not the
-    run was killed before it was complete.
-    """
-
-    loss: Array  # float32, nats per byte
-    grad_norm: Array  # float32
-    signal: Array  # float32, ‖true gradient‖²: see step.py
-    trace: Array  # float32, of the covariance of one row's gradient
-    label_loss: Array  # float32, of the ratings or classes seen, per byte
-    labels: Array  # float32, number of ratings or classes seen, per byte
-    updates: Array  # int32
-
-
-def zero_tally() -> MetricSums:
-    """Empty sums."""
-    zero = jnp.float32(0)
-    return MetricSums(zero, zero, zero, zero, zero, zero, jnp.int32(0))
-
-
 class TrainState(NamedTuple):
     """Parameters and all values that change with them; every counter is an int32 scalar."""
 
@@ -94,7 +73,7 @@ class TrainState(NamedTuple):
     params: Parameters
     opt_state: Any
     loss_scale: LossScale
-    tally: MetricSums
+    tally: Tally  # since the last line of metrics
     maxima_U3: Array | None = None  # of fp8 operands in the last updates, see fp8.py
 
 
@@ -111,7 +90,7 @@ def _init_state(
         params=params,
         opt_state=tx.init(params),
         loss_scale=init_loss_scale(precision),
-        tally=zero_tally(),
+        tally=tally.empty(),
         maxima_U3=None if precision.recurrent == "compute" else fp8.no_history(),
     )
 

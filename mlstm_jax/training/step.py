@@ -18,11 +18,12 @@ from mlstm_jax.config import Config, vary
 from mlstm_jax.data.stream import Batch, EvaluationBatch
 from mlstm_jax.model import fp8
 from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
-from mlstm_jax.training import optimizer
+from mlstm_jax.training import optimizer, tally
 from mlstm_jax.training.objective import OBJECTIVES, cross_entropy, label_losses, row_keys, weighted
 from mlstm_jax.training.parallel import PROGRAMS, sum_over_devices
 from mlstm_jax.training.schedule import Rates, learning_rate, without_rates
-from mlstm_jax.training.state import MetricSums, TrainState, adjust_loss_scale, zero_tally
+from mlstm_jax.training.state import TrainState, adjust_loss_scale
+from mlstm_jax.training.tally import Tally
 
 Array = jax.Array
 
@@ -49,13 +50,10 @@ Gradient = tuple[Parameters, Means, Carry, Array | None]
 class StepMetrics(NamedTuple):
     """Scalars of a step, the same on every device of every process."""
 
-    tally: MetricSums
+    tally: Tally
     loss: Array  # of this step only, nats per byte
     stop: Array  # above 0: a process has received a signal to stop
-    skipped: Array
     consecutive_skips: Array
-    learning_rate: Array
-    loss_scale: Array
 
 
 TrainStep = Callable[
@@ -231,15 +229,6 @@ def _build_optimizer(
     return tx, rate
 
 
-def _add_to_line(
-    config: Config, state: TrainState, update: MetricSums, has_loss: Array
-) -> MetricSums:
-    """The sums of the present line of metrics, with those of an update that had a loss."""
-    first_of_line = state.step % config.train.log_every == 0
-    tally = _select(first_of_line, zero_tally(), state.tally)
-    return _select(has_loss, jax.tree.map(jnp.add, tally, update), tally)
-
-
 def make_train_step(config: Config, model: LanguageModel, axis_name: str) -> TrainStep:
     """Return the step: state, carry, batch, stop, rates → state, carry, metrics.
 
@@ -314,33 +303,37 @@ def _make_train_step(config: Config, model: LanguageModel, axis_name: str) -> Tr
             (state.params, state.opt_state, carry, state.maxima_U3),
         )
 
-        update = MetricSums(
-            loss=loss,
-            grad_norm=jnp.sqrt(square),
-            signal=signal,
-            trace=trace,
-            label_loss=means.label_loss,
-            labels=means.labels,
-            updates=jnp.int32(1),
-        )
+        step = state.step + 1
+        applied = state.applied + finite
+        values = {
+            "loss": loss,
+            "grad_norm": jnp.sqrt(square),
+            "gradient_signal": signal,
+            "gradient_trace": trace,
+            "label_loss": means.label_loss,
+            "learning_rate": rate(state.applied),
+            "loss_scale": scale,
+            "skipped": jnp.float32(step - applied),
+            "updates": jnp.int32(1),
+            "labels": means.labels,
+        }
+        first_of_line = state.step % config.train.log_every == 0
+        line = _select(first_of_line, tally.empty(), state.tally)
         new = TrainState(
-            step=state.step + 1,
-            applied=state.applied + finite,
+            step=step,
+            applied=applied,
             consecutive_skips=jnp.where(finite, 0, state.consecutive_skips + 1),
             params=params,
             opt_state=opt_state,
             loss_scale=adjust_loss_scale(state.loss_scale, finite, config.precision),
-            tally=_add_to_line(config, state, update, has_loss),
+            tally=tally.add(line, values, has_loss=has_loss),
             maxima_U3=history_U3,
         )
         metrics = StepMetrics(
             tally=new.tally,
             loss=loss,
             stop=stop,
-            skipped=new.step - new.applied,
             consecutive_skips=new.consecutive_skips,
-            learning_rate=rate(state.applied),
-            loss_scale=scale,
         )
         return new, after, metrics
 

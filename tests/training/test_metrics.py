@@ -4,11 +4,13 @@ import json
 import sys
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
 
 from mlstm_jax.errors import UserError
-from mlstm_jax.training import metrics
+from mlstm_jax.training import metrics, tally
 
+ROOT = Path(__file__).parents[2]
 LINE = {"epoch": 0.5, "bpc": 3.0, "learning_rate": 0.1, "bytes_per_second": 9.0, "seconds": 2.0}
 
 
@@ -58,3 +60,24 @@ def test_a_line_that_is_no_line_of_metrics_is_named(wrong, named, tmp_path) -> N
     message = rf"metrics\.jsonl: line 2 (is|has) {named}.*remove or correct the line"
     with pytest.raises(UserError, match=message):
         metrics.MetricsLog(tmp_path, 3)
+
+
+@pytest.mark.parametrize(("reduction", "expected"), [("mean", 1.5), ("max", 2.0), ("last", 7.0)])
+def test_a_metric_needs_its_declaration_alone(reduction, expected, monkeypatch) -> None:
+    """A tally, its line and the line of progress follow; the last step of these had no loss."""
+    new = tally.Metric("new", reduction, shown="new {:.1f}")
+    monkeypatch.setitem(tally.METRICS, "new", new)
+    kept = tally.empty()
+    for value in (1.0, 2.0, 7.0):
+        values = tally.empty() | {"new": jnp.float32(value), "updates": jnp.int32(1)}
+        kept = tally.add(kept, values, has_loss=jnp.bool_(value < 7))
+    line = tally.line_of(kept, labels=False)
+    assert line["new"] == expected
+    assert tally.shown(line)[-1] == f"new {expected}"
+    assert kept["new"].dtype == jnp.float32
+
+
+def test_the_documentation_has_every_metric() -> None:
+    page = (ROOT / "docs/run_folder.md").read_text(encoding="utf-8")
+    for name in tally.METRICS:
+        assert f"`{name}`" in page

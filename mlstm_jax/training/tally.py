@@ -1,0 +1,92 @@
+"""The numbers of a training step that lines of metrics have, each declared once, in `METRICS`.
+
+The step gives their values by name. A tally sums them up since the last line, on the device and in
+the checkpoint, so that a line is the same whether or not the run was killed before it was complete.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mlstm_jax.training.metrics import BITS_PER_NAT
+
+# Float32 scalars by the names of `METRICS`, and the numbers of `_COUNTS`.
+Tally = dict[str, jax.Array]
+
+
+class Metric(NamedTuple):
+    """A number of a training step."""
+
+    label: str  # of an axis
+    # Over the updates of a line that had a loss: the mean, or the maximum; or the last step's.
+    reduction: Literal["mean", "max", "last"] = "mean"
+    per: str = "updates"  # which of `_COUNTS` a mean is divided by
+    shown: str = ""  # how the line of progress shows it, unless it is 0; "": not at all
+
+
+METRICS = {
+    "loss": Metric("nats per byte"),
+    "grad_norm": Metric("norm of the gradient"),
+    "gradient_signal": Metric("‖true gradient‖²"),  # see step.py
+    "gradient_trace": Metric("trace of the covariance of a row's gradient"),
+    "label_loss": Metric("loss of the labels", per="labels", shown="label loss {:.3f}"),
+    "learning_rate": Metric("learning rate", "last"),
+    "loss_scale": Metric("loss scale", "last"),
+    "skipped": Metric("updates skipped", "last", shown="{:.0f} skipped"),
+}
+# Labels are counted per byte.
+_COUNTS = {"updates": jnp.int32, "labels": jnp.float32}
+
+
+def empty() -> Tally:
+    """The tally at the beginning of a line."""
+    tally = {name: jnp.zeros((), dtype) for name, dtype in _COUNTS.items()}
+    for name, metric in METRICS.items():
+        first = -math.inf if metric.reduction == "max" else 0
+        tally[name] = jnp.full((), first, jnp.float32)
+    return tally
+
+
+def add(tally: Tally, values: Tally, *, has_loss: jax.Array) -> Tally:
+    """Add the values of a step; without a loss it counts only for the last values."""
+    added = {}
+    for name, before in tally.items():
+        reduction = METRICS[name].reduction if name in METRICS else "mean"
+        if reduction == "last":
+            added[name] = values[name]
+            continue
+        after = before + values[name]
+        if reduction == "max":
+            after = jnp.maximum(before, values[name])
+        added[name] = jnp.where(has_loss, after, before)
+    return added
+
+
+def line_of(tally: Mapping[str, Any], *, labels: bool) -> dict[str, float]:
+    """The fields of a line, from a tally on the host; a mean of nothing is NaN."""
+    line = {}
+    for name, metric in METRICS.items():
+        if metric.per == "labels" and not labels:
+            continue
+        value = tally[name].item()
+        if metric.reduction == "mean":
+            value /= tally[metric.per].item() or math.nan
+        line[name] = value
+    line["bpc"] = line["loss"] * BITS_PER_NAT
+    line["noise_scale"] = math.nan  # in rows; the estimates may be too noisy to give one
+    if line["gradient_signal"] > 0 and line["gradient_trace"] > 0:
+        line["noise_scale"] = line["gradient_trace"] / line["gradient_signal"]
+    return line
+
+
+def shown(line: Mapping[str, float]) -> list[str]:
+    """What the line of progress shows."""
+    parts = [f"bpc {line['bpc']:.3f}"]
+    for name, metric in METRICS.items():
+        value = line.get(name, 0)
+        if metric.shown and value and not math.isnan(value):
+            parts.append(metric.shown.format(value))
+    return parts
