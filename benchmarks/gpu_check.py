@@ -56,9 +56,9 @@ from mlstm_jax.corpora.prepare import prepare  # noqa: E402
 from mlstm_jax.model import fp8  # noqa: E402
 from mlstm_jax.model.architecture import Carry  # noqa: E402
 from mlstm_jax.model.kernels import INTERPRETED, PALLAS  # noqa: E402
-from mlstm_jax.model.language_model import LanguageModel  # noqa: E402
+from mlstm_jax.model.language_model import LanguageModel, TrainingInputs  # noqa: E402
 from mlstm_jax.model.mlstm import MLSTM, STACKED  # noqa: E402
-from mlstm_jax.model.stack import Loops, Weights, run_layer  # noqa: E402
+from mlstm_jax.model.stack import LayerOptions, Loops, Weights, run_layer  # noqa: E402
 from mlstm_jax.training import metrics  # noqa: E402
 from mlstm_jax.training.parallel import Parallel  # noqa: E402
 from mlstm_jax.training.train import train as run_train  # noqa: E402
@@ -157,7 +157,7 @@ def our_own_kernels(compute: str) -> Result:
     def gradient(loops: Loops) -> Any:
         def scalar(carry: Carry, weights: Weights) -> jax.Array:
             dtype = jnp.dtype(NAMES[compute])
-            made = run_layer(MLSTM(), carry, bytes_TB, weights, dtype, loops=loops)
+            made = run_layer(MLSTM(), carry, bytes_TB, weights, LayerOptions(dtype, loops=loops))
             return jnp.vdot(made[1].astype(jnp.float32), cotangent) + jnp.sum(made[0].c)
 
         with jax.default_matmul_precision("highest"):
@@ -180,7 +180,8 @@ def fp8_gradients() -> Result:
     carry = model.init_carry(rows)
 
     def loss(params: Any, scales_3: Any) -> jax.Array:
-        logits = model.apply({"params": params}, text[:, :-1], carry, scales_3=scales_3).logits_BTV
+        given = TrainingInputs(scales_3=scales_3)
+        logits = model.apply({"params": params}, text[:, :-1], carry, training=given).logits_BTV
         chosen = jnp.take_along_axis(logits, text[:, 1:, None].astype(np.int32), -1)[..., 0]
         return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - chosen)
 

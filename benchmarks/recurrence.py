@@ -21,7 +21,7 @@ from measure import DTYPES, Case, Point
 
 from mlstm_jax.model.architecture import Carry
 from mlstm_jax.model.mlstm import MLSTM
-from mlstm_jax.model.stack import run_layer
+from mlstm_jax.model.stack import LayerOptions, run_layer
 
 EMBEDDING = 64
 IMPLEMENTATIONS = ["ours", "autodiff", "flax_lstm", "torch"]
@@ -47,14 +47,22 @@ def make_parameters(hidden: int) -> Tree:
     }
 
 
-def mlstm(run: Callable[..., Any], point: Point, params: Tree, bytes_TB: jax.Array) -> jax.Array:
+def mlstm(
+    run: Callable[..., Any],
+    point: Point,
+    params: Tree,
+    bytes_TB: jax.Array,
+    recompute_every: int | None = None,
+) -> jax.Array:
     """Return h [T, B, H] of the layer, run by `run`, from a zero carry."""
     compute = DTYPES[point.dtype]
     zero = jnp.zeros((point.batch, point.hidden), jnp.float32)
     model = MLSTM(hidden=point.hidden)
     weights = {name: value for name, value in params.items() if name != "embedding"}
     weights = model.with_tables(weights, params["embedding"], compute)
-    return run(model, Carry(zero, zero), bytes_TB, weights, compute)[1]
+    return run(model, Carry(zero, zero), bytes_TB, weights, LayerOptions(compute, recompute_every))[
+        1
+    ]
 
 
 def jax_cases(
@@ -113,7 +121,7 @@ def cases(arguments: Any, point: Point) -> Iterator[Case]:
     chosen, flops = arguments.implementations, point.layer_flops
     if "ours" in chosen:
         for k in [None, *arguments.recompute_every]:
-            forward = partial(mlstm, partial(run_layer, recompute_every=k), point)
+            forward = partial(mlstm, run_layer, point, recompute_every=k)
             yield from jax_cases("ours", point, flops, forward, params, data, k)
     if "autodiff" in chosen:
         forward = partial(mlstm, baselines.autodiff, point)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from flax import linen
 
 from mlstm_jax.model import gated, mlstm
-from mlstm_jax.model.stack import Layer, Recurrent, run_layer
+from mlstm_jax.model.stack import Layer, LayerOptions, Recurrent, run_layer
 
 Array = jax.Array
 
@@ -56,9 +56,8 @@ class _Layer(linen.Module):
             carry = jax.tree.map(lambda state: jnp.asarray(state[:, 0]), zeros)
         mask_TB = None if padding_mask_BT is None else padding_mask_BT.T
         x_TBI = x_BTI.swapaxes(0, 1).astype(self.compute)
-        carry, h_TBH = run_layer(
-            kind, carry, x_TBI, weights, jnp.dtype(self.compute), padding_mask_TB=mask_TB
-        )
+        options = LayerOptions(jnp.dtype(self.compute))
+        carry, h_TBH = run_layer(kind, carry, x_TBI, weights, options, mask_TB)
         return carry, h_TBH.swapaxes(0, 1)
 
 

@@ -22,7 +22,7 @@ from mlstm_jax.model.architecture import Carry
 from mlstm_jax.model.fp8 import Quantised, maxima, operand
 from mlstm_jax.model.mlstm import Gates, advance, read_m, step_gradient, weight_gradients
 from mlstm_jax.model.ops import is_bytes, project, sum_rows
-from mlstm_jax.model.pallas import StepNumber, launch, pl, run_steps
+from mlstm_jax.model.pallas import Grid, StepNumber, pl, run_steps
 from mlstm_jax.model.stack import Cotangents, Loops, Residuals, Weights, step_of
 
 Array = jax.Array
@@ -112,7 +112,7 @@ def _forward_loop(
     """
     window = x_TB.shape[0]
     rows, hidden = carry.h.shape
-    run: Any = partial(launch, rows=rows, hidden=hidden, interpret=interpret)
+    run = Grid(rows, hidden, interpret).launch
     kind = _operand_type(weights["wmh"])
     made = (Shape((rows, hidden), kind),)
     scales_4 = _scales(weights["wmh"], weights["wh"], transposed=False)
@@ -142,7 +142,7 @@ def _forward_loop(
         def _() -> None:
             h_BH[row, units] = h
 
-        # A step writes other elements than it reads, see `launch`.
+        # A step writes other elements than it reads, see `Grid.launch`.
         c_buffer[t + 1, row, units] = c.astype(carry.c.dtype)
         h_buffer[t, row, units] = h.astype(compute)
         h_operand[row, units] = operand(h.astype(compute), scales_4[0], kind)
@@ -156,8 +156,8 @@ def _forward_loop(
         inputs = (scales_4, *mx, times_wmh(h_operand))
         (mh_buffer,), (m_BH,) = run("multiply", multiply, t, inputs, (mh_buffer,), made)
         inputs = (scales_4, times_wh(m_BH), weights["b"], *zx)
-        in_place, (h_operand,) = run("advance", advance_units, t, inputs, tuple(in_place), made)
-        return h_operand, mh_buffer, *in_place
+        arrays, (h_operand,) = run("advance", advance_units, t, inputs, tuple(in_place), made)
+        return h_operand, mh_buffer, *arrays
 
     c_buffer = jax.lax.empty((window + 1, rows, hidden), carry.c.dtype).at[0].set(carry.c)
     h_buffer = jax.lax.empty((window, rows, hidden), compute)
@@ -179,7 +179,7 @@ def _backward(residuals: Residuals, dlast: Carry, dh_TBH: Array, *, interpret: b
     compute = h_TBH.dtype
     window = x_TB.shape[0]
     rows, hidden = first.h.shape
-    run: Any = partial(launch, rows=rows, hidden=hidden, interpret=interpret)
+    run = Grid(rows, hidden, interpret).launch
     before_c, mh_TBH, gates_T4BH = kept
     kind = _operand_type(weights["wh"])
     scales_4 = _scales(weights["wh"], weights["wmh"], transposed=True)
@@ -231,10 +231,10 @@ def _backward(residuals: Residuals, dlast: Carry, dh_TBH: Array, *, interpret: b
         )
         inputs = (scales_4, times_wh(dz_BG), mh_TBH, *mx)
         made = (Shape((rows, hidden), kind),)
-        in_place, (dmh_BH,) = run(
+        arrays, (dmh_BH,) = run(
             "multiply_gradients", multiply_gradients, k, inputs, tuple(in_place), made
         )
-        return times_wmh(dmh_BH), dc_2BH, dz_buffer, *in_place
+        return times_wmh(dmh_BH), dc_2BH, dz_buffer, *arrays
 
     # The cotangent of c, before and after a step.
     dc_2BH = jax.lax.empty((2, rows, hidden), float32).at[0].set(dlast.c.astype(float32))

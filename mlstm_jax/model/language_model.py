@@ -49,6 +49,16 @@ class ModelOutput(NamedTuple):
     states: Any = None
 
 
+class TrainingInputs(NamedTuple):
+    """What only a training step gives a model."""
+
+    # Factors of units, see `Architecture.dropout_shape`; in a recurrent model of each unit's output
+    # to the next layer, the same for a whole window. The layer's own state is not multiplied.
+    dropout_B: Array | None = None
+    # Of the operands of a gradient in fp8, see fp8.py; their "gradient" is the operands' maxima.
+    scales_3: Array | None = None
+
+
 class LanguageModel(linen.Module):
     """Predict each next byte from the previous bytes and the carried state."""
 
@@ -109,10 +119,9 @@ class LanguageModel(linen.Module):
         bytes_BT: Array,
         carry: Carry,
         padding_mask_BT: Array | None = None,
-        dropout_B: Array | None = None,
         return_states: StateOutput = "none",
         reading_weights: Any = None,
-        scales_3: Array | None = None,
+        training: TrainingInputs = TrainingInputs(),  # noqa: B008 - it is a constant
     ) -> ModelOutput:
         """Read a window of every row.
 
@@ -121,15 +130,11 @@ class LanguageModel(linen.Module):
             carry: the state after the previous bytes.
             padding_mask_BT: bool, true in the padding after the end of a text. There the state does
                 not change, and the logits are meaningless.
-            dropout_B: factors of units, see `Architecture.dropout_shape`; in a recurrent model of
-                each unit's output to the next layer, the same for a whole window. The layer's own
-                state is not multiplied.
             return_states: also return the state after each byte, or the sum of h over the bytes
                 that are not padding; without a gradient. With the state after each byte, no product
                 has a shape that depends on the length of the window.
             reading_weights: what the method of this name returns, of the same parameters.
-            scales_3: of the operands of a gradient in fp8, see fp8.py; their "gradient" is the
-                maxima of the operands.
+            training: what only a training step gives.
         """
         model = self.architecture
         zeros = linen.initializers.zeros
@@ -145,12 +150,12 @@ class LanguageModel(linen.Module):
                 carry=carry,
                 compute=self.compute,
                 padding_mask_TB=None if padding_mask_BT is None else padding_mask_BT.T,
-                dropout_B=dropout_B,
+                dropout_B=training.dropout_B,
                 states=return_states,
                 reading_weights=reading_weights,
                 recompute_every=self.recompute_every,
                 loops=self.loops,
-                scales_3=scales_3,
+                scales_3=training.scales_3,
             )
             carry, x, states = model.read(window)
             kernel_HV = self.param(

@@ -146,71 +146,77 @@ def run_steps(window: int, step: Callable[[StepNumber, Any], Any], carried: Any)
     return jax.lax.fori_loop(0, window // each, turn, carried)
 
 
-def launch(
-    name: str,
-    body: Callable[..., None],
-    step: StepNumber,
-    inputs: tuple[Array, ...],
-    in_place: tuple[Array, ...],
-    outputs: tuple[Shape, ...],
-    rows: int,
-    hidden: int,
-    interpret: bool,
-) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-    """Run a kernel over all units of all rows; return `in_place` after it, and its outputs.
+class Grid(NamedTuple):
+    """All units of all rows; `interpret` runs Pallas's interpreter instead of a GPU."""
 
-    The kernel reads `inputs`, and reads and writes `in_place`; `outputs` are shapes and types. The
-    `body` is called with (step, row, first unit, number of units) and then references to these. It
-    must not read what it writes, because pieces overlap if their size does not divide `hidden`. The
-    name is shown in profilers and in the compiled program; `interpret` runs Pallas's interpreter.
-    """
-    size = _piece(hidden)
-    grid = (rows, pl.cdiv(hidden, size))
-    inputs = (jnp.int32(step.turn)[None], *inputs)
-    shapes = [Shape(x.shape, x.dtype) for x in in_place]
-    count = len(in_place)
+    rows: int
+    hidden: int
+    interpret: bool
 
-    def run_body(row: Array, piece: Array, turn_1: Any, *references: Any) -> None:
-        start = jnp.minimum(piece * size, hidden - size)
-        body(step(turn_1[0]), row, start, size, *references)
+    def launch(
+        self,
+        name: str,
+        body: Callable[..., None],
+        step: StepNumber,
+        inputs: tuple[Array, ...],
+        in_place: tuple[Array, ...],
+        outputs: tuple[Shape, ...],
+    ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+        """Run a kernel over the grid; return `in_place` after it, and its outputs.
 
-    if interpret:
-        # The interpreter passes each in-place array twice: once to read, once to write.
-        first = len(inputs)
+        The kernel reads `inputs`, and reads and writes `in_place`; `outputs` are shapes and types.
+        The `body` is called with (step, row, first unit, number of units) and then references to
+        these. It must not read what it writes, because pieces overlap if their size does not
+        divide `hidden`. The name is shown in profilers and in the compiled program.
+        """
+        hidden = self.hidden
+        size = _piece(hidden)
+        grid = (self.rows, pl.cdiv(hidden, size))
+        inputs = (jnp.int32(step.turn)[None], *inputs)
+        shapes = [Shape(x.shape, x.dtype) for x in in_place]
+        count = len(in_place)
 
-        def interpreted(*references: Any) -> None:
-            written = references[first + count :]
-            run_body(pl.program_id(0), pl.program_id(1), *references[:first], *written)
+        def run_body(row: Array, piece: Array, turn_1: Any, *references: Any) -> None:
+            start = jnp.minimum(piece * size, hidden - size)
+            body(step(turn_1[0]), row, start, size, *references)
 
-        results = pl.pallas_call(
-            interpreted,
-            out_shape=(*shapes, *outputs),
-            grid=grid,
-            input_output_aliases={first + k: k for k in range(count)},
-            interpret=True,
+        if self.interpret:
+            # The interpreter passes each in-place array twice: once to read, once to write.
+            first = len(inputs)
+
+            def interpreted(*references: Any) -> None:
+                written = references[first + count :]
+                run_body(pl.program_id(0), pl.program_id(1), *references[:first], *written)
+
+            results = pl.pallas_call(
+                interpreted,
+                out_shape=(*shapes, *outputs),
+                grid=grid,
+                input_output_aliases={first + k: k for k in range(count)},
+                interpret=True,
+                name=name,
+            )(*inputs, *in_place)
+            return tuple(results[:count]), tuple(results[count:])
+
+        from jax.experimental.pallas import mosaic_gpu
+
+        def kernel(*references: Any) -> None:
+            spread = [_Spread(reference, size) for reference in references]
+            run_body(jax.lax.axis_index("row"), jax.lax.axis_index("piece"), *spread)
+
+        call = pl.kernel(
+            kernel,
+            mesh=mosaic_gpu.Mesh(grid=grid, grid_names=("row", "piece")),
+            compiler_params=mosaic_gpu.CompilerParams(),
             name=name,
-        )(*inputs, *in_place)
+        )
+        # The compiled program keeps this name, and benchmarks/compiled_program.py reads it there:
+        # XLA knows only the arrays of such a kernel, most of which cover all steps.
+        arrays: tuple[Array | Shape, ...] = (*inputs, *shapes, *outputs)
+        counted = [_Counted(x, size) for x in arrays]
+        jax.eval_shape(lambda row: run_body(row, row, *counted), Shape((), jnp.int32))
+        moved = "_".join(str(grid[0] * grid[1] * array.bytes) for array in counted)
+        unwritten = [jax.lax.empty(x.shape, x.dtype) for x in outputs]
+        with jax.named_scope(f"moves_{moved}_bytes"):
+            results = pl.run_state(lambda written: call(*inputs, *written))((*in_place, *unwritten))
         return tuple(results[:count]), tuple(results[count:])
-
-    from jax.experimental.pallas import mosaic_gpu
-
-    def kernel(*references: Any) -> None:
-        spread = [_Spread(reference, size) for reference in references]
-        run_body(jax.lax.axis_index("row"), jax.lax.axis_index("piece"), *spread)
-
-    call = pl.kernel(
-        kernel,
-        mesh=mosaic_gpu.Mesh(grid=grid, grid_names=("row", "piece")),
-        compiler_params=mosaic_gpu.CompilerParams(),
-        name=name,
-    )
-    # The compiled program keeps this name, and benchmarks/compiled_program.py reads it there:
-    # XLA knows only the arrays of such a kernel, most of which cover all steps.
-    arrays: tuple[Array | Shape, ...] = (*inputs, *shapes, *outputs)
-    counted = [_Counted(x, size) for x in arrays]
-    jax.eval_shape(lambda row: run_body(row, row, *counted), Shape((), jnp.int32))
-    moved = "_".join(str(grid[0] * grid[1] * array.bytes) for array in counted)
-    unwritten = [jax.lax.empty(x.shape, x.dtype) for x in outputs]
-    with jax.named_scope(f"moves_{moved}_bytes"):
-        results = pl.run_state(lambda written: call(*inputs, *written))((*in_place, *unwritten))
-    return tuple(results[:count]), tuple(results[count:])

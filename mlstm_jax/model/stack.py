@@ -283,29 +283,38 @@ def with_gradient(model: "Recurrent", compute: jnp.dtype, loops: Loops) -> Calla
     return run
 
 
+class LayerOptions(NamedTuple):
+    """How a layer runs.
+
+    With `recompute_every` k only the carry of every k-th step is kept for the backward pass, and
+    the steps between are recomputed, k at a time: less memory for the time of a second forward
+    pass.
+    """
+
+    compute: jnp.dtype  # operand type of the products
+    recompute_every: int | None = None
+    loops: Loops | None = None  # None: the kind's own
+    scales_3: Array | None = None  # of fp8 operands, see fp8.py
+
+
 def run_layer(
     model: "Recurrent",
     carry: Tree,
     x: Array,
     weights: Weights,
-    compute: jnp.dtype,
-    *,
+    options: LayerOptions,
     padding_mask_TB: Array | None = None,
-    recompute_every: int | None = None,
-    loops: Loops | None = None,
-    scales_3: Array | None = None,
 ) -> tuple[Tree, Array]:
     """Run one layer over a window; gradients are float32, and weight gradients float32 sums.
 
     `x` is the bytes, int32 [T, B], or the states of the layer below, [T, B, I]. Where the padding
-    mask is true the carry does not change, and there is no gradient. With `recompute_every` k only
-    the carry of every k-th step is kept for the backward pass, and the steps between are
-    recomputed, k at a time: less memory for the time of a second forward pass.
+    mask is true the carry does not change, and there is no gradient.
 
     Returns:
         The carry after the window, and h at every step [T, B, H] in the compute type.
     """
-    layer = with_gradient(model, compute, loops or model.loops())
+    _, recompute_every, loops, scales_3 = options
+    layer = with_gradient(model, options.compute, loops or model.loops())
     inputs = (x, padding_mask_TB)
     if recompute_every is None or recompute_every >= x.shape[0]:
         return layer(carry, *inputs, weights, scales_3)
@@ -436,6 +445,7 @@ class Recurrent(Architecture):
     def read(self, window: Window) -> tuple[Tree, Any, Tree]:
         x = window.bytes_TB
         compute = window.compute
+        options = LayerOptions(compute, window.recompute_every, window.loops, window.scales_3)
         carries = []
         states = []
         for layer in range(self.layers):
@@ -453,11 +463,7 @@ class Recurrent(Architecture):
                 carry, x, kept = read_states(step, carry, x, mask_TB, compute, window.states)
                 states.append(kept)
             else:
-                carry, x = run_layer(
-                    self, carry, x, weights, compute, padding_mask_TB=mask_TB,
-                    recompute_every=window.recompute_every, loops=window.loops,
-                    scales_3=window.scales_3,
-                )  # fmt: skip
+                carry, x = run_layer(self, carry, x, weights, options, mask_TB)
             carries.append(carry)
             if window.dropout_B is not None:
                 x = x * window.dropout_B[None, :, layer].astype(x.dtype)

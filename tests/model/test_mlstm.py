@@ -22,8 +22,20 @@ from tests.tolerance import assert_close, error
 
 pytestmark = pytest.mark.numeric
 
-run_layer = partial(stack.run_layer, MLSTM(), loops=SEPARATE)
 Arguments = tuple[Carry, np.ndarray, Weights]
+
+
+def run_layer(
+    carry: Carry,
+    x: Any,
+    weights: Weights,
+    compute: Any,
+    padding_mask_TB: np.ndarray | None = None,
+    **options: Any,
+) -> tuple[Carry, Any]:
+    """The layer, by XLA's separate loops unless others are given."""
+    given = stack.LayerOptions(compute, **({"loops": SEPARATE} | options))
+    return stack.run_layer(MLSTM(), carry, x, weights, given, padding_mask_TB)
 
 
 def arguments(

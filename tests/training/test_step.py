@@ -204,7 +204,7 @@ def test_devices_and_micro_batches_make_one_update(
     for field in ("params", "opt_state", "maxima_U3"):
         assert_close(getattr(state, field), getattr(other, field), steps * terms, unit)
     assert_close(parts.host_carry, whole.host_carry, steps * terms, unit)
-    assert_close(found.loss, expected.loss, steps * terms, unit)
+    assert_close(found["loss"], expected["loss"], steps * terms, unit)
     assert_close(found.label_loss, expected.label_loss, steps * terms, unit)
     parts.assert_replicas_are_equal()
 
