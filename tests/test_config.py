@@ -198,7 +198,8 @@ def test_differences_part_what_forbids_a_resume_from_what_does_not() -> None:
     assert differences(muon, decoder) == (forbidden, [])
     # A run keeps its kind of model.
     other = vary(old, model=LSTM(hidden=8), data__batch=64)
-    kind, batch = ["model: model:mlstm → model:lstm"], ["data.batch: 128 → 64"]
+    kind = ["model: model:mlstm → model:lstm"]
+    batch = ["data.batch: 128 → 64"]
     assert differences(old, other) == (kind, batch)
 
 

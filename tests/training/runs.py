@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,8 @@ def write_lines(folder: Path, *lines: dict[str, Any]) -> Path:
     """Add lines of metrics to those of a run."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "metrics.jsonl").open("a") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
+        for line in lines:
+            file.write(json.dumps(line) + "\n")
     return folder
 
 
@@ -72,12 +73,18 @@ def lines_of(folder: Path) -> dict[str, list[dict[str, Any]]]:
     return metrics.by_kind(metrics.read_metrics(folder / "metrics.jsonl"))
 
 
+def values(lines: Iterable[dict[str, Any]], name: str) -> list[Any]:
+    """A field of all lines."""
+    return [line[name] for line in lines]
+
+
 def lines_without_time(folder: Path) -> list[dict[str, Any]]:
-    return [
-        {name: value for name, value in line.items() if name not in TIMES}
-        for line in metrics.read_metrics(folder / "metrics.jsonl")
-        if line["kind"] != "event"
-    ]
+    """The lines of training and evaluation, without the fields that tell the time."""
+    lines = metrics.read_metrics(folder / "metrics.jsonl")
+    for line in lines:
+        for name in TIMES:
+            line.pop(name, None)
+    return [line for line in lines if line["kind"] != "event"]
 
 
 def final_state(folder: Path, batch: int) -> Any:
@@ -93,8 +100,8 @@ def final_state(folder: Path, batch: int) -> Any:
 
 def assert_same_run(folder: Path, other: Path, batch: int = 8) -> None:
     assert lines_without_time(folder) == lines_without_time(other)
-    states = [final_state(one, batch) for one in (folder, other)]
-    jax.tree.map(np.testing.assert_array_equal, *states)
+    state = final_state(folder, batch)
+    jax.tree.map(np.testing.assert_array_equal, state, final_state(other, batch))
 
 
 def copy_until(source: Path, step: int, folder: Path) -> Path:
@@ -126,12 +133,14 @@ class Launcher:
     """Starts the processes of runs, as a user would."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
-        self.folder, self.environment = folder, environment
+        self.folder = folder
+        self.environment = environment
         self.started: list[Process] = []
 
     def call(self, *words: object, **environment: str) -> Process:
         pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        command, surroundings = [str(word) for word in words], self.environment | environment
+        command = list(map(str, words))
+        surroundings = self.environment | environment
         self.started.append(subprocess.Popen(command, env=surroundings, **pipe))
         return self.started[-1]
 
@@ -145,7 +154,8 @@ class Launcher:
         coordinator: str | None = None,
     ) -> list[Process]:
         """Start one run, of a process for each config, of so many devices each."""
-        self.started, address = [], coordinator or free_address()
+        self.started = []
+        address = coordinator or free_address()
         for index, config in enumerate(configs):
             file = write_config(config, self.folder / f"config{index}.py")
             words = ["--distributed.coordinator", address, "--distributed.index", index]
@@ -156,8 +166,10 @@ class Launcher:
 
     def ended(self, *codes: int) -> list[str]:
         """Wait for all to end, with one of these exit codes; return what each has written."""
-        texts = [process.communicate(timeout=300)[0].decode() for process in self.started]
-        assert {process.returncode for process in self.started} <= {*codes}, "\n".join(texts)
+        texts = []
+        for process in self.started:
+            texts.append(process.communicate(timeout=300)[0].decode())
+            assert process.returncode in codes, texts[-1]
         return texts
 
 

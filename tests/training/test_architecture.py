@@ -113,13 +113,15 @@ def test_every_kind_learns_and_resumes_to_the_bit(kind, changes, corpus, tmp_pat
 def test_evaluation_reads_no_window_that_is_too_long_for_the_model(kind, window, corpus) -> None:
     sizes = Architecture.kinds[kind](hidden=8, embedding=8, layers=1)
     model = LanguageModel(sizes.for_windows(16), Precision())
-    split, device = open_corpus(corpus).split("valid"), Parallel(jax.local_devices()[:1])
+    split = open_corpus(corpus).split("valid")
+    device = Parallel(jax.local_devices()[:1])
     evaluator = Evaluator(model, split, 256, device)
     assert evaluator.stream.batch(0, 16).inputs_BT.shape == (16, window)
 
 
 def test_what_is_bidirectional_follows_from_the_model_and_its_objective() -> None:
-    masked, sizes = Train(objective="masked-bytes"), {"hidden": 8, "heads": 2, "layers": 1}
+    masked = Train(objective="masked-bytes")
+    sizes = {"hidden": 8, "heads": 2, "layers": 1}
     transformer = resolve(Config(model=Transformer(**sizes), train=masked), Hardware(1)).model
     assert transformer.bidirectional
     assert not Transformer(**sizes).bidirectional

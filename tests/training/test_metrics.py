@@ -37,17 +37,30 @@ def test_without_tensorboard_there_are_the_lines_alone(tmp_path, monkeypatch, ca
 
 
 OF_TRAINING = {"kind": "train", "step": 2, **LINE}
-HUGE, NAN = 10**400, float("nan")
+HUGE = 10**400
+NAN = float("nan")
 
 
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        *((line, "not JSON") for line in (b"\xff", b"[" * 100_000, b"{")),
-        *((line, "not an object") for line in (None, [], {"kind": "x"}, {"kind": ["train"]})),
+        (b"\xff", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"{", "not JSON"),
+        (None, "not an object"),
+        ([], "not an object"),
+        ({"kind": "x"}, "not an object"),
+        ({"kind": ["train"]}, "not an object"),
         ({"kind": "eval", "step": 2}, "no field bpc"),
-        *((OF_TRAINING | {"step": value}, "step ") for value in (None, -1, 1.0, True, HUGE)),
-        *((OF_TRAINING | {"seconds": value}, "seconds ") for value in ("2", [], NAN, -HUGE)),
+        (OF_TRAINING | {"step": None}, "step "),
+        (OF_TRAINING | {"step": -1}, "step "),
+        (OF_TRAINING | {"step": 1.0}, "step "),
+        (OF_TRAINING | {"step": True}, "step "),
+        (OF_TRAINING | {"step": HUGE}, "step "),
+        (OF_TRAINING | {"seconds": "2"}, "seconds "),
+        (OF_TRAINING | {"seconds": []}, "seconds "),
+        (OF_TRAINING | {"seconds": NAN}, "seconds "),
+        (OF_TRAINING | {"seconds": -HUGE}, "seconds "),
         (OF_TRAINING | {"bpc": "3"}, "bpc "),
         (OF_TRAINING | {"loss_scale": {}}, "loss_scale "),
     ],

@@ -10,7 +10,8 @@ from mlstm_jax.config.resolve import Hardware, resolve
 from mlstm_jax.model.architecture import ObjectiveName
 from mlstm_jax.training.objective import MASK, OBJECTIVES, Targets, masked_bytes, row_keys
 
-ROWS, SIZE = 64, 200
+ROWS = 64
+SIZE = 200
 
 
 @jax.jit
@@ -32,7 +33,8 @@ def test_of_the_chosen_bytes_most_are_masked_some_replaced_some_kept() -> None:
     np.testing.assert_array_equal(asked.targets_BT, bytes_BT)
     read = np.asarray(asked.inputs_BT)
     np.testing.assert_array_equal(read[~chosen], bytes_BT[~chosen])
-    masked, kept = (read == MASK)[chosen], (read == bytes_BT)[chosen]
+    masked = (read == MASK)[chosen]
+    kept = (read == bytes_BT)[chosen]
     n = ROWS * 30
     # A random byte is the old one in 1 of 256 cases.
     for found, share in ((masked, 0.8), (kept, 0.1 + 0.1 / 256)):

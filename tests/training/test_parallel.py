@@ -1,5 +1,6 @@
 """The all-reduce in pieces, with the sums of one piece to the bit; replicas that drift apart."""
 
+import functools
 import itertools
 import re
 from pathlib import Path
@@ -42,11 +43,12 @@ def summed(tree: Any, others: Any) -> Any:
 def test_large_parts_are_pieces_in_the_order_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the sums of one piece to the bit; one device has nothing in pieces."""
     trees = make_trees(4)
-    four, one = Parallel(jax.local_devices()[:4]), Parallel(jax.local_devices()[:1])
+    four = Parallel(jax.local_devices()[:4])
+    one = Parallel(jax.local_devices()[:1])
     expected = four.map(lambda *x: jax.lax.psum(x, AXIS))(*trees)
     for least, barriers in ((1, 3), (8 * 32 * 4, 2), (1 << 20, 0)):
         monkeypatch.setattr(parallel, "LEAST_BYTES", least)
-        mapped = four.map(lambda *x: summed(*x))
+        mapped = four.map(functools.partial(summed))
         jax.tree.map(np.testing.assert_array_equal, mapped(*trees), expected)
         program = str(jax.make_jaxpr(mapped)(*trees))
         assert program.count("optimization_barrier") == barriers
@@ -55,7 +57,7 @@ def test_large_parts_are_pieces_in_the_order_given(monkeypatch: pytest.MonkeyPat
         if barriers == 2:
             assert pieces[:2] == [["8,32"], ["8,64"]]
             assert sorted(itertools.chain(*pieces[2:])) == ["", "", "16", "8,16"]
-        program = str(jax.make_jaxpr(one.map(lambda *x: summed(*x)))(*make_trees(1)))
+        program = str(jax.make_jaxpr(one.map(functools.partial(summed)))(*make_trees(1)))
         assert "optimization_barrier" not in program
 
 
@@ -93,7 +95,8 @@ def test_a_device_that_differs_by_a_bit_is_named(random: np.random.Generator) ->
 
 def test_every_device_gets_the_copy_of_the_first(random: np.random.Generator) -> None:
     devices = Parallel(jax.local_devices()[:4])
-    numbers, scales = random.normal(size=(4, 7, 5)).astype(np.float32), np.arange(4, dtype=np.int32)
+    numbers = random.normal(size=(4, 7, 5)).astype(np.float32)
+    scales = np.arange(4, dtype=np.int32)
     rows = devices.split_rows({"matrix": numbers, "count": scales})
     found = devices.map(_copy_first_device)(rows)
     for shard in (*found["matrix"].addressable_shards, *found["count"].addressable_shards):

@@ -189,7 +189,7 @@ def test_a_kill_while_old_checkpoints_are_deleted_leaves_the_others_whole(
     with pytest.raises(SystemExit):
         run_train(config)
     monkeypatch.undo()
-    left = [path.name for path in (folder / FOLDER).iterdir()]
+    left = os.listdir(folder / FOLDER)
     assert "deleted" in left
     for step in steps_in(folder):
         read_record(folder, step)
@@ -219,7 +219,7 @@ def test_another_length_and_another_rate_compile_nothing(corpus, tmp_path, caplo
     run_train(config_of(corpus, tmp_path / "one", 2))
     other = config_of(corpus, tmp_path / "two", 3, optimizer__learning_rate=1e-3)
     with jax.log_compiles():
-        jax.jit(lambda x: x + 1)(1)
+        jax.jit(abs)(1)
         assert "Compiling" in caplog.text
         caplog.clear()
         run_train(vary(other, optimizer__warmup_steps=1))

@@ -101,7 +101,7 @@ def test_berts_recipe_is_two_runs_of_a_sweep(corpus: Path, tmp_path: Path) -> No
     rates = []
     for row, column in runs:
         lines = lines_of(tmp_path / row / column)["train"]
-        rates += [line["learning_rate"] for line in lines]
+        rates += runs.values(lines, "learning_rate")
     # One line to zero, of power 0.5; in float32.
     expected = 2e-3 * np.sqrt(1 - np.arange(36) / 36)
     np.testing.assert_allclose(rates[14:], expected, rtol=2e-2)

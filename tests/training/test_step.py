@@ -127,13 +127,13 @@ def plain(corpus: Path) -> Trainer:
 
 
 # Of an update: 8 rows of 16 steps, and there and back through the products of 24 units.
-NOISE = ("gradient_signal", "gradient_trace")
 TERMS = 8 * 16 + 2 * (2 * 24 + 8)
 
 
 def test_an_update_from_half_of_the_rows_is_half_as_large(plain: Trainer) -> None:
     """Although Adam undoes the scale of the gradient."""
-    before, states = plain.host_state.params, []
+    before = plain.host_state.params
+    states = []
     for fraction in (1, 0.5):
         batch = plain.stream.batch(0)._replace(targets_B=np.full(8, 16, np.int32))
         fraction_B = np.full(8, fraction, np.float32)
@@ -194,18 +194,21 @@ def test_devices_and_micro_batches_make_one_update(
 ) -> None:
     """1 x 8 rows = 4 x 2 rows = 2 x 2 rows on two devices, the carry included."""
     config = configs.vary(make_config(rated_corpus if "model" in changes else corpus), **changes)
-    whole, parts = started(config, 1), started(config, devices, micro_batches)
-    expected, found = whole.run(0, steps).tally, parts.run(0, steps).tally
+    whole = started(config, 1)
+    parts = started(config, devices, micro_batches)
+    expected = whole.run(0, steps).tally
+    found = parts.run(0, steps).tally
     assert (expected["labels"] > 0) == config.model.rating_head
-    state, other = parts.host_state, whole.host_state
+    state = parts.host_state
+    other = whole.host_state
     if changes == FP8:
         assert (np.asarray(state.maxima_U3[:3]) > 0).all()
         assert not np.asarray(state.maxima_U3[3:]).any()
     for field in ("params", "opt_state", "maxima_U3"):
         assert_close(getattr(state, field), getattr(other, field), steps * terms, unit)
     assert_close(parts.host_carry, whole.host_carry, steps * terms, unit)
-    assert_close(found["loss"], expected["loss"], steps * terms, unit)
-    assert_close(found.label_loss, expected.label_loss, steps * terms, unit)
+    for name in ("loss", "label_loss"):
+        assert_close(found[name], expected[name], steps * terms, unit)
     parts.assert_replicas_are_equal()
 
 
@@ -270,10 +273,13 @@ def test_the_noise_of_the_gradient_is_that_of_its_parts(corpus: Path, plain: Tra
     config = make_config(corpus)
     found = []
     for four in (started(config, 4), started(config, 1, 4)):
-        before, after = four.run(0, 2).tally, four.run(2, 3).tally
-        found.append([after[name] - before[name] for name in NOISE])
+        before = four.run(0, 2).tally
+        after = four.run(2, 3).tally
+        signal = after["gradient_signal"] - before["gradient_signal"]
+        found.append((signal, after["gradient_trace"] - before["gradient_trace"]))
     plain.run(0, 2)
-    batch, params = plain.stream.batch(2), plain.host_state.params
+    batch = plain.stream.batch(2)
+    params = plain.host_state.params
     carry = plain.host_carry
 
     @jax.jit
@@ -313,7 +319,8 @@ def test_devices_share_the_gradients_of_micro_batches_once(corpus, recompute_eve
     entry = entry[: entry.index("\n}")]
     # An instruction "name = shape operation(operands)", of a computation of its own or the entry.
     operations = r" (?:all-(?:reduce|gather|to-all)|reduce-scatter|collective-permute)(?:-start)?\("
-    everywhere, at_the_top = (re.findall(operations, text) for text in (program, entry))
+    everywhere = re.findall(operations, program)
+    at_the_top = re.findall(operations, entry)
     assert at_the_top == everywhere == [" all-reduce("]
     assert " while(" in entry
 
@@ -328,7 +335,8 @@ def test_large_gradients_are_sent_when_they_are_ready(corpus, monkeypatch) -> No
 def test_an_overflow_on_one_of_four_devices_skips_one_step_everywhere(corpus: Path) -> None:
     trainer = started(make_config(corpus, compute="fp16", initial_loss_scale=1024.0), 4)
     trainer.run(0, 6)
-    before, carry_before = trainer.host_state, trainer.host_carry
+    before = trainer.host_state
+    carry_before = trainer.host_carry
     # Real text does not overflow a sound model when it is asked to: a hidden state past fp16's
     # range does, at the first product of the next step.
     broken = jax.tree.map(np.array, carry_before)
@@ -358,8 +366,8 @@ def test_an_overflow_on_one_of_four_devices_skips_one_step_everywhere(corpus: Pa
     assert (following.tally["skipped"], following.consecutive_skips) == (1, 0)
     assert np.isfinite(following.tally["loss"])
     last = trainer.run(8, 12)
-    rates = [one.tally["learning_rate"] for one in (metrics, following, last)]
-    assert_close(np.array(rates), 5e-3 * (1 - np.array([6, 6, 10]) / 200), terms=8)
+    for one, applied in ((metrics, 6), (following, 6), (last, 10)):
+        assert_close(one.tally["learning_rate"], 5e-3 * (1 - applied / 200), terms=8)
     assert trainer.host_state.applied == 11
     trainer.assert_replicas_are_equal()
 
@@ -386,9 +394,12 @@ def test_a_reset_is_a_fresh_carry(plain: Trainer) -> None:
 
 
 def test_the_tally_is_the_mean_of_a_line(plain: Trainer) -> None:
-    sums = [plain.run(step, step + 1).tally for step in range(7)]
-    assert [int(tally["updates"]) for tally in sums] == [1, 2, 3, 4, 5, 1, 2]
-    assert sums[5]["loss"] < sums[4]["loss"] / 4
+    losses = []
+    for step, updates in enumerate((1, 2, 3, 4, 5, 1, 2)):
+        tally = plain.run(step, step + 1).tally
+        assert tally["updates"] == updates
+        losses.append(tally["loss"])
+    assert losses[5] < losses[4] / 4
 
 
 def test_a_step_without_a_target_is_in_no_mean(plain: Trainer) -> None:
@@ -415,7 +426,8 @@ def test_a_step_without_a_target_is_in_no_mean(plain: Trainer) -> None:
 )
 def test_the_loss_scale(chosen: dict[str, Any], finite: str, expected: list[float]) -> None:
     precision = Precision(**{"compute": "fp16", "growth_interval": 1} | chosen)
-    scale, adjust = init_loss_scale(precision), jax.jit(adjust_loss_scale, static_argnums=2)
+    scale = init_loss_scale(precision)
+    adjust = jax.jit(adjust_loss_scale, static_argnums=2)
     for letter, value in zip(finite, expected, strict=True):
         scale = adjust(scale, jnp.bool_(letter == "y"), precision)
         assert (scale.scale.dtype, scale.clean.dtype) == (jnp.float32, jnp.int32)
