@@ -3,7 +3,6 @@
 The comment above a field is its text in ``--help-all``. The section `model` is a kind of model.
 """
 
-import dataclasses
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -133,16 +132,9 @@ class Optimizer(Checked, section="optimizer"):
     trust_coefficient: Positive = 0.001
 
     @property
-    def moments(self) -> int:
-        """Numbers that the optimizer keeps for each parameter of a large matrix."""
-        return OPTIMIZERS[self.name].moments
-
-    @property
-    def other_rates(self) -> dict[str, float]:
-        """Learning rates of other optimizers than Adam, by name, as multiples of Adam's."""
-        if "muon_learning_rate" not in OPTIMIZERS[self.name].fields:
-            return {}
-        return {"Muon": self.muon_learning_rate / self.learning_rate}
+    def kind(self) -> OptimizerKind:
+        """The record of the optimizer."""
+        return OPTIMIZERS[self.name]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -166,9 +158,9 @@ def others_fields(name: str) -> dict[str, Any]:
     """The fields of other optimizers, which this one does not have, with their defaults."""
     kinds = OPTIMIZERS.values()
     known = dict.fromkeys(field for kind in kinds for field in kind.fields)
-    own = OPTIMIZERS[name].fields
-    defaults = {field.name: field.default for field in dataclasses.fields(Optimizer)}
-    return {field: defaults[field] for field in known if field not in own}
+    for field in OPTIMIZERS[name].fields:
+        del known[field]
+    return {field: getattr(Optimizer, field) for field in known}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -126,7 +126,7 @@ def step_seconds(config: Config, machine: Machine, rows: int) -> float:
             scans += scan(products.forward)
         outside += products.others
     # Per parameter, in float32: it and the moments are read and written, the gradient is read.
-    bytes_moved = (12 + 8 * config.optimizer.moments) * parameter_count(config)
+    bytes_moved = (12 + 8 * config.optimizer.kind.moments) * parameter_count(config)
     optimizer = bytes_moved / machine.memory_bytes_per_s
     return micro_batches * (scans + rows * window * outside / rate) + optimizer
 

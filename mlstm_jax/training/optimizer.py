@@ -38,7 +38,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from mlstm_jax.config import OPTIMIZERS, Compute, Optimizer
+from mlstm_jax.config import Compute, Optimizer
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import named
 from mlstm_jax.model.architecture import Architecture
@@ -81,8 +81,7 @@ def build(
     if optimizer.clip_norm is not None:
         clip = optax.clip_by_global_norm(optimizer.clip_norm)
     b2 = second_moment_decay(optimizer, update_bytes)
-    has_b2 = "b2" in OPTIMIZERS[optimizer.name].fields
-    if has_b2 and update_bytes and np.float32(b2) == 1:
+    if "b2" in optimizer.kind.fields and update_bytes and np.float32(b2) == 1:
         raise UserError(
             "optimizer.b2 or optimizer.b2_half_life is too large: β2 is 1 in float32, and Adam "
             "would divide by zero."
@@ -106,7 +105,7 @@ def build(
             momentum = optax.trace(decay=optimizer.b1)
             return optax.chain(clip, decay, trust, descend, momentum)
         case "muon":
-            ratio = optimizer.other_rates["Muon"]
+            ratio = optimizer.muon_learning_rate / optimizer.learning_rate
             side_by_side = matrices(model, optimizer.muon_decoder)
             muon = optax.chain(
                 optax.trace(decay=optimizer.muon_momentum, nesterov=True),
@@ -126,7 +125,7 @@ def product_flops(optimizer: Optimizer, model: Architecture, devices: int) -> in
 
     One of its steps is three products: 2 r²c, 2 r³ and 2 r²c flops for an r by c matrix, r ≤ c.
     """
-    if optimizer.name != "muon":
+    if "muon_steps" not in optimizer.kind.fields:
         return 0
     side_by_side = matrices(model, optimizer.muon_decoder)
     # The matrices of one shape are one stack, which the devices share out.

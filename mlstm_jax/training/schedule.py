@@ -39,7 +39,7 @@ def without_rates(optimizer: Optimizer) -> Optimizer:
     """What a compiled step depends on: the settings without those of its `Rates` alone."""
     usual = Optimizer()
     fields = {name: getattr(usual, name) for name in _ONLY_RATES}
-    if optimizer.other_rates:
+    if "muon_learning_rate" in optimizer.kind.fields:
         fields.pop("learning_rate")  # Muon's rate is a multiple of it
     return dataclasses.replace(optimizer, **fields)
 

@@ -175,7 +175,7 @@ def memory_bytes(config: Config, rows: int) -> float:
         cell = width
     parameters = parameter_count(config)
     # Master weights and moments; the gradient; normalised weights, some of them transposed.
-    state = parameters * (4 + 4 * config.optimizer.moments + 4 + 2 + width)
+    state = parameters * (4 + 4 * config.optimizer.kind.moments + 4 + 2 + width)
     every = config.train.recompute_every
     layer = model.activation_bytes(rows * model.hidden, window, every, width, cell)
     # Logits and their gradient.

@@ -139,7 +139,9 @@ def test_moments_are_what_an_optimizer_keeps(name: Any) -> None:
     state = jax.eval_shape(build(options, model, lambda _: 1.0).init, parameter_shapes(model))
     kept = sum(leaf.size for leaf in jax.tree.leaves(state))
     # With Muon, the small parameters and the decoder have two.
-    assert kept / parameter_count(Config(model=model)) == pytest.approx(options.moments, abs=0.15)
+    assert kept / parameter_count(Config(model=model)) == pytest.approx(
+        options.kind.moments, abs=0.15
+    )
 
 
 def test_a_measured_rate_gives_the_measured_time() -> None:

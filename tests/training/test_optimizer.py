@@ -4,6 +4,8 @@ Muon also over devices.
 """
 
 import dataclasses
+import re
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 
+from mlstm_jax.commands import training as commands
 from mlstm_jax.config import OPTIMIZERS, Config, Model, Optimizer, others_fields, vary
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import optimizer, schedule
@@ -79,15 +82,21 @@ UNUSUAL = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_is_what_its_record_says(name: str) -> None:
-    """Its moments are numbers of its state; another's fields are refused, and unset by `vary`."""
+    """Its moments are numbers of its state; another's fields are refused, and unset by `vary`.
+
+    The documentation and the help of `train` name it.
+    """
     options = Optimizer(name=name)
     params = {"layer_0": {"wh_v": np.zeros((8, 32), np.float32)}}
     state = optimizer.build(options, Model(), optax.constant_schedule(1.0)).init(params)
     large = [leaf.size for leaf in jax.tree.leaves(state) if np.ndim(leaf) == 2]
-    assert sum(large) == options.moments * 8 * 32
+    assert sum(large) == options.kind.moments * 8 * 32
     for field in others_fields(name):
         with pytest.raises(UserError, match=rf"optimizer\.{field} is .* it is a field of "):
             Optimizer(name=name, **{field: UNUSUAL[field]})
+    page = (Path(__file__).parents[2] / "docs/large_batches.md").read_text(encoding="utf-8")
+    assert f"| `{name}` |" in page
+    assert re.search(rf"--optimizer\.name NAME .*\b{name}\b", commands.train.__doc__)
     for other, kind in OPTIMIZERS.items():
         chosen = {field: UNUSUAL[field] for field in kind.fields}
         varied = vary(Config(optimizer=Optimizer(name=other, **chosen)), optimizer__name=name)
