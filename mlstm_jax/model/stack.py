@@ -24,22 +24,8 @@ import jax.numpy as jnp
 from flax import linen
 
 from mlstm_jax.errors import UserError
-from mlstm_jax.model.architecture import (
-    Architecture,
-    Products,
-    StateOutput,
-    Totals,
-    Tree,
-    Window,
-)
-from mlstm_jax.model.ops import (
-    as_bits,
-    is_bytes,
-    matmul,
-    of_bits,
-    weight_norm,
-    with_transpose,
-)
+from mlstm_jax.model.architecture import Architecture, Products, StateOutput, Totals, Tree, Window
+from mlstm_jax.model.ops import as_bits, is_bytes, matmul, of_bits, weight_norm, with_transpose
 
 Array = jax.Array
 Buffers = TypeVar("Buffers")

@@ -24,12 +24,7 @@ from mlstm_jax.environment import MEMORY_FRACTION
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.fields import Between, Count, Positive, public, require_kind
 from mlstm_jax.model.language_model import VOCABULARY
-from mlstm_jax.planning.machine import (
-    Machine,
-    hardware,
-    load_machine,
-    rate_type,
-)
+from mlstm_jax.planning.machine import Machine, hardware, load_machine, rate_type
 from mlstm_jax.training.optimizer import product_flops
 from mlstm_jax.training.state import compute_bytes, memory_bytes, parameter_count
 
@@ -227,11 +222,7 @@ def bytes_per_second(config: Config, machine: Machine, devices: int) -> float:
 
 
 def _plan_row(
-    config: Config,
-    machine: Machine,
-    devices: int,
-    corpus_bytes: float | None,
-    speed_of_one: float,
+    config: Config, machine: Machine, devices: int, corpus_bytes: float | None, speed_of_one: float
 ) -> Row:
     batch = config.data.batch
     rows = batch // devices

@@ -11,13 +11,7 @@ from typing import IO
 
 from mlstm_jax import digest, host, output, run
 from mlstm_jax.checkpoint import Checkpoints
-from mlstm_jax.config import (
-    PLACES,
-    Config,
-    differences,
-    flatten,
-    to_json,
-)
+from mlstm_jax.config import PLACES, Config, differences, flatten, to_json
 from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import InUse, UserError

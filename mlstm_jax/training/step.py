@@ -329,10 +329,7 @@ def _make_train_step(config: Config, model: LanguageModel, axis_name: str) -> Tr
             maxima_U3=history_U3,
         )
         metrics = StepMetrics(
-            tally=new.tally,
-            loss=loss,
-            stop=stop,
-            consecutive_skips=new.consecutive_skips,
+            tally=new.tally, loss=loss, stop=stop, consecutive_skips=new.consecutive_skips
         )
         return new, after, metrics
 

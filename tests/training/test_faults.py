@@ -28,13 +28,7 @@ from mlstm_jax.training.session import Session
 from mlstm_jax.training.train import train as run_train
 from tests.marks import FAILED_READS
 from tests.training import runs
-from tests.training.runs import (
-    assert_same_run,
-    config_of,
-    lines_of,
-    train_line,
-    write_lines,
-)
+from tests.training.runs import assert_same_run, config_of, lines_of, train_line, write_lines
 
 pytestmark = FAILED_READS
 

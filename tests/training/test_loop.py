@@ -27,13 +27,7 @@ from mlstm_jax.training.session import Session
 from mlstm_jax.training.tally import METRICS
 from mlstm_jax.training.train import train as run_train
 from tests.training import runs
-from tests.training.runs import (
-    assert_same_run,
-    config_of,
-    copy_until,
-    lines_of,
-    lines_without_time,
-)
+from tests.training.runs import assert_same_run, config_of, copy_until, lines_of, lines_without_time
 
 
 def test_killed_it_ends_as_if_never_stopped(corpus, tmp_path, launcher) -> None:

@@ -14,15 +14,7 @@ import pytest
 
 from mlstm_jax import host, run
 from mlstm_jax.checkpoint import Checkpoints
-from mlstm_jax.config import (
-    BERT,
-    Config,
-    Model,
-    Transformer,
-    differences,
-    to_json,
-    vary,
-)
+from mlstm_jax.config import BERT, Config, Model, Transformer, differences, to_json, vary
 from mlstm_jax.config.resolve import Hardware, resolve
 from mlstm_jax.errors import UserError
 from mlstm_jax.record import FOLDER, read_record, steps_in
