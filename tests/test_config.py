@@ -165,7 +165,7 @@ def test_an_address_of_process_0(text: str) -> None:
     assert Distributed(coordinator=text).coordinator == text
 
 
-def test_an_option_for_the_global_batch_replaces_that_per_device(tmp_path: Path) -> None:
+def test_the_batch_replaces_batch_per_device(tmp_path: Path) -> None:
     file = write_config(Config(data=Data(batch_per_device=4)), tmp_path / "x.py")
     for words in (["--data.batch", "6"], ["--data.batch=6"]):
         config = parse([str(file), *words])["config"]
@@ -179,7 +179,7 @@ def test_an_option_for_the_global_batch_replaces_that_per_device(tmp_path: Path)
         parse(both)
 
 
-def test_differences_part_what_forbids_a_resume_from_what_does_not() -> None:
+def test_differences_that_forbid_a_resume() -> None:
     old = Config()
     new = Config(
         out="elsewhere",
@@ -299,7 +299,7 @@ def test_fields_that_do_not_go_together_are_refused(allowed, changes, field) -> 
 
 
 @pytest.mark.parametrize("kind", ["bert", "transformer"])
-def test_a_transformer_has_the_places_that_its_windows_train(kind: str) -> None:
+def test_a_transformer_has_its_windows_places(kind: str) -> None:
     words = ["small_512", f"model:{kind}", "--data.window", "96"]
     config = parse(words)["config"]
     assert resolve(config, Hardware(1)).model.longest_window == 96

@@ -110,7 +110,7 @@ def test_every_kind_learns_and_resumes_to_the_bit(kind, changes, corpus, tmp_pat
 
 
 @pytest.mark.parametrize(("kind", "window"), [("bert", 16), ("transformer", 8)])
-def test_evaluation_reads_no_window_that_is_too_long_for_the_model(kind, window, corpus) -> None:
+def test_evaluation_reads_windows_of_the_model(kind, window, corpus) -> None:
     sizes = Architecture.kinds[kind](hidden=8, embedding=8, layers=1)
     model = LanguageModel(sizes.for_windows(16), Precision())
     split = open_corpus(corpus).split("valid")
@@ -119,7 +119,7 @@ def test_evaluation_reads_no_window_that_is_too_long_for_the_model(kind, window,
     assert evaluator.stream.batch(0, 16).inputs_BT.shape == (16, window)
 
 
-def test_what_is_bidirectional_follows_from_the_model_and_its_objective() -> None:
+def test_which_models_are_bidirectional() -> None:
     masked = Train(objective="masked-bytes")
     sizes = {"hidden": 8, "heads": 2, "layers": 1}
     transformer = resolve(Config(model=Transformer(**sizes), train=masked), Hardware(1)).model

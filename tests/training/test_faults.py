@@ -43,9 +43,7 @@ def cut_short(folder: Path, step: int) -> None:
     os.truncate(largest, largest.stat().st_size // 2)
 
 
-def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
-    corpus, straight, stopped, capfd
-) -> None:
+def test_a_damaged_checkpoint_is_set_aside(corpus, straight, stopped, capfd) -> None:
     for step in (10, 20, 30):
         cut_short(stopped, step)
     with pytest.raises(UserError, match=r"step 30 cannot be read .* step 20 .* step 10 "):
@@ -117,7 +115,7 @@ def test_a_checkpoint_of_another_run_is_named(corpus, straight, stopped) -> None
     assert_same_run(moved, straight)
 
 
-def test_damaged_metrics_are_named_and_a_run_goes_on_without(corpus, stopped, capfd) -> None:
+def test_damaged_metrics_are_set_aside(corpus, stopped, capfd) -> None:
     path = stopped / metrics.FILE
     path.write_bytes(path.read_bytes().replace(b'"bpc": 7', b'"bpc": 6', 1))
     with pytest.raises(UserError, match=r"metrics\.jsonl.*checkpoint of step 30"):
@@ -138,7 +136,7 @@ def test_a_run_may_have_any_name(corpus, tmp_path, monkeypatch) -> None:
     assert steps_in(folder) == [10, 20]
 
 
-def test_a_run_that_cannot_read_its_first_checkpoint_stops(corpus, tmp_path, monkeypatch) -> None:
+def test_an_unreadable_first_checkpoint_stops_a_run(corpus, tmp_path, monkeypatch) -> None:
     """With the path as it is Orbax writes this one, but cannot read it."""
     monkeypatch.setattr(
         "mlstm_jax.output.plain_path", lambda folder: nullcontext(folder.absolute())
@@ -147,7 +145,7 @@ def test_a_run_that_cannot_read_its_first_checkpoint_stops(corpus, tmp_path, mon
         run_train(config_of(corpus, tmp_path / "[1]", 40))
 
 
-def test_a_run_that_has_lost_its_checkpoints_does_not_start_over(corpus, straight, stopped) -> None:
+def test_lost_checkpoints_are_no_new_start(corpus, straight, stopped) -> None:
     shutil.rmtree(stopped / "checkpoints")
     config = config_of(corpus, stopped, 40)
     log = stopped / "metrics.jsonl"
@@ -187,7 +185,7 @@ def test_metrics_tell_of_a_checkpoint_that_is_gone(every, events, lost, tmp_path
         require_new(tmp_path)
 
 
-def test_a_full_disk_is_named_and_costs_only_steps(corpus, straight, stopped, capfd) -> None:
+def test_a_full_disk_costs_only_steps(corpus, straight, stopped, capfd) -> None:
     config = config_of(corpus, stopped, 40)
     file = runs.write_config(config, stopped.parent / "config.py")
     # No file can grow beyond 30 kB: the metrics fit, the parameters do not.
@@ -220,7 +218,7 @@ def test_a_run_that_diverges_at_once_starts_over(corpus, tmp_path) -> None:
     assert lines_of(tmp_path)["eval"][-1]["bpc"] < 8
 
 
-def test_how_long_the_loss_was_too_high_survives_a_restart(corpus: Path, tmp_path: Path) -> None:
+def test_a_restart_keeps_the_count_of_high_losses(corpus: Path, tmp_path: Path) -> None:
     high = {"train__divergence_bpc": 0.01, "train__divergence_steps": 9}  # always too high
     config = config_of(corpus, tmp_path / "run", 80, train__checkpoint_every=3, **high)
 
@@ -235,7 +233,7 @@ def test_how_long_the_loss_was_too_high_survives_a_restart(corpus: Path, tmp_pat
     assert resumed.value.step == 9
 
 
-def test_a_run_resumes_with_the_parameters_it_started_from_and_no_others(corpus, stopped, tmp_path):
+def test_a_resume_with_other_initial_parameters(corpus, stopped, tmp_path):
     """Those at the same path may have been trained further."""
     first = run.as_weights(run.load_run(stopped))
     later = first._replace(params=jax.tree.map(lambda x: x + 1, first.params))
@@ -262,7 +260,7 @@ def test_a_run_resumes_with_the_parameters_it_started_from_and_no_others(corpus,
     assert run_folder.inputs_of(folder)["start_from"] == fingerprint(first.params)
 
 
-def test_it_returns_to_before_the_update_that_spoiled_it(corpus, tmp_path, capfd) -> None:
+def test_a_diverged_run_returns_to_a_good_step(corpus, tmp_path, capfd) -> None:
     """The seventh update, of a session with a high rate; five losses tell, from the eighth on."""
     chosen = Optimizer(learning_rate=5e-3, schedule="constant", clip_norm=None)
     config = config_of(corpus, tmp_path, 49, optimizer=chosen)
@@ -293,7 +291,7 @@ def test_a_run_that_always_overflows_stops(corpus, tmp_path) -> None:
     assert (last["event"], last["step"], stopped.value.exit_code) == ("diverged", 6, 1)
 
 
-def test_other_rows_go_on_from_the_same_place_with_a_fresh_carry(corpus, stopped, tmp_path, capfd):
+def test_other_rows_go_on_with_a_fresh_carry(corpus, stopped, tmp_path, capfd):
     shutil.copytree(stopped, tmp_path / "straight")
     before = [line for line in runs.lines_without_time(stopped) if line["step"] <= 30]
     config = config_of(corpus, stopped, 40, data__batch=4)
@@ -338,7 +336,7 @@ with watchdog:
 
 
 @pytest.mark.parametrize("stream", [subprocess.PIPE, None])
-def test_the_watchdog_ends_a_process_that_is_stuck_and_shows_where(stream) -> None:
+def test_the_watchdog_ends_a_stuck_process(stream) -> None:
     """Also if standard error is closed."""
     closed = [] if stream else ["sh", "-c", 'exec "$@" 2>&-', "sh"]
     command = [*closed, sys.executable, "-c", WATCHED]

@@ -79,7 +79,7 @@ def test_a_signal_stops_it_with_a_checkpoint(number, code, corpus, tmp_path, mon
     assert steps_in(tmp_path / "run")[-1] == last["step"] < 50
 
 
-def test_a_signal_after_the_last_step_is_not_lost(corpus: Path, tmp_path: Path) -> None:
+def test_a_signal_after_the_last_step(corpus: Path, tmp_path: Path) -> None:
     """A sweep would begin its next run."""
 
     def stop(line: dict[str, Any]) -> None:
@@ -152,9 +152,7 @@ def test_the_newest_checkpoints_and_the_best_are_kept(corpus, tmp_path) -> None:
         run.load_run(folder, "7")
 
 
-def test_one_process_trains_in_a_folder_and_a_finished_run_is_left_alone(
-    corpus, straight, tmp_path
-) -> None:
+def test_a_busy_folder_and_a_finished_run(corpus, straight, tmp_path) -> None:
     folder = copy_until(straight, 40, tmp_path / "run")
     config = config_of(corpus, folder, 40)
     before = lines_without_time(folder)
@@ -201,7 +199,7 @@ def test_a_finished_run_can_be_made_longer(corpus, straight, tmp_path, monkeypat
     assert resumed["changed"] == ["train.steps: 40 → 45"]
 
 
-def test_resume_needs_a_run_and_a_run_needs_its_own_folder(corpus: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_no_run(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no checkpoint to resume from"):
         run_train(config_of(corpus, tmp_path / "none", 2), Session(resume=True))
     assert not (tmp_path / "none").exists()
@@ -211,7 +209,7 @@ def test_resume_needs_a_run_and_a_run_needs_its_own_folder(corpus: Path, tmp_pat
         run_train(config_of(corpus, tmp_path / "taken", 2))
 
 
-def test_a_line_has_the_rate_and_how_long_the_loop_waited(corpus, tmp_path, monkeypatch) -> None:
+def test_a_line_has_rate_and_waiting_time(corpus, tmp_path, monkeypatch) -> None:
     """The disk takes a third of a second a batch, where a step takes a few milliseconds."""
     plain = TrainStream.batch
     complete = []
@@ -254,7 +252,7 @@ def test_deterministic_kernels_are_requested_before_jax_starts(corpus, tmp_path,
     assert said.stdout.split() == [b"--xla_dump_to=", b"--xla_gpu_deterministic_ops=true"]
 
 
-def test_a_run_takes_the_memory_that_a_plan_counts_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_takes_the_memory_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """JAX refuses to start where both names are set."""
     new = "XLA_CLIENT_MEM_FRACTION"
     old = "XLA_PYTHON_CLIENT_MEM_FRACTION"

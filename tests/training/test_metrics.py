@@ -65,7 +65,7 @@ NAN = float("nan")
         (OF_TRAINING | {"loss_scale": {}}, "loss_scale "),
     ],
 )
-def test_a_line_that_is_no_line_of_metrics_is_named(wrong, named, tmp_path) -> None:
+def test_a_wrong_line_is_named(wrong, named, tmp_path) -> None:
     """By its number and field, by whatever reads it: the log of a run that resumes is one."""
     write(tmp_path)
     with (tmp_path / "metrics.jsonl").open("ab") as file:

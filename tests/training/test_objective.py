@@ -25,7 +25,7 @@ def ask(step: int = 3, counted: np.ndarray | None = None, first: int = 0) -> tup
     return bytes_BT, mask(bytes_BT, counted_BT, step, np.arange(first, ROWS))
 
 
-def test_of_the_chosen_bytes_most_are_masked_some_replaced_some_kept() -> None:
+def test_shares_of_masked_and_replaced_bytes() -> None:
     """Each share is within five standard deviations of a binomial's."""
     bytes_BT, asked = ask()
     chosen = np.asarray(asked.weight_BT) > 0
@@ -57,7 +57,7 @@ def test_a_row_weighs_as_many_bytes_as_count() -> None:
     np.testing.assert_array_equal((weight > 0).sum(axis=1)[:4], [30, 2, 1, 0])
 
 
-def test_what_is_masked_depends_on_seed_step_and_row_only() -> None:
+def test_masks_depend_on_seed_step_and_row() -> None:
     _, asked = ask()
     _, again = ask(first=20)
     np.testing.assert_array_equal(asked.inputs_BT[20:], again.inputs_BT)

@@ -43,7 +43,7 @@ def test_peak_rate_of_16_times_the_rows(chosen: dict, expected: float) -> None:
     assert schedule.peak_rate(Optimizer(**chosen), 2048) == pytest.approx(expected)
 
 
-def test_adam_goes_on_when_the_bytes_of_an_update_change() -> None:
+def test_adam_after_a_change_of_batch() -> None:
     """Of a gradient that is always the same, the update is the rate, whatever β2 is and was."""
     chosen = Optimizer(learning_rate=1.0, b2_half_life=710e3, clip_norm=None)
     rate = optax.constant_schedule(1.0)
@@ -105,7 +105,7 @@ def test_an_optimizer_is_what_its_record_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("chosen", [{"b2": 1 - 1e-9}, {"b2_half_life": 1e11}])
-def test_a_second_moment_without_a_decay_in_float32_is_refused(chosen: dict) -> None:
+def test_a_b2_of_1_is_refused(chosen: dict) -> None:
     """Adam would divide by zero: NaN for every parameter whose gradient is zero."""
     with pytest.raises(UserError, match=r"optimizer\.b2"):
         optimizer.build(
@@ -153,7 +153,7 @@ def test_legw_keeps_the_updates_of_the_warm_up() -> None:
 
 
 @pytest.mark.parametrize("chosen", [{"warmup_steps": 200}, {"warmup_epochs": 1e300}])
-def test_a_warm_up_longer_than_the_run_is_refused(chosen: dict) -> None:
+def test_a_too_long_warm_up_is_refused(chosen: dict) -> None:
     with pytest.raises(UserError, match=r"optimizer\.warmup_steps"):
         schedule.resolve(Optimizer(**chosen), 8, 100, 1e9)
 
@@ -375,7 +375,7 @@ def test_the_half_life_of_the_second_moment() -> None:
     assert_close(np.array(kept), np.ones((2, 1)), 2 * 128)
 
 
-def test_decay_by_text_is_the_same_at_any_batch() -> None:
+def test_decay_by_text_at_any_batch() -> None:
     """Without a gradient a weight shrinks by the same factor over the same text: e^(−η λ n)."""
     rates = {"learning_rate": 0.04, "muon_learning_rate": 0.08}
     options = Optimizer(name="muon", **rates, weight_decay=0.01, weight_decay_bytes=65_536)

@@ -75,7 +75,7 @@ def test_every_bit_place_and_order_counts(dtype: Any, random: np.random.Generato
             assert int(folded([raw.view(array.dtype).reshape(3, 4)])) != before
 
 
-def test_a_device_that_differs_by_a_bit_is_named(random: np.random.Generator) -> None:
+def test_a_different_bit_is_named(random: np.random.Generator) -> None:
     devices = Parallel(jax.local_devices()[:4])
     matrix = random.normal(size=(7, 5)).astype(np.float32)
     half = random.normal(size=9).astype(jnp.bfloat16)
@@ -104,7 +104,7 @@ def test_every_device_gets_the_copy_of_the_first(random: np.random.Generator) ->
         np.testing.assert_array_equal(shard.data[0], expected)
 
 
-def test_a_wrong_sum_over_the_devices_ends_the_run_before_it_begins(monkeypatch) -> None:
+def test_a_wrong_sum_over_devices_ends_a_run(monkeypatch) -> None:
     monkeypatch.setattr(jax.lax, "psum", lambda x, _: x)
     with pytest.raises(RuntimeError, match="gave 1, not 6"):
         parallel.connect_devices(Cluster(Distributed(), Path()), Devices(count=3))

@@ -46,7 +46,7 @@ def test_a_file_system_without_locks_is_warned_of(error, tmp_path, monkeypatch, 
     assert bool(re.search(warning, capsys.readouterr().err)) != has_locks
 
 
-def test_a_start_that_was_refused_or_killed_leaves_no_run_behind(tmp_path: Path) -> None:
+def test_a_refused_start_leaves_no_run(tmp_path: Path) -> None:
     """What the message advises, such as another batch, can be done in the same folder."""
     for name in (".lock", "config.partial"):
         (tmp_path / name).touch()
@@ -91,14 +91,14 @@ def test_a_transformer_that_resumes_keeps_its_positions(tmp_path: Path) -> None:
         ({"precision__recurrent": "fp8_emulated"}, None, "xla"),
     ],
 )
-def test_the_kernels_of_a_run_are_the_proven_ones_and_stay(fields, capability, kernels) -> None:
+def test_a_run_keeps_its_proven_kernels(fields, capability, kernels) -> None:
     config = vary(Config(), precision__compute="bf16", **fields)
     made = resolve(config, Hardware(capability=capability))
     assert made.devices.kernels == kernels
     assert resolve(config, Hardware(), made) == made
 
 
-def test_a_run_keeps_the_compute_type_that_was_fastest_at_first() -> None:
+def test_a_run_keeps_its_compute_type() -> None:
     config = Config(model=Model(hidden=48))
     # So few units are hardly faster in bf16.
     assert resolve(config, Hardware(fastest=host.fastest_compute)).precision.compute == "fp32"
@@ -110,7 +110,7 @@ def test_a_run_keeps_the_compute_type_that_was_fastest_at_first() -> None:
 @pytest.mark.parametrize(
     ("hidden", "rows", "limit"), [(1_000_000, 8, None), (64, 8, 1e6), (64, 100_000, 1e9)]
 )
-def test_a_run_that_the_memory_cannot_hold_is_refused_before_its_folder_is_made(
+def test_too_large_a_run_makes_no_folder(
     hidden, rows, limit, corpus, tmp_path, monkeypatch
 ) -> None:
     if limit:
@@ -138,9 +138,7 @@ def bert(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("straight", {"precision__cell": "compute"}, "precision.cell is compute, not fp32"),
     ],
 )
-def test_the_config_of_a_sibling_of_the_same_shapes_is_refused(
-    name, change, said, request, tmp_path
-) -> None:
+def test_the_config_of_a_sibling_is_refused(name, change, said, request, tmp_path) -> None:
     folder = shutil.copytree(request.getfixturevalue(name), tmp_path / "run")
     before = vary(run.read_config(folder), out=str(folder), train__steps=50)
     (folder / "config.json").write_text(to_json(vary(before, **change)))
@@ -161,9 +159,7 @@ def test_the_config_of_imported_weights_cannot_change(straight: Path, tmp_path: 
             run.load_run(folder)
 
 
-def test_a_kill_while_old_checkpoints_are_deleted_leaves_the_others_whole(
-    corpus, tmp_path, monkeypatch
-) -> None:
+def test_a_kill_while_checkpoints_are_deleted(corpus, tmp_path, monkeypatch) -> None:
     """The first file of each deleted folder is gone when the process dies."""
     folder = tmp_path / "run"
     every = {"train__checkpoint_every": 5, "train__keep_checkpoints": 1, "train__eval_every": 30}
@@ -191,9 +187,7 @@ def test_a_kill_while_old_checkpoints_are_deleted_leaves_the_others_whole(
     assert not (folder / FOLDER / "deleted").exists()
 
 
-def test_a_reader_looks_again_where_a_checkpoint_has_vanished(
-    straight, tmp_path, monkeypatch
-) -> None:
+def test_a_checkpoint_vanishes_from_a_reader(straight, tmp_path, monkeypatch) -> None:
     """A run that trains deletes the best checkpoint, for a better one."""
     folder = copy_until(straight, 40, tmp_path / "run")
     restore = Checkpoints.restore_params

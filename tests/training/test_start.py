@@ -29,7 +29,7 @@ def following(corpus: Path, first: Path, out: Path, **changes: Any) -> Config:
     return config_of(corpus, out, 20, **(LARGER | start | changes))
 
 
-def test_it_goes_on_where_the_other_ended_and_is_exact_on_resume(corpus, straight, tmp_path):
+def test_a_start_with_the_optimizer_is_exact(corpus, straight, tmp_path):
     config = following(corpus, straight, tmp_path / "run")
     run_train(config)
     start = load_start(config)
@@ -61,9 +61,7 @@ def test_it_goes_on_where_the_other_ended_and_is_exact_on_resume(corpus, straigh
         ({"optimizer__warmup_steps": 20, "optimizer__decay_steps": None}, "the warm-up is 20 upd"),
     ],
 )
-def test_a_start_that_does_not_fit_is_refused_and_leaves_nothing(
-    changes, message, corpus, straight, tmp_path
-) -> None:
+def test_a_start_that_does_not_fit_is_refused(changes, message, corpus, straight, tmp_path) -> None:
     with pytest.raises(UserError, match=message):
         run_train(following(corpus, straight, tmp_path / "run", **changes))
     assert not (tmp_path / "run").exists()
@@ -107,7 +105,7 @@ def test_berts_recipe_is_two_runs_of_a_sweep(corpus: Path, tmp_path: Path) -> No
     np.testing.assert_allclose(rates[14:], expected, rtol=2e-2)
 
 
-def test_a_run_waits_for_the_one_that_it_starts_from(corpus: Path, tmp_path: Path, capsys) -> None:
+def test_a_run_waits_for_its_start(corpus: Path, tmp_path: Path, capsys) -> None:
     first = config_of(corpus, Path("one"), 2)
     wild = {"optimizer__learning_rate": 1e4, "optimizer__clip_norm": None}
     runs = {

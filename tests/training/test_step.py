@@ -130,7 +130,7 @@ def plain(corpus: Path) -> Trainer:
 TERMS = 8 * 16 + 2 * (2 * 24 + 8)
 
 
-def test_an_update_from_half_of_the_rows_is_half_as_large(plain: Trainer) -> None:
+def test_half_of_the_rows_make_half_an_update(plain: Trainer) -> None:
     """Although Adam undoes the scale of the gradient."""
     before = plain.host_state.params
     states = []
@@ -152,7 +152,7 @@ def test_an_update_from_half_of_the_rows_is_half_as_large(plain: Trainer) -> Non
 
 
 @pytest.mark.parametrize("compute", ["fp32", pytest.param("bf16", marks=pytest.mark.slow), FP16])
-def test_shard_map_takes_the_step_of_pmap_to_the_bit(corpus: Path, compute: str) -> None:
+def test_shard_map_has_the_bits_of_pmap(corpus: Path, compute: str) -> None:
     """And each of them compiles it once."""
     config = make_config(corpus, compute=compute, all_reduce="compute")
     trainers = [Trainer(config, 4, mapped_by=way) for way in typing.get_args(parallel.MappedBy)]
@@ -212,7 +212,7 @@ def test_devices_and_micro_batches_make_one_update(
     parts.assert_replicas_are_equal()
 
 
-def test_the_loss_of_labels_is_of_the_documents_that_have_one(random) -> None:
+def test_the_loss_of_labels(random) -> None:
     """And its gradient, in NumPy; a missing label, whatever its logits, changes nothing."""
     logits_BTK = (20 * random.normal(size=(3, 5, 4))).astype(np.float32)
     labels_BT = random.choice(np.array([0, 1, 2, 3, np.nan], np.float32), (3, 5))
@@ -243,7 +243,7 @@ def test_the_loss_of_labels_is_of_the_documents_that_have_one(random) -> None:
 
 
 @pytest.mark.slow
-def test_dropout_leaves_out_other_units_at_every_step_and_keeps_the_mean(corpus: Path) -> None:
+def test_dropout_of_other_units_at_every_step(corpus: Path) -> None:
     """The decoder's gradient is the outer product of what is kept and the error: one row tells."""
     config = configs.vary(
         make_config(corpus), data__batch=1, model__hidden=400, optimizer__clip_norm=None
@@ -268,7 +268,7 @@ def test_dropout_leaves_out_other_units_at_every_step_and_keeps_the_mean(corpus:
 
 
 @pytest.mark.slow
-def test_the_noise_of_the_gradient_is_that_of_its_parts(corpus: Path, plain: Trainer) -> None:
+def test_the_noise_of_the_gradient(corpus: Path, plain: Trainer) -> None:
     """Four parts, on four devices or one after the other, against the formulas in NumPy."""
     config = make_config(corpus)
     found = []
@@ -332,7 +332,7 @@ def test_large_gradients_are_sent_when_they_are_ready(corpus, monkeypatch) -> No
 
 
 @pytest.mark.fp16
-def test_an_overflow_on_one_of_four_devices_skips_one_step_everywhere(corpus: Path) -> None:
+def test_an_overflow_skips_a_step_everywhere(corpus: Path) -> None:
     trainer = started(make_config(corpus, compute="fp16", initial_loss_scale=1024.0), 4)
     trainer.run(0, 6)
     before = trainer.host_state
@@ -373,7 +373,7 @@ def test_an_overflow_on_one_of_four_devices_skips_one_step_everywhere(corpus: Pa
 
 
 @pytest.mark.fp16
-def test_a_gradient_that_overflows_is_skipped_though_the_loss_is_finite(corpus: Path) -> None:
+def test_an_overflow_of_the_gradient_alone(corpus: Path) -> None:
     trainer = started(make_config(corpus, compute="fp16", initial_loss_scale=1024.0), 4)
     state = trainer.host_state
     scale = state.loss_scale._replace(scale=np.float32(2.0**24))
@@ -402,7 +402,7 @@ def test_the_tally_is_the_mean_of_a_line(plain: Trainer) -> None:
     assert losses[5] < losses[4] / 4
 
 
-def test_a_step_without_a_target_is_in_no_mean(plain: Trainer) -> None:
+def test_a_step_without_a_target(plain: Trainer) -> None:
     """The last one of an epoch, if all rows that still read have one byte left."""
     before = plain.run(0, 2)
     params = plain.host_state.params

@@ -69,7 +69,7 @@ def test_a_sweep_ends_with_a_table(swept: tuple[Path, Path, str]) -> None:
     assert (tame["batch"], tame["steps"]) == ("8", "12")
 
 
-def test_a_sweep_runs_nothing_twice_and_goes_on_with_what_was_stopped(swept, out, capsys) -> None:
+def test_a_sweep_goes_on_where_it_stopped(swept, out, capsys) -> None:
     spec = swept[0]
     table = (out / "table.md").read_text()
     log = out / "8/tame/metrics.jsonl"
