@@ -24,6 +24,7 @@ class Metric(NamedTuple):
     # Over the updates of a line that had a loss: the mean, or the maximum; or the last step's.
     reduction: Literal["mean", "max", "last"] = "mean"
     per: str = "updates"  # which of `_COUNTS` a mean is divided by
+    number: type[float] = float  # or int, in the line
     shown: str = ""  # how the line of progress shows it, unless it is 0; "": not at all
 
 
@@ -35,7 +36,7 @@ METRICS = {
     "label_loss": Metric("loss of the labels", per="labels", shown="label loss {:.3f}"),
     "learning_rate": Metric("learning rate", "last"),
     "loss_scale": Metric("loss scale", "last"),
-    "skipped": Metric("updates skipped", "last", shown="{:.0f} skipped"),
+    "skipped": Metric("updates skipped", "last", number=int, shown="{} skipped"),
 }
 # Labels are counted per byte.
 _COUNTS = {"updates": jnp.int32, "labels": jnp.float32}
@@ -74,7 +75,7 @@ def line_of(tally: Mapping[str, Any], *, labels: bool) -> dict[str, float]:
         value = tally[name].item()
         if metric.reduction == "mean":
             value /= tally[metric.per].item() or math.nan
-        line[name] = value
+        line[name] = metric.number(value)
     line["bpc"] = line["loss"] * BITS_PER_NAT
     line["noise_scale"] = math.nan  # in rows; the estimates may be too noisy to give one
     if line["gradient_signal"] > 0 and line["gradient_trace"] > 0:
