@@ -25,6 +25,7 @@ from mlstm_jax.config.sections import (
     Devices,
     Distributed,
     Optimizer,
+    Precision,
     Train,
     others_fields,
 )
@@ -33,7 +34,7 @@ from mlstm_jax.fields import Checked
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.gated import GRU, LSTM
 from mlstm_jax.model.mlstm import MLSTM
-from mlstm_jax.model.ops import Compute, Precision
+from mlstm_jax.model.ops import Compute
 from mlstm_jax.model.transformer import BERT, Transformer
 
 Model = MLSTM

@@ -14,14 +14,14 @@ Parameters, all float32::
 
 import functools
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from flax import linen
 
 from mlstm_jax.model.architecture import VOCABULARY, Architecture, StateOutput, Window
-from mlstm_jax.model.ops import Precision, matmul, uniform
+from mlstm_jax.model.ops import Compute, matmul, uniform
 from mlstm_jax.model.stack import Loops, put_step, step_of, steps_read
 
 Array = jax.Array
@@ -49,6 +49,23 @@ class ModelOutput(NamedTuple):
     states: Any = None
 
 
+class NumberTypes(Protocol):
+    """The types that a model computes with: the section `precision` of a config has them."""
+
+    @property
+    def compute(self) -> Compute | None:
+        """Operand type of the matrix products; None: fp32."""
+
+    @property
+    def cell(self) -> Literal["fp32", "compute"]:
+        """Type of the cell state c."""
+
+
+class _Fp32(NamedTuple):
+    compute: Compute = "fp32"
+    cell: Literal["fp32", "compute"] = "fp32"
+
+
 class TrainingInputs(NamedTuple):
     """What only a training step gives a model."""
 
@@ -63,7 +80,7 @@ class LanguageModel(linen.Module):
     """Predict each next byte from the previous bytes and the carried state."""
 
     architecture: Architecture
-    precision: Precision  # an unset compute type is fp32
+    precision: NumberTypes
     recompute_every: int | None = None
     # None: XLA's fastest loops for JAX's default backend.
     loops: Loops | None = None
@@ -207,5 +224,5 @@ def _reading_weights(
 @functools.cache
 def parameter_shapes(model: Architecture) -> Parameters:
     """Return only the shapes and types of a model's parameters, as a tree."""
-    shell = LanguageModel(model, Precision())
+    shell = LanguageModel(model, _Fp32())
     return jax.eval_shape(lambda: shell.init_parameters(jax.random.key(0)))

@@ -14,15 +14,12 @@ gradient. This form keeps the gradient finite at a zero column; ``V / ‖V‖`` 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from mlstm_jax.errors import require
-from mlstm_jax.fields import Between, Checked, Count
 from mlstm_jax.model.fp8 import Quantised, emulated
 
 try:
@@ -37,46 +34,6 @@ EPSILON = 1e-12
 _LARGE = 2**20  # elements of a matrix
 
 Compute = Literal["fp32", "tf32", "bf16", "fp16"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Precision(Checked, section="precision"):
-    """Number types and loss scaling."""
-
-    # Type of the matrix products. Master weights, moments, sums, logits and loss stay float32. fp16
-    # uses dynamic loss scaling; bf16 needs none. With tf32, GPUs since the A100 round the operands
-    # of fp32 to 10 bits of mantissa, at about eight times the speed; other devices compute in fp32.
-    # Unset: bf16, for at least 256 units, on a device that multiplies it faster, otherwise fp32; a
-    # run that resumes keeps its type. Paper: fp16, with fp32 as the baseline.
-    compute: Compute | None = None
-    # Operand type of the mLSTM's recurrent products in training: the compute type; or fp8 (E4M3,
-    # with scales from earlier updates), for one layer and bf16, on GPUs of compute capability 8.9
-    # or later. fp8_emulated computes the same numbers on any device, slowly, to study training.
-    recurrent: Literal["compute", "fp8", "fp8_emulated"] = "compute"
-    # Type of the cell state c: float32, or the compute type.
-    cell: Literal["fp32", "compute"] = "fp32"
-    # Type of the gradient all-reduce: float32, or the compute type (divided by the number of
-    # devices before the sum, so that the sum cannot overflow). Paper: fp16.
-    all_reduce: Literal["fp32", "compute"] = "fp32"
-    # Initial loss scale of fp16.
-    initial_loss_scale: float = 2.0**16
-    # Number of clean updates after which the loss scale doubles.
-    growth_interval: Count = 1000
-    # The smallest loss scale.
-    min_loss_scale: Annotated[float, Between(0, ends="(]")] = 1.0
-    # The largest loss scale.
-    max_loss_scale: float = 2.0**24
-    # Number of consecutive skipped updates (inf or NaN in the gradient) after which the run stops.
-    max_consecutive_skips: Count = 50
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        low = self.min_loss_scale
-        high = self.max_loss_scale
-        first = self.initial_loss_scale
-        require(low <= high, "precision.max_loss_scale", high, f"at least {low}")
-        rule = f"between {low} and {high}"
-        require(low <= first <= high, "precision.initial_loss_scale", first, rule)
 
 
 def as_bits(x: Array) -> Array:
