@@ -24,7 +24,7 @@ _PATTERNS: dict[Kind, str] = {
     "model": "*/card.md",
 }
 
-MODEL = "reviews-1024"
+MODEL = "sentiment"
 MODELS = Path(__file__).parent / "models"
 
 
@@ -69,7 +69,7 @@ def find(path: Path, kind: Kind) -> Path:
 
 
 def model(path: Path) -> Path:
-    """Return the path of a model or of something in it, such as reviews-1024/sentiment.
+    """Return the path of a model or of something in it, such as sentiment/sentiment.
 
     It is the path itself if that exists or the package has no model of that name.
     """

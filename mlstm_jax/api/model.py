@@ -677,7 +677,7 @@ def load(
     this off.
 
     Args:
-        path: run folder, trained or imported, or a pretrained model, such as reviews-1024; or a
+        path: run folder, trained or imported, or a pretrained model, such as sentiment; or a
             .safetensors that `export` wrote.
         checkpoint: best (by validation bits per character; of a run of `finetune`, by the loss of
             the validation labels), latest, or a step.

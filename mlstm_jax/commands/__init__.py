@@ -38,7 +38,7 @@ RunFolder = Annotated[
     Positional,
     arg(
         metavar="RUN",
-        help="run folder, trained or imported, or a pretrained model, such as reviews-1024; or "
+        help="run folder, trained or imported, or a pretrained model, such as sentiment; or "
         "a .safetensors of `mlstm-jax export`",
     ),
 ]

@@ -32,8 +32,8 @@ def main(corpus: Path, fitted: Path) -> None:
         text = bytes(split.bytes[int(start) : int(end)])
         if len(text) >= LEAST:
             found.add(digest_of(text))
-    path = shipped.rated_texts(Path(shipped.MODEL))
-    folder = shipped.classifier(shipped.model(Path(shipped.MODEL)))
+    path = shipped.rated_texts(Path("reviews-1024"))
+    folder = shipped.classifier(shipped.model(Path("reviews-1024")))
     assert path is not None
     assert folder is not None
     np.save(path, np.array(sorted(found), np.uint32))
