@@ -1,6 +1,6 @@
 """What the site adds to the Markdown of a page: pages outside docs/, and links.
 
-The READMEs of results/, the card of the pretrained model and the contest of an hour become pages. A
+The READMEs of results/, the cards of the pretrained models and the contest of an hour become pages. A
 link to one of them, or to a notebook, becomes one to its page; a link to any other file outside
 docs/ becomes its text.
 """
@@ -21,6 +21,7 @@ def _outside() -> dict[str, str]:
     pages = {
         "results/index.md": "results/README.md",
         "reviews-1024.md": "mlstm_jax/models/reviews-1024/card.md",
+        "sentiment.md": "mlstm_jax/models/sentiment/card.md",
         "hour.md": "benchmarks/hour/README.md",
     }
     for readme in sorted(_ROOT.glob("results/*/README.md")):
