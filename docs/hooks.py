@@ -1,7 +1,7 @@
 """What the site adds to the Markdown of a page: pages outside docs/, and links.
 
-The READMEs of results/, the cards of the pretrained models and the contest of an hour become pages. A
-link to one of them, or to a notebook, becomes one to its page; a link to any other file outside
+The READMEs of results/, the cards of the pretrained models and the contest of an hour become pages.
+A link to one of them, or to a notebook, becomes one to its page; a link to any other file outside
 docs/ becomes its text.
 """
 
