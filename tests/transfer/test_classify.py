@@ -94,14 +94,14 @@ def test_texts_that_the_model_has_read_are_noted(model, monkeypatch, tmp_path) -
 
 def test_the_model_in_the_box_knows_what_it_has_read(tmp_path: Path) -> None:
     """Of every ten labelled reviews of IMDB the first eight, and the sentences of SST's fit."""
-    run = load_run(Path(shipped.MODEL))
+    run = load_run(Path("reviews-1024"))
     read = classify.read_with_ratings(run)
     assert (read.dtype, len(read)) == (np.uint32, 34_147)
     assert (np.diff(read.astype(np.int64)) > 0).all()
     config = vary(run.config, train__start_from=str(run.folder))
     tuned = dataclasses.replace(run, folder=tmp_path, config=config)
     np.testing.assert_array_equal(classify.read_with_ratings(tuned), read)
-    folder = shipped.model(Path(shipped.MODEL))
+    folder = shipped.model(Path("reviews-1024"))
     kept = [*folder.glob("*.npy"), *folder.glob("*/classifier.safetensors")]
     assert sum(path.stat().st_size for path in kept) <= 204_800
     given = os.environ.get("MLSTM_JAX_SHARED_DATA")

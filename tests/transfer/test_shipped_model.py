@@ -21,7 +21,7 @@ from mlstm_jax.transfer.trace import Reader
 from mlstm_jax.view.viewer import Viewer
 from tests.transfer.pieces import whole
 
-NAME = shipped.MODEL
+NAME = "reviews-1024"
 GOOD = ["I loved this film, it is wonderful.", "Great sound, and my son plays it every day!"]
 BAD = ["A dull, stupid mess of a film.", "It broke after two days. What a waste of money."]
 
