@@ -111,13 +111,11 @@ def _table(lines: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def smooth(values: pd.Series, span: float) -> pd.Series:
-    """The moving mean whose weights decay by a factor e over half of `span` values.
+    """The moving mean whose weights decay by a factor e over half of `span` values, at least 1.
 
     The first values are means of the values so far, without a bias to zero; NaN counts as missing.
     """
-    if span <= 1:
-        return values
-    return values.ewm(span=span, ignore_na=True).mean()
+    return values.ewm(span=span, ignore_na=True).mean() if span > 1 else values
 
 
 def _last(values: pd.Series, otherwise: Any) -> Any:

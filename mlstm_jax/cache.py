@@ -10,15 +10,12 @@ import platform
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from mlstm_jax import output
 
 # The environment variable that names the folder.
 FOLDER = "MLSTM_JAX_CACHE"
 _MOST_BYTES = 1 << 30
-_LEAST = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
-_LEAST_SECONDS = 0.1
 _CHECKSUM_BYTES = 32
 
 
@@ -57,15 +54,15 @@ class Cache:
         files = []
         for entry in os.scandir(self._path):
             with suppress(OSError):  # Another process may have removed it.
-                if entry.is_file():
-                    files.append((entry.stat().st_mtime, entry.stat().st_size, entry.path))
-        total = size + sum(length for _, length, _ in files)
+                status = entry.stat()
+                files.append((status.st_mtime, status.st_size, entry.path))
+                size += status.st_size
         for _, length, path in sorted(files):
-            if total <= _MOST_BYTES:
+            if size <= _MOST_BYTES:
                 return
             with suppress(OSError):
                 os.unlink(path)
-            total -= length
+            size -= length
 
 
 def _checksum(key: str, value: bytes) -> bytes:
@@ -74,51 +71,30 @@ def _checksum(key: str, value: bytes) -> bytes:
 
 
 def folder() -> Path | None:
-    """The folder for this kind of processor, by MLSTM_JAX_CACHE; None: there is no cache.
+    """The folder for this kind of processor and XLA's flags; None: there is no cache.
 
-    None, too, if other users can write to the folder: what it has is executed.
+    MLSTM_JAX_CACHE names it, by default mlstm_jax in the user's cache folder; an empty name turns
+    the cache off. So does a folder to which other users can write: what it has is executed.
     """
     name = os.environ.get(FOLDER)
     if name == "":
         return None
-    try:
+    with suppress(OSError, RuntimeError):  # RuntimeError: the user has no home folder.
         if not name:
             name = f"{os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'}/mlstm_jax"
         place = Path(name).absolute() / _processor()
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         status = place.stat()
-        if status.st_uid != os.getuid() or status.st_mode & 0o022:
-            return None
-    except (OSError, RuntimeError):  # RuntimeError: the user has no home folder.
-        return None
-    return place
+        if status.st_uid == os.getuid() and not status.st_mode & 0o022:
+            return place
+    return None
 
 
 def _processor() -> str:
     """A name for the kind of processor and XLA's flags, by the instructions that it supports."""
-    try:
+    kind = platform.processor()
+    with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         kind = "".join(sorted({line for line in lines if line.startswith(("flags", "Features"))}))
-    except OSError:
-        kind = platform.processor()
     flags = os.environ.get("XLA_FLAGS", "")
     return hashlib.sha256(f"{platform.machine()} {kind} {flags}".encode()).hexdigest()[:16]
-
-
-def keep_programs() -> None:
-    """Let JAX keep its compiled programs here; JAX must not have started."""
-    place = folder()
-    if place is None:
-        return
-    import jax
-    from jax._src import compilation_cache  # JAX has no public name for a cache of one's own.
-
-    # JAX compresses by what is installed, and the name of a program need not tell how.
-    is_zlib = compilation_cache.compress_executable(b"").startswith(b"x")
-    place /= "zlib" if is_zlib else "zstd"
-    jax.config.update("jax_compilation_cache_dir", str(place))
-    if _LEAST not in os.environ:
-        jax.config.update(_LEAST.lower(), _LEAST_SECONDS)
-    programs: Any = Cache(place)  # It has the methods of JAX's CacheInterface.
-    compilation_cache._cache = programs
-    compilation_cache._cache_initialized = True

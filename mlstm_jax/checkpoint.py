@@ -1,9 +1,8 @@
 """Checkpoints of a run, with Orbax: asynchronous, complete or absent, written by all processes.
 
 A checkpoint contains the parameters, the rest of the state, the carry of all streams as one
-[rows, L, H] array in their global order, and what it was trained on: with truncated
-back-propagation, a checkpoint without the carry or the position in the corpus is wrong. Parameters
-are a separate item, so a reader can load them alone.
+[rows, L, H] array in their global order, and what it was trained on: without the carry or the
+position in the corpus it would be wrong. A reader can load the parameters alone.
 
 The JSON item `meta` is the sealed record of `record.py`, with the checksums of all arrays. An item
 that does not match its checksum, or cannot be read, is damaged. Damaged checkpoints are never
@@ -103,7 +102,6 @@ class Checkpoints:
         self._begun: int | None = None
         self._failed = False
         self._opened = ExitStack()
-        self._scores: dict[int, float | None] = {}
         self._keep = keep
         self._reach = reach
         self.open()
@@ -114,9 +112,7 @@ class Checkpoints:
 
         if not self._read_only:
             self._delete()
-        self._scores.clear()
-        for step in steps_in(self.folder):
-            self._scores[step] = score_of(self.folder, step)
+        self._scores = _scores(self.folder)
         self._is_proven = bool(self._scores)
         items = ("params", "state", "carry")
         handlers: dict[str, Any] = {name: ocp.StandardCheckpointHandler() for name in items}
@@ -192,7 +188,7 @@ class Checkpoints:
         """Wait until checkpoints are written; raise CheckpointFailed if one could not be."""
         with self._failure():
             self._manager.wait_until_finished()
-            self._manager.check_for_errors()
+        self.check()
 
     def check(self) -> None:
         """Raise CheckpointFailed if a checkpoint started earlier could not be written."""
@@ -219,9 +215,7 @@ class Checkpoints:
         """Return the step with the lowest `Meta.score`, or the newest if none was measured."""
         steps = self.steps()
         best = best_step({step: self._scores.get(step) for step in steps})
-        if best is None:
-            return steps[-1]
-        return best
+        return steps[-1] if best is None else best
 
     def steps(self) -> list[int]:
         """Return the steps of all complete checkpoints, in order."""
@@ -230,7 +224,7 @@ class Checkpoints:
     def look_again(self) -> None:
         """Read which checkpoints there are now, as where a run trains in the folder."""
         self._manager.reload()
-        self._scores = {step: score_of(self.folder, step) for step in steps_in(self.folder)}
+        self._scores = _scores(self.folder)
 
     def meta(self, step: int) -> Meta:
         """Return the meta of the checkpoint of `step`; raise Damaged if it cannot be read."""
@@ -242,8 +236,7 @@ class Checkpoints:
         if self.run not in (None, record.run):
             raise OtherRun(
                 f"{self.folder / FOLDER / str(step)} is a checkpoint of another run, {record.run}; "
-                f"this one is {self.run}, as environment.json says. Move it away, or restore the "
-                "folder."
+                f"this run is {self.run} (environment.json). Move it away, or restore the folder."
             )
         return record
 
@@ -327,8 +320,8 @@ class Checkpoints:
             if self._failed:
                 # The error has been raised; Orbax would raise it again. Its threads must not write
                 # to the folder when the next run of this process has opened it.
-                if jax.process_count() == 1:  # With others, they may wait for each other.
-                    with suppress(Exception):
+                with suppress(Exception):
+                    if jax.process_count() == 1:  # With others, they may wait for each other.
                         self._manager.wait_until_finished()
                 return
             with self._failure():
@@ -363,10 +356,15 @@ class Checkpoints:
             raise Damaged(message) from error
 
 
+def _scores(folder: Path) -> dict[int, float | None]:
+    """`Meta.score` of each step of a run folder."""
+    return {step: score_of(folder, step) for step in steps_in(folder)}
+
+
 def _recorded(tally: Mapping[str, Any], record: Record) -> dict[str, Any]:
     """The diagnostics that a checkpoint has: another version may have written others."""
-    paths = [path.split("/") for path in record.sums["state"]]
-    names = [path[1] for path in paths if path[0] == "tally"]
+    paths = [path.partition("/") for path in record.sums["state"]]
+    names = [name for item, _, name in paths if item == "tally"]
     return {name: tally.get(name, np.zeros((), np.float32)) for name in names}
 
 

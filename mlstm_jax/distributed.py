@@ -19,8 +19,8 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -72,14 +72,12 @@ def process_info(options: Distributed, environment: Mapping[str, str]) -> tuple[
         index = _as_number(_KUBERNETES, environment[_KUBERNETES])
     if count is None and options.coordinator is None:
         return 0, 1
-    for name, value in (("processes", count), ("index", index)):
-        if value is None:
-            raise UserError(
-                f"distributed.{name} is not set; srun, mpirun or Kubernetes would, but none of "
-                "them started this process."
-            )
-    assert index is not None
-    assert count is not None
+    if count is None or index is None:
+        name = "processes" if count is None else "index"
+        raise UserError(
+            f"distributed.{name} is not set; srun, mpirun or Kubernetes would, but none of them "
+            "started this process."
+        )
     require(0 <= index < count, "distributed.index", index, f"0 to {count - 1}")
     return index, count
 
@@ -109,10 +107,10 @@ def choose_gpu(index: int, hosts: Sequence[str], visible: Sequence[str | None]) 
     return here.index(index)
 
 
-def _initialize(seconds: float, waits: Callable[[], None], **options: Any) -> None:
-    """Call `jax.distributed.initialize`, which waits where Python receives no signal.
+def _initialize(seconds: float, file: Path, **options: Any) -> None:
+    """Call `jax.distributed.initialize` in a thread: where it waits, Python receives no signal.
 
-    Calls `waits` every second. Raises TimeoutError if it takes longer than `seconds`.
+    Touches `file` every second. Raises TimeoutError after `seconds`.
     """
     done = Future[None]()
 
@@ -124,25 +122,23 @@ def _initialize(seconds: float, waits: Callable[[], None], **options: Any) -> No
 
     threading.Thread(target=call, daemon=True).start()
     deadline = time.monotonic() + seconds
-    while not done.done() and time.monotonic() < deadline:
-        waits()
-        with suppress(TimeoutError):
-            done.exception(min(_SECONDS, max(0.0, deadline - time.monotonic())))
+    left = seconds
+    while left > 0 and not done.done():
+        file.touch()
+        wait([done], min(_SECONDS, left))
+        left = deadline - time.monotonic()
     done.result(0)
 
 
 def require_free_port(coordinator: str) -> None:
     """Raise UserError unless process 0 can listen at HOST:PORT; JAX would die of SIGSEGV."""
     host, _, port = coordinator.rpartition(":")
+    local = _is_local(coordinator)
+    both = not local and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
     try:
-        if _is_local(coordinator):
-            socket.create_server((host, int(port))).close()
-        elif socket.has_dualstack_ipv6():
-            socket.create_server(
-                ("", int(port)), family=socket.AF_INET6, dualstack_ipv6=True
-            ).close()
-        else:
-            socket.create_server(("", int(port))).close()
+        place = (host if local else "", int(port))
+        socket.create_server(place, family=family, dualstack_ipv6=both).close()
     except (OSError, OverflowError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise UserError(
@@ -186,14 +182,14 @@ class Cluster:
         try:
             self._meet()
         except BaseException as error:
-            self._fail(error)
+            self.stop(error)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self.processes == 1:
             return
         if error is not None:
-            self._fail(error)
+            self.stop(error)
         self.barrier()
         self._leaving.set()
         if self.is_first:
@@ -201,15 +197,6 @@ class Cluster:
             # This call returns when the others have closed theirs, or are gone.
             self._store.get_live_nodes(list(range(self.processes)))
         jax.distributed.shutdown()
-
-    def _fail(self, error: BaseException) -> None:
-        """End this process because of an error."""
-        seconds = self._options.heartbeat_timeout_seconds
-        if isinstance(error, jax.errors.JaxRuntimeError) and seconds < _LONGEST:
-            # If a lost process caused it, the watching thread names that process: the heartbeat is
-            # missed, both sides look once more, and it waits for `_GRACE_SECONDS` itself.
-            time.sleep(seconds + 3 * _GRACE_SECONDS)
-        self.stop(error)
 
     def gather(self, value: Any) -> list[Any]:
         """The values, of JSON, of all processes, which must make their calls in one order."""
@@ -259,7 +246,12 @@ class Cluster:
         raise UserError("; ".join(differences) + f". {advice}")
 
     def stop(self, error: BaseException) -> None:
-        """Report why this process stops, tell the others, and end the process; from any thread."""
+        """Report why this process stops, tell the others, and end the process."""
+        seconds = self._options.heartbeat_timeout_seconds
+        if isinstance(error, jax.errors.JaxRuntimeError) and seconds < _LONGEST:
+            # If a lost process caused it, the watching thread names that process: the heartbeat is
+            # missed, both sides look once more, and it waits for `_GRACE_SECONDS` itself.
+            time.sleep(seconds + 3 * _GRACE_SECONDS)
         if isinstance(error, Exception) and not isinstance(error, KnownError):
             error = explained(error) or error
         if isinstance(error, KnownError):
@@ -284,10 +276,8 @@ class Cluster:
         os._exit(code)
 
     def _say(self, text: str) -> None:
-        who = ""
-        if self.processes > 1:
-            who = f", process {self.index} of {self.processes} ({self.host})"
-        terminal.tell(f"mlstm-jax train{who}: {terminal.message(text)}")
+        who = f"process {self.index} of {self.processes} ({self.host})"
+        terminal.tell(f"mlstm-jax train, {who}: {terminal.message(text)}")
 
     @property
     def _file(self) -> Path:
@@ -301,31 +291,28 @@ class Cluster:
         if coordinator and self.is_first:
             require_free_port(coordinator)
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._file.write_text(json.dumps([self.index, self.host, self.processes]))
+        self._file.write_text(f"process {self.index} ({self.host}) of {self.processes}")
         self._say(f"waiting for all {self.processes} processes")
         seconds = min(options.timeout_seconds, _LONGEST)
+        # Whole ones: with 0 JAX would abort every process at once.
+        heartbeat = math.ceil(min(options.heartbeat_timeout_seconds, _LONGEST))
         jax.config.update("jax_enable_recoverability", True)  # A lost process must not abort this.
         jax.config.update("jax_enable_preemption_service", False)  # It would handle SIGTERM.
         if {"grpc_proxy", "https_proxy", "http_proxy"} & set(os.environ):
             os.environ.update(grpc_proxy="")  # A site's proxy does not know these machines.
-        bind_address = None
-        if coordinator and _is_local(coordinator):
-            bind_address = coordinator
+        local = coordinator is not None and _is_local(coordinator)
         try:
             _initialize(
                 seconds,
-                self._file.touch,
+                self._file,
                 coordinator_address=coordinator,
                 num_processes=self.processes,
                 process_id=self.index,
                 # It finds the coordinator where srun, mpirun or Kubernetes gives it.
                 cluster_detection_method="deactivate" if coordinator else None,
                 initialization_timeout=int(seconds) + 60,
-                # Whole ones: with 0 JAX would abort every process at once.
-                heartbeat_timeout_seconds=math.ceil(
-                    min(options.heartbeat_timeout_seconds, _LONGEST)
-                ),
-                coordinator_bind_address=bind_address,
+                heartbeat_timeout_seconds=heartbeat,
+                coordinator_bind_address=coordinator if local else None,
             )
         except TimeoutError:
             self._give_up()
@@ -381,17 +368,14 @@ class Cluster:
         oldest = self._file.stat().st_mtime - _STALE_SECONDS  # Older ones are of an earlier start.
         started = {}
         for path in self._folder.glob("process-*.partial"):
-            with suppress(OSError, ValueError):  # It may be written or removed just now.
+            with suppress(OSError):  # It may be removed just now.
                 if path.stat().st_mtime >= oldest:
-                    index, host, processes = json.loads(path.read_text())
-                    started[index] = f"process {index} ({host}) of {processes}"
-        missing = [str(index) for index in range(self.processes) if index not in started]
+                    started[path.stem.removeprefix("process-")] = path.read_text()
+        missing = [index for index in map(str, range(self.processes)) if index not in started]
         where = self._options.coordinator or "the address that the launcher gives"
-        why = f"All wait in {self._folder}, so not all can reach process 0 at {where}"
-        if missing:
-            why = f"Missing: {', '.join(missing)}; waiting in {self._folder}"
         self._end(
-            f"{len(started)} of {self.processes} processes wait after {seconds:g} s. {why}: "
+            f"{len(started)} of {self.processes} processes wait after {seconds:g} s. Missing: "
+            f"{', '.join(missing) or 'none'}; waiting in {self._folder}: "
             f"{'; '.join(started.values())}. Start all with the same `distributed.processes` and "
             f"run folder; all must reach process 0 at {where}.",
             1,
@@ -401,25 +385,22 @@ class Cluster:
         """End this process when another one stops or is lost."""
         code = 1
         text = None
+        every = set(range(self.processes))
+        lost: set[int] = set()
         while text is None and not self._leaving.wait(_SECONDS):
             try:
                 stopped = self._store.key_value_dir_get(_STOP)
-                if stopped:
-                    who, reason, code = json.loads(stopped[0][1])
-                    text = f"{self.names[who]} stopped: {reason}"
-                else:
-                    text = self._lost()
+                if not stopped:
+                    lost = every.difference(self._store.get_live_nodes(list(every)))
             except jax.errors.JaxRuntimeError:  # The store has ended.
                 text = f"{self.names[0]} is gone. {_RESTART}"
+                break
+            if stopped:
+                who, reason, code = json.loads(stopped[0][1])
+                text = f"{self.names[who]} stopped: {reason}"
+            elif lost:
+                seconds = self._options.heartbeat_timeout_seconds
+                who = self.names[min(lost)]
+                text = f"{who} is gone: it sent no heartbeat for {seconds:g} s. {_RESTART}"
         if text is not None and not self._leaving.wait(_GRACE_SECONDS):
             self._end(text, code or 1, tell=False)
-
-    def _lost(self) -> str | None:
-        """Say which process is lost; None: none is."""
-        every = list(range(self.processes))
-        alive = self._store.get_live_nodes(every)
-        lost = [index for index in every if index not in alive]
-        if not lost:
-            return None
-        seconds = self._options.heartbeat_timeout_seconds
-        return f"{self.names[lost[0]]} is gone: it sent no heartbeat for {seconds:g} s. {_RESTART}"

@@ -46,6 +46,8 @@ _FLAGS_OF_TRAINING: dict[str, tuple[object, ...]] = {
 # its C++ ends the process.
 _LEAST_ADDRESS_SPACE = 1.8e9
 
+_LEAST_COMPILE_TIME = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"  # of what is kept
+
 # Excludes kernels that may sum in another order, and kernels chosen by timing at each compilation.
 _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 
@@ -114,15 +116,6 @@ def _require_flags(flags: dict[str, tuple[object, ...]]) -> None:
             )
 
 
-def set_variable(variable: str, value: str | float) -> None:
-    """Set a variable that JAX reads when it is imported, in a JAX that has been imported, too."""
-    os.environ[variable] = str(value)
-    if "jax" in sys.modules:
-        import jax
-
-        jax.config.update(variable.lower(), value)
-
-
 def prepare(devices: "Devices", *, deterministic: bool = False) -> None:
     """Set what JAX reads when it starts, its cache included; keep what the user has set.
 
@@ -180,17 +173,18 @@ def require_deterministic() -> None:
 
 
 def _make_virtual(count: int) -> None:
-    if has_started():
-        import jax
+    import jax
 
+    if has_started():
         if jax.local_device_count() != count:
             raise UserError(
                 f"devices.virtual_cpu is {count}, but jax has started with "
                 f"{jax.local_device_count()} devices; set it before the first operation of jax."
             )
         return
-    set_variable("JAX_PLATFORMS", "cpu")
-    set_variable("JAX_NUM_CPU_DEVICES", count)
+    for name, value in (("JAX_PLATFORMS", "cpu"), ("JAX_NUM_CPU_DEVICES", count)):
+        os.environ[name] = str(value)  # of processes that this one starts
+        jax.config.update(name.lower(), value)
     # The size of XLA's thread pool on CPUs. With fewer threads than devices an all-reduce never
     # ends: each device needs its own thread, and its operations need some more.
     least = max(16, 2 * count)
@@ -219,15 +213,25 @@ def silence() -> ExitStack:
 
 
 def cache_programs() -> None:
-    """Let JAX keep compiled programs on disk, so that each is compiled once per machine.
+    """Let JAX keep compiled programs (cache.py), so that each is compiled once per machine.
 
-    MLSTM_JAX_CACHE names the folder, by default mlstm_jax in the user's cache folder; an empty name
-    turns the cache off. A program is compiled for one kind of processor, so each kind has its own
-    subfolder, in case machines share a home. The function does nothing if JAX has started or
-    already has a cache folder (JAX_COMPILATION_CACHE_DIR), which is then JAX's own.
+    It does nothing if JAX has started, or has a folder of its own (JAX_COMPILATION_CACHE_DIR).
     """
     import jax
+    from jax._src import compilation_cache  # JAX has no public name for a cache of one's own.
 
     settings: Any = jax.config  # It declares no type for its options.
-    if not settings.jax_compilation_cache_dir and not has_started():
-        cache.keep_programs()
+    if settings.jax_compilation_cache_dir or has_started():
+        return
+    folder = cache.folder()
+    if folder is None:
+        return
+    # JAX compresses by what is installed, and the name of a program need not tell how.
+    is_zlib = compilation_cache.compress_executable(b"").startswith(b"x")
+    folder /= "zlib" if is_zlib else "zstd"
+    settings.update("jax_compilation_cache_dir", str(folder))
+    if _LEAST_COMPILE_TIME not in os.environ:
+        settings.update(_LEAST_COMPILE_TIME.lower(), 0.1)
+    programs: Any = cache.Cache(folder)  # It has the methods of JAX's CacheInterface.
+    compilation_cache._cache = programs
+    compilation_cache._cache_initialized = True

@@ -41,9 +41,7 @@ def nearest(word: str, known: Iterable[str]) -> list[str]:
 def did_you_mean(names: Iterable[str], otherwise: str = ".") -> str:
     """Return the end of a message: "; did you mean A or B?", or without names another."""
     joined = " or ".join(names)
-    if not joined:
-        return otherwise
-    return f"; did you mean {joined}?"
+    return f"; did you mean {joined}?" if joined else otherwise
 
 
 def require(holds: bool, name: str, value: object, rule: str) -> None:

@@ -10,20 +10,10 @@ import inspect
 import json
 import math
 import reprlib
+import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    NamedTuple,
-    ParamSpec,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-)
-from typing import get_type_hints as type_hints
+from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, TypeVar, Union
 
 from mlstm_jax.errors import UserError
 
@@ -41,6 +31,9 @@ _WORDS: dict[Any, str] = {
     Callable: "a function",
 }
 _LARGEST = 2**63
+_hints: Callable[[Any], dict[str, Any]] = functools.cache(
+    functools.partial(typing.get_type_hints, include_extras=True)
+)
 _END = {"[": "at least", "(": "above", "]": "at most", ")": "below"}
 
 
@@ -117,7 +110,7 @@ def build(kind: type[Built], values: object, name: str = "") -> Built:
         if chosen not in list(kinds):
             raise _invalid(f"{prefix}kind", chosen, f"one of {', '.join(sorted(kinds))}")
         kind = kinds[chosen]
-    types = type_hints(kind, include_extras=True)
+    types = _hints(kind)
     parts = {}
     for key, value in values.items():
         if key not in types:
@@ -134,29 +127,22 @@ def build(kind: type[Built], values: object, name: str = "") -> Built:
 
 def _converted(kind: Any, value: Any, name: str) -> Any:
     """A value of JSON as `kind`; InvalidField if it is none."""
-    origin = get_origin(kind)
-    inner = get_args(kind)
+    if typing.get_origin(kind) in (Union, UnionType) and value is not None:
+        kind = next(part for part in typing.get_args(kind) if part is not NoneType)
+    origin = typing.get_origin(kind)
+    inner = typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
         return build(kind, value, name)  # type: ignore[arg-type]
-    if origin in (Union, UnionType):
-        if value is None:
-            return None
-        return _converted(next(part for part in inner if part is not NoneType), value, name)
-    if origin is dict:
-        if not isinstance(value, dict):
-            raise _invalid(name, value, "an object")
+    if origin is dict and isinstance(value, dict):
         return {key: _converted(inner[1], part, f"{name}.{key}") for key, part in value.items()}
-    if origin in (list, tuple):
-        if not isinstance(value, list):
-            raise _invalid(name, value, "a list")
+    if origin in (list, tuple) and isinstance(value, list):
         if origin is list or inner[-1] is Ellipsis:
             inner = inner[:1] * len(value)
-        if len(value) != len(inner):
-            raise _invalid(name, value, f"a list of {len(inner)}")
-        parts = []
-        for number, part in enumerate(value):
-            parts.append(_converted(inner[number], part, f"{name}[{number}]"))
-        return origin(parts)
+        if len(value) == len(inner):
+            parts = []
+            for number, part in enumerate(value):
+                parts.append(_converted(inner[number], part, f"{name}[{number}]"))
+            return origin(parts)
     rule = broken_rule(kind, value)
     if rule:
         raise _invalid(name, value, rule)
@@ -169,18 +155,12 @@ def require_valid(section: Any, name: str = "") -> None:
     Python does not check this; "3" for 3 would fail much later. A number of NumPy becomes Python's.
     In messages the dataclass is `name`, such as "data"; it is empty for a whole config.
     """
-    section_type: Any = type(section)
     prefix = f"{name}." if name else ""
-    for key, kind in _types(section_type).items():
-        value = _plain(getattr(section, key))
-        require_kind(prefix + key, value, kind)
-        object.__setattr__(section, key, value)
-
-
-@functools.cache
-def _types(kind: Any) -> dict[str, Any]:
-    hints = type_hints(kind, include_extras=True)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    hints = _hints(type(section))
+    for field in dataclasses.fields(section):
+        value = _plain(getattr(section, field.name))
+        require_kind(prefix + field.name, value, hints[field.name])
+        object.__setattr__(section, field.name, value)
 
 
 def _plain(value: Any) -> Any:
@@ -221,8 +201,8 @@ def broken_rule(kind: Any, value: Any) -> str | None:
 
     NumPy's numbers count as numbers. What is in a Sequence or an Iterable is not examined.
     """
-    origin: Any = get_origin(kind) or kind
-    inner = get_args(kind)
+    origin: Any = typing.get_origin(kind) or kind
+    inner = typing.get_args(kind)
     value = _plain(value)
     if origin is Annotated:
         rule = broken_rule(inner[0], value)

@@ -34,9 +34,7 @@ class Interrupted(KnownError):
 
     def __init__(self, text: str, number: signal.Signals, exit_code: int | None = None) -> None:
         super().__init__(text)
-        self.exit_code = 128 + number
-        if exit_code is not None:
-            self.exit_code = exit_code
+        self.exit_code = 128 + number if exit_code is None else exit_code
 
 
 class _Received(KeyboardInterrupt):
@@ -98,13 +96,13 @@ def interruptible(*signals: signal.Signals, note: Callable[[], str] = str) -> It
         repeat()
 
     def repeat() -> None:
-        def interrupt() -> None:
-            time.sleep(_SECONDS_TO_LEAVE_A_CALLBACK)
-            # Unlike _thread.interrupt_main(), this also ends a sleep.
-            signal.pthread_kill(main_thread, received[0])
-
         # Unlike Thread.start(), this does not wait here, where the signal could not be raised.
         _thread.start_new_thread(interrupt, ())
+
+    def interrupt() -> None:
+        time.sleep(_SECONDS_TO_LEAVE_A_CALLBACK)
+        # Unlike _thread.interrupt_main(), this also ends a sleep.
+        signal.pthread_kill(main_thread, received[0])
 
     hook = sys.unraisablehook
     in_main = threading.current_thread() is threading.main_thread()
@@ -130,10 +128,7 @@ def interruptible(*signals: signal.Signals, note: Callable[[], str] = str) -> It
 
 def strongest(total: float) -> signal.Signals:
     """The strongest signal in a sum of weights."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if total >= WEIGHTS[number]:
-            return number
-    return signal.SIGHUP
+    return max((one for one in WEIGHTS if total >= WEIGHTS[one]), key=WEIGHTS.__getitem__)
 
 
 @contextmanager
@@ -181,10 +176,9 @@ class Watchdog:
     """Ends the process unless `beat` is called every `seconds`; a context manager.
 
     A collective that a process never joins, a file system that does not answer and a deadlock look
-    the same from outside: nothing happens, forever, and the machines cost money. Python writes the
-    stack of each thread to standard error, and ends the process with exit code 1. The others of a
-    run notice that it is lost, and a supervisor can restart them from the last checkpoint. Outside
-    of its context it does nothing.
+    the same from outside. Python writes the stack of each thread to standard error, and ends the
+    process with exit code 1: the other processes notice that it is lost. Outside of its context it
+    does nothing.
     """
 
     def __init__(self, seconds: float) -> None:

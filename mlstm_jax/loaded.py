@@ -68,9 +68,7 @@ class Loaded:
     def name(self) -> str:
         """The name in reports and pictures."""
         name = self.folder.resolve().name
-        if shipped.is_shipped(self.folder):
-            return name
-        return f"{name}, {self.origin}"
+        return name if shipped.is_shipped(self.folder) else f"{name}, {self.origin}"
 
     @property
     def origin(self) -> str:

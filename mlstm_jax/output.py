@@ -26,20 +26,17 @@ def require_folder(folder: Path, name: str = "out") -> None:
     nearest = folder
     while not os.path.lexists(nearest) and nearest != nearest.parent:
         nearest = nearest.parent
-    if not nearest.is_dir():
-        what = "a file" if nearest.exists() else "a link that leads nowhere"
-        raise UserError(
-            f"{folder} cannot be created, because {nearest} is {what}; choose another folder with "
-            f"`{name}`."
-        )
+    why = "is a file" if nearest.exists() else "is a link that leads nowhere"
     try:
-        with tempfile.TemporaryDirectory(prefix=".mlstm-jax-", dir=nearest):
-            pass
+        if nearest.is_dir():
+            why = "cannot be written"
+            tempfile.TemporaryDirectory(prefix=".mlstm-jax-", dir=nearest).cleanup()
+            return
     except OSError as error:
-        raise UserError(
-            f"{folder} cannot be created, because {nearest} cannot be written "
-            f"({error.strerror or error}); choose another folder with `{name}`."
-        ) from error
+        why += f" ({error.strerror or error})"
+    raise UserError(
+        f"{folder} cannot be created, because {nearest} {why}; choose another folder with `{name}`."
+    )
 
 
 def require_file(
@@ -60,8 +57,9 @@ def require_file(
     if source and source.exists() and path.samefile(source):
         raise UserError(f"{name} {path} is the input, which would be lost; choose another file.")
     if not overwrite:
-        how = "choose another file, or replace it with `overwrite=True`"
-        raise UserError(f"{name} {path} exists; {how}.")
+        raise UserError(
+            f"{name} {path} exists; choose another file, or replace it with `overwrite=True`."
+        )
 
 
 @contextmanager
@@ -169,7 +167,7 @@ def _is_alive(pid: int) -> bool:
 
 @contextmanager
 def plain_path(folder: Path) -> Iterator[Path]:
-    """Yield a path of a folder that any library takes as it is: its own, or a temporary link's."""
+    """Yield a path of a folder that any library takes as it is: its own, or a temporary link."""
     path = os.path.abspath(folder)
     if _PLAIN_PATH.fullmatch(path):
         yield Path(path)

@@ -1,8 +1,7 @@
 """The record of a checkpoint, sealed in one file: its step, its run, what it was trained on, sums.
 
-The checksums of the arrays of parameters and state are in the record. The carry has one checksum
-per row, which starts from the record, so that no item can take the place of another step's or
-another run's.
+The record has the checksums of the arrays of parameters and state. The carry has one checksum per
+row, which starts from the record, so that no item can take the place of another step's or run's.
 """
 
 import math
@@ -62,7 +61,7 @@ class Meta(NamedTuple):
 def steps_in(folder: Path) -> list[int]:
     """Return the steps of the complete checkpoints of a run folder, in order, from their names."""
     names = [path.name for path in (folder / FOLDER).glob("[0-9]*")]
-    return sorted(int(name) for name in names if name.isdigit())
+    return sorted(map(int, filter(str.isdecimal, names)))
 
 
 def resume_advice(folder: Path) -> str:
@@ -93,7 +92,7 @@ class Record(NamedTuple):
         """Return the JSON object that is written."""
         meta = self.meta._asdict()
         for name in ("bpc", "label_loss"):
-            if meta[name] is not None and not math.isfinite(meta[name]):
+            if not math.isfinite(meta[name] or 0.0):
                 meta[name] = None
         return digest.sealed(self._asdict() | {"meta": meta})
 
@@ -130,10 +129,7 @@ def damage() -> AbstractContextManager[None]:
 
 def best_step(scores: Mapping[int, float | None]) -> int | None:
     """Return the step with the lowest score, the earliest of several; None if none is finite."""
-    finite = []
-    for step, score in scores.items():
-        if score is not None and math.isfinite(score):
-            finite.append((score, step))
+    finite = [(x, step) for step, x in scores.items() if x is not None and math.isfinite(x)]
     return min(finite)[1] if finite else None
 
 

@@ -74,16 +74,14 @@ class Run(Loaded):
 def read_config(folder: Path) -> Config | None:
     """Return the config of the run in `folder`, or None if there is none."""
     path = folder / "config.json"
-    if not path.is_file():
-        return None
-    return load_json(path)
+    return load_json(path) if path.is_file() else None
 
 
 def read_environment(folder: Path) -> dict[str, Any] | None:
     """Return the content of a run's environment.json, or None if there is none.
 
-    `run` is the run's id, drawn when it began; its checkpoints record it. Raises UserError if the
-    file is damaged, and FileError if it cannot be read.
+    `run` is the run's id, drawn when it began. Raises UserError if the file is damaged, and
+    FileError if it cannot be read.
     """
     path = folder / ENVIRONMENT
     try:
@@ -177,18 +175,17 @@ def _language_model(config: Config) -> LanguageModel:
 def with_compute(run: Run, compute: ReadingCompute) -> Run:
     """Return a run that reads texts with products of a type.
 
-    auto: that of the config; but instead of fp32, several rows of a recurrent model are read in
-    bf16 where the device multiplies it faster, and text is generated so. One row is not: there the
-    time is that of reading the weights.
+    auto: the config's type; but instead of fp32, several rows of a recurrent model are read in bf16
+    where the device multiplies it faster, and text is generated so. One row is not: most of its
+    time goes into reading the weights.
     """
     model = run.config.model
     precision = run.config.precision
     if compute != "auto":
         precision = dataclasses.replace(precision, compute=compute)
         return dataclasses.replace(run, model=LanguageModel(model, precision))
-    if precision.compute not in (None, "fp32") or not isinstance(model, Recurrent):
-        return run
-    if host.fastest_compute(model.hidden) == "fp32":
+    is_fp32 = precision.compute in (None, "fp32") and isinstance(model, Recurrent)
+    if not is_fp32 or host.fastest_compute(model.hidden) == "fp32":
         return run
     precision = dataclasses.replace(precision, compute="bf16", cell="fp32")
     return dataclasses.replace(run, batch_model=LanguageModel(model, precision))
@@ -210,9 +207,7 @@ def write_imported(folder: Path, imported: ModelWeights) -> None:
 
 def as_weights(run: Run) -> ModelWeights:
     """Return a trained or imported model in the form that `weights.save` writes."""
-    source = run.source
-    if source is None:
-        source = f"mlstm_jax {__version__}, step {run.step}"
+    source = run.source or f"mlstm_jax {__version__}, step {run.step}"
     return ModelWeights(run.config.model, run.cleaning, run.params, source)
 
 

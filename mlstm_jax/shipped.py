@@ -38,16 +38,13 @@ def folder() -> Path:
 def files(*kinds: Kind) -> dict[str, Path]:
     """Return the package's files of some kinds (default: all), sorted by name within a kind.
 
-    A model's file is its card, and its name that of its folder.
+    A model is listed by its card, under the name of its folder.
     """
     found = {}
     for kind in kinds or get_args(Kind):
-        if kind == "model":
-            for card in sorted(MODELS.glob(_PATTERNS[kind])):
-                found[card.parent.name] = card
-            continue
-        for path in sorted(folder().glob(_PATTERNS[kind])):
-            found[path.stem] = path
+        place = MODELS if kind == "model" else folder()
+        for path in sorted(place.glob(_PATTERNS[kind])):
+            found[path.parent.name if kind == "model" else path.stem] = path
     return found
 
 
@@ -57,10 +54,10 @@ def find(path: Path, kind: Kind) -> Path:
     Raises UserError if neither exists.
     """
     known = files(kind)
-    if path.is_file() or (str(path) not in known and path.exists()):
-        return path
-    if str(path) in known:
+    if not path.is_file() and str(path) in known:
         return known[str(path)]
+    if path.exists():
+        return path
     near = did_you_mean(nearest(path.stem, known))
     raise UserError(
         f"{path} does not exist, and the package has no {kind} of that name{near} "
@@ -106,10 +103,7 @@ def classifier(path: Path) -> Path | None:
 
 
 def rated_texts(path: Path) -> Path | None:
-    """Return the digests of what a pretrained model has read; None for other models.
-
-    They are of the texts that it has read with their ratings (transfer/classify.py).
-    """
+    """Return the digests of the texts that a pretrained model has read with their ratings."""
     return model(path) / "rated_texts.npy" if is_shipped(path) else None
 
 

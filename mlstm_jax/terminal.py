@@ -123,7 +123,7 @@ def open_streams() -> None:
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             flag = os.O_WRONLY if name == "stderr" else os.O_RDONLY
-            file = os.open(os.devnull, flag)  # takes the lowest free number, which is that stream's
+            file = os.open(os.devnull, flag)  # takes the lowest free number, the stream's own
             opened = open(file, "r" if name == "stdin" else "w", encoding="utf-8")  # noqa: SIM115
             setattr(sys, name, opened)
             setattr(sys, f"__{name}__", opened)
@@ -171,7 +171,7 @@ class ProgressLine:
         left = progress.TimeRemainingColumn()
         self._plain = [described, *counts, left]
         bar = [described, progress.BarColumn(24), *counts, progress.TimeElapsedColumn(), left]
-        # The speed is that since the first update: the first step includes compilation.
+        # The speed counts from the first update: the first step includes compilation.
         self._progress = progress.Progress(
             *bar,
             progress.TextColumn("left"),
@@ -237,14 +237,7 @@ def rate(bytes_per_second: float) -> str:
 
 def file_size(count: float) -> str:
     """Format a number of bytes in decimal units."""
-    size, unit = _unit(count)
-    digits = 0 if unit == "B" else 1
-    return f"{count / size:.{digits}f} {unit}"
-
-
-def _unit(count: float) -> tuple[float, str]:
-    """Return the largest decimal unit of bytes that is not above `count`."""
     for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if count >= size:
-            return size, unit
-    return 1.0, "B"
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} B"

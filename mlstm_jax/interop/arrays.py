@@ -59,9 +59,11 @@ def read_arrays(
                 f"{place} has the shape {array.shape}, but must have {shape}; its numbers are "
                 f"{array.dtype}, and must be floating-point."
             )
-        with np.errstate(over="ignore"):  # require_finite finds it
-            result[name] = np.array(array, dtype, order="C")
-        require_finite(place, result[name])
+        with np.errstate(over="ignore"):
+            array = np.array(array, dtype, order="C")
+        result[name] = array
+        if not np.isfinite(array).all():
+            raise UserError(f"{place} must be finite numbers of {array.dtype}, but has inf or NaN.")
     return result
 
 
@@ -98,38 +100,27 @@ def preview(names: Collection[str]) -> str:
     return f"{shown} and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else shown
 
 
-def require_finite(where: str, array: NDArray[Any]) -> None:
-    """Raise UserError if an array holds inf or NaN."""
-    if not np.isfinite(array).all():
-        raise UserError(f"{where} must be finite numbers of {array.dtype}, but has inf or NaN.")
-
-
-def require_file(path: Path) -> None:
-    """Raise UserError unless a path is a file; opening a pipe would wait for its writer."""
-    if not path.is_file():
-        raise UserError(f"{path}: there is no such file; check the name and the folder.")
-
-
 def brief(text: str) -> str:
     """A name or a message, shortened if it is too long to show."""
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
 
 
 @contextmanager
-def errors(where: object, what: str = "cannot be read", advice: str = "") -> Iterator[None]:
+def _reading(path: Path, what: str) -> Iterator[None]:
     """Turn any error of a library, which are of many types for an invalid file, into UserError."""
+    if not path.is_file():  # Opening a pipe would wait for its writer.
+        raise UserError(f"{path}: there is no such file; check the name and the folder.")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about headers of Python 2, unknown pickle protocols
             yield
     except Exception as error:
-        raise UserError(f"{where}: {what} ({brief(first_line(error))}).{advice}") from error
+        raise UserError(f"{path}: {what} ({brief(first_line(error))}).") from error
 
 
 def npy(path: Path) -> NDArray[Any]:
     """Memory-map a .npy file; UserError if it is missing, or is not a .npy file of numbers."""
-    require_file(path)
-    with errors(path, "is not a .npy file of numbers"):
+    with _reading(path, "is not a .npy file of numbers"):
         return np.lib.format.open_memmap(path, mode="r")
 
 
@@ -140,7 +131,6 @@ def safetensors(path: Path, metadata: str) -> tuple[str | None, Arrays]:
     """
     from safetensors import safe_open
 
-    require_file(path)
-    with errors(path), safe_open(path, "np") as file:
+    with _reading(path, "cannot be read"), safe_open(path, "np") as file:
         text = (file.metadata() or {}).get(metadata)
         return text, {name: file.get_tensor(name) for name in list(file.keys())}

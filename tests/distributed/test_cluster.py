@@ -94,9 +94,11 @@ def test_processes_end_together(started, processes, place, wrong, code, said, la
     folder.mkdir()
     (folder / "process-2.partial").write_text('[2, "node", 3]')
     (tmp_path / "link").symlink_to(folder)
-    address, seconds = runs.free_address(), 60 if len(started) == processes else 8
+    address = runs.free_address()
+    seconds = 60 if len(started) == processes else 8
     for index in started:
-        words = (address, index, processes, seconds, tmp_path / ("run", place)[index], wrong)
+        own = tmp_path / ("run", place)[index]
+        words = (address, index, processes, seconds, own, wrong)
         launcher.call(sys.executable, "-c", PROCESS, *words)
     for text in launcher.ended(code):
         assert re.search(said, text)
@@ -225,8 +227,9 @@ def test_another_start_on_one_process_is_named(corpus, tmp_path, random, launche
         write_openai(place, random)
         write_imported(place / "run", published.read_openai(place))
     config = runs.make_config(corpus, tmp_path / "run", model=Model(hidden=7, embedding=5))
-    starts = [vary(config, train__start_from=str(place / "run")) for place in places]
-    for text in refused(launcher, *starts):
+    one = vary(config, train__start_from=str(places[0] / "run"))
+    two = vary(config, train__start_from=str(places[1] / "run"))
+    for text in refused(launcher, one, two):
         assert "the fingerprint of train.start_from's parameters is" in text
         assert "on process 1" in text
         assert "Give every process the same parameters to start from." in text
@@ -234,8 +237,9 @@ def test_another_start_on_one_process_is_named(corpus, tmp_path, random, launche
 
 @pytest.mark.slow
 def test_no_corpus_on_one_process_ends_all(corpus, tmp_path, launcher) -> None:
-    configs = [runs.make_config(path, tmp_path / "run") for path in (corpus, tmp_path / "none")]
-    for text in refused(launcher, *configs):
+    config = runs.make_config(corpus, tmp_path / "run")
+    other = runs.make_config(tmp_path / "none", tmp_path / "run")
+    for text in refused(launcher, config, other):
         assert "there is no corpus" in text
 
 
@@ -243,7 +247,7 @@ def test_no_corpus_on_one_process_ends_all(corpus, tmp_path, launcher) -> None:
 def test_another_number_of_devices_on_one_process_is_named(corpus, tmp_path, launcher) -> None:
     config = runs.make_config(corpus, tmp_path / "run", devices=Devices(virtual_cpu=2))
     # All have to agree on --devices.virtual-cpu; this is as if one GPU were gone.
-    environments = [{"JAX_NUM_CPU_DEVICES": str(number)} for number in (2, 1)]
+    environments = [{"JAX_NUM_CPU_DEVICES": "2"}, {"JAX_NUM_CPU_DEVICES": "1"}]
     for text in refused(launcher, config, config, count="None", environments=environments):
         assert "number of devices is 1 on process 1" in text
 

@@ -32,8 +32,8 @@ Call = tuple[list[str], dict[str, str]]
 
 
 def by_hand(config: str) -> list[Call]:
-    address, script = free_address(), str(LAUNCH / "by_hand.sh")
-    return [([script, address, "2", str(index), config], {}) for index in range(2)]
+    words = [str(LAUNCH / "by_hand.sh"), free_address(), "2"]
+    return [([*words, "0", config], {}), ([*words, "1", config], {})]
 
 
 def openmpi(config: str) -> list[Call]:
@@ -55,15 +55,18 @@ def kubernetes(config: str) -> list[Call]:
     """The command of the container, in two pods; names of the cluster become local ones."""
     yaml = pytest.importorskip("yaml")
     service, job = yaml.safe_load_all((LAUNCH / "kubernetes.yaml").read_text())
-    spec, pod = job["spec"], job["spec"]["template"]["spec"]
+    spec = job["spec"]
+    pod = spec["template"]["spec"]
     (container,) = pod["containers"]
-    name, address = job["metadata"]["name"], free_address()
+    name = job["metadata"]["name"]
+    address = free_address()
     assert spec["completionMode"] == "Indexed"
     assert service["spec"]["selector"] == {"job-name": name}
     assert pod["subdomain"] == service["metadata"]["name"]
     mounted = {mount["name"] for mount in container["volumeMounts"]}
     assert mounted == {volume["name"] for volume in pod["volumes"]}
-    command, count = container["command"], spec["completions"]
+    command = container["command"]
+    count = spec["completions"]
     assert spec["parallelism"] == count
     assert command[:2] == ["mlstm-jax", "train"]
     assert command[2] in shipped.files("config")
@@ -76,7 +79,7 @@ def kubernetes(config: str) -> list[Call]:
     # The places are the run's own, under the volume's mount.
     words = [local.get(word, word) for word in command if "=/shared/" not in word]
     assert len(words) == len(command) - 2
-    return [(words, {"JOB_COMPLETION_INDEX": str(index)}) for index in range(2)]
+    return [(words, {"JOB_COMPLETION_INDEX": "0"}), (words, {"JOB_COMPLETION_INDEX": "1"})]
 
 
 START: dict[str, Callable[[str], list[Call]]] = {

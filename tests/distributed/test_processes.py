@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -31,12 +33,13 @@ class Simulated(Cluster):
         self.processes = len(values)
         self.names = [f"process {other} (node{other})" for other in range(len(values))]
         self.longest = 0
-        self._meeting, self._gathered = meeting, values
+        self._meeting = meeting
+        self._values = values
 
     def gather(self, value: Any) -> list[Any]:
-        self._gathered[self.index] = json.loads(json.dumps(value))
+        self._values[self.index] = json.loads(json.dumps(value))
         self._meeting.wait()
-        values = list(self._gathered)
+        values = list(self._values)
         # All have to have taken theirs before the next.
         self._meeting.wait()
         if self.is_first:
@@ -44,33 +47,34 @@ class Simulated(Cluster):
         return values
 
 
-def test_an_error_is_told_at_once_where_no_process_is_ever_lost(tmp_path, monkeypatch) -> None:
-    """Without a limit on heartbeats there is no lost process to wait for."""
+def test_an_error_without_a_limit_on_heartbeats(tmp_path, monkeypatch, capsys) -> None:
+    """No process is ever lost, so the error is told at once."""
     options = Distributed(heartbeat_timeout_seconds=math.inf)
     cluster = Cluster(options, tmp_path)
     cluster.processes = 2
-    told: list[BaseException] = []
-    monkeypatch.setattr(cluster, "stop", told.append)
+    monkeypatch.setattr(os, "_exit", sys.exit)
     error = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
-    cluster.__exit__(type(error), error, None)
-    assert told == [error]
+    with pytest.raises(SystemExit, match="1"):
+        cluster.__exit__(type(error), error, None)
+    assert "out of memory" in capsys.readouterr().err
 
 
-def test_a_launcher_that_does_not_tell_where_process_0_is(tmp_path, monkeypatch) -> None:
+def test_a_launcher_without_an_address(tmp_path, monkeypatch) -> None:
     def initialize(*_: object, heartbeat_timeout_seconds: int, **__: object) -> None:
         assert heartbeat_timeout_seconds == 1  # JAX aborts all processes with 0.
         raise ValueError("coordinator_address should be defined.")
 
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
     options = Distributed(processes=2, index=0, heartbeat_timeout_seconds=0.4)
-    with pytest.raises(UserError, match="does not tell where process 0 is"):
+    with pytest.raises(UserError, match="does not give the address of process 0"):
         Cluster(options, tmp_path).__enter__()
 
 
 def together(count: int, act: Callable[[Simulated], None]) -> tuple[list[str], int]:
     """Return what each process says, "" for nothing, and the length of the longest message."""
-    meeting, gathered = threading.Barrier(count, timeout=300), [None] * count
-    processes = [Simulated(index, meeting, gathered) for index in range(count)]
+    meeting = threading.Barrier(count, timeout=300)
+    values = [None] * count
+    processes = [Simulated(index, meeting, values) for index in range(count)]
 
     def run(process: Simulated) -> str:
         try:
@@ -85,46 +89,51 @@ def together(count: int, act: Callable[[Simulated], None]) -> tuple[list[str], i
 
 
 @pytest.mark.parametrize(
-    ("differs", "message"),
+    ("changes", "letter", "message"),
     [
-        ("config", "optimizer.learning_rate is 0.25 on process 1 (node1), but 0.0005 on process 0"),
-        ("corpus", "the corpus's identity is bbbbbbbbbbbb on process 1 (node1), but aaaaaaaaaaaa"),
-        ("place", ""),
+        ({"optimizer__learning_rate": 0.25}, "a", "optimizer.learning_rate is 0.25 on {}0.0005 on"),
+        ({}, "b", "the corpus's identity is bbbbbbbbbbbb on {}aaaaaaaaaaaa on"),
+        ({"data__corpus": "elsewhere"}, "a", ""),
     ],
 )
-def test_another_config_or_corpus_is_named_and_another_place_is_not(differs, message):
-    corpora: list[Any] = [SimpleNamespace(identity=32 * letter) for letter in ("a", "b")]
-    configs = {"config": {"optimizer__learning_rate": 0.25}, "place": {"data__corpus": "elsewhere"}}
+def test_another_config_or_corpus_is_named(changes, letter, message) -> None:
+    """Another place of the corpus is not."""
+    configs = [Config(), vary(Config(), **changes)]
+    corpora: list[Any] = [SimpleNamespace(identity="a" * 32), SimpleNamespace(identity=letter * 32)]
 
     def act(process: Simulated) -> None:
-        config = vary(Config(), **(configs.get(differs, {}) if process.index else {}))
-        corpus = corpora[process.index if differs == "corpus" else 0]
-        run_folder.require_one_run(process, config, corpus)
+        number = process.index
+        run_folder.require_one_run(process, configs[number], corpora[number])
 
     for said in together(2, act)[0]:
-        assert message in said
+        assert message.format("process 1 (node1), but ") in said
         assert bool(said) == bool(message)
 
 
-def test_many_configs_are_compared_in_short_messages() -> None:
-    """All equal; process 0 unlike all; each unlike the others."""
-    fields = flatten(Config())
-    assert len(json.dumps([fields] * COUNT)) > 10 * LONGEST
-    all_differ = "Processes that differ in all: 99, also process 2 (node2), process 3 (node3), "
-    for configs, told in (
+FIELDS = flatten(Config())
+ALL_DIFFER = "Processes that differ in all: 99, also process 2 (node2), process 3 (node3), "
+
+
+@pytest.mark.parametrize(
+    ("configs", "told"),
+    [
         ([{"a": 1, "b": (2,)}, {"a": 1, "b": [2]}, {"b": (2,), "a": 1}], ""),
-        ([fields] * COUNT, ""),
-        ([fields | {"train.seed": 1}] + [fields] * (COUNT - 1), all_differ),
-        ([fields | {"train.seed": n} for n in range(COUNT)], "1 on process 1 (node1), but 0 on"),
-    ):
+        ([FIELDS] * COUNT, ""),
+        ([FIELDS | {"train.seed": 1}] + [FIELDS] * (COUNT - 1), ALL_DIFFER),
+        ([FIELDS | {"train.seed": n} for n in range(COUNT)], "1 on process 1 (node1), but 0 on"),
+    ],
+    ids=["order", "equal", "one", "all"],
+)
+def test_many_are_compared_in_short_messages(configs, told) -> None:
+    def act(process: Simulated) -> None:
+        process.require_equal(configs[process.index], "Make them equal.")
 
-        def act(process: Simulated, configs: list[dict[str, Any]] = configs) -> None:
-            process.require_equal(configs[process.index], "Make them equal.")
-
-        said, longest = together(len(configs), act)
-        assert all(told in one for one in said)
-        assert all(bool(one) == bool(told) for one in said)
-        assert longest < LONGEST
+    assert len(json.dumps([FIELDS] * COUNT)) > 10 * LONGEST
+    texts, longest = together(len(configs), act)
+    for text in texts:
+        assert told in text
+        assert bool(text) == bool(told)
+    assert longest < LONGEST
 
 
 # --- which process this is, and which GPU is its own

@@ -189,6 +189,7 @@ def test_any_float_in_any_order_is_imported_and_nothing_else(
 
 
 def test_an_array_is_written_right_in_any_order_of_memory(tmp_path: Path) -> None:
-    path, array = tmp_path / "a.safetensors", np.arange(6.0).reshape(2, 3)
+    path = tmp_path / "a.safetensors"
+    array = np.arange(6.0).reshape(2, 3)
     arrays.write_safetensors(path, {"a": np.asfortranarray(array)})
     np.testing.assert_array_equal(arrays.safetensors(path, "")[1]["a"], array)
