@@ -10,6 +10,7 @@ import platform
 import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from mlstm_jax import output
 
@@ -17,6 +18,7 @@ from mlstm_jax import output
 FOLDER = "MLSTM_JAX_CACHE"
 _MOST_BYTES = 1 << 30
 _CHECKSUM_BYTES = 32
+_LEAST_COMPILE_TIME = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"  # of what is kept
 
 
 class Cache:
@@ -98,3 +100,22 @@ def _processor() -> str:
         kind = "".join(sorted({line for line in lines if line.startswith(("flags", "Features"))}))
     flags = os.environ.get("XLA_FLAGS", "")
     return hashlib.sha256(f"{platform.machine()} {kind} {flags}".encode()).hexdigest()[:16]
+
+
+def keep_programs() -> None:
+    """Let JAX keep its compiled programs here; JAX must not have started."""
+    place = folder()
+    if place is None:
+        return
+    import jax
+    from jax._src import compilation_cache  # JAX has no public name for a cache of one's own.
+
+    # JAX compresses by what is installed, and the name of a program need not tell how.
+    is_zlib = compilation_cache.compress_executable(b"").startswith(b"x")
+    place /= "zlib" if is_zlib else "zstd"
+    jax.config.update("jax_compilation_cache_dir", str(place))
+    if _LEAST_COMPILE_TIME not in os.environ:
+        jax.config.update(_LEAST_COMPILE_TIME.lower(), 0.1)
+    programs: Any = Cache(place)  # It has the methods of JAX's CacheInterface.
+    compilation_cache._cache = programs
+    compilation_cache._cache_initialized = True

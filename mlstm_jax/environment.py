@@ -46,8 +46,6 @@ _FLAGS_OF_TRAINING: dict[str, tuple[object, ...]] = {
 # its C++ ends the process.
 _LEAST_ADDRESS_SPACE = 1.8e9
 
-_LEAST_COMPILE_TIME = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"  # of what is kept
-
 # Excludes kernels that may sum in another order, and kernels chosen by timing at each compilation.
 _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 
@@ -218,20 +216,7 @@ def cache_programs() -> None:
     It does nothing if JAX has started, or has a folder of its own (JAX_COMPILATION_CACHE_DIR).
     """
     import jax
-    from jax._src import compilation_cache  # JAX has no public name for a cache of one's own.
 
     settings: Any = jax.config  # It declares no type for its options.
-    if settings.jax_compilation_cache_dir or has_started():
-        return
-    folder = cache.folder()
-    if folder is None:
-        return
-    # JAX compresses by what is installed, and the name of a program need not tell how.
-    is_zlib = compilation_cache.compress_executable(b"").startswith(b"x")
-    folder /= "zlib" if is_zlib else "zstd"
-    settings.update("jax_compilation_cache_dir", str(folder))
-    if _LEAST_COMPILE_TIME not in os.environ:
-        settings.update(_LEAST_COMPILE_TIME.lower(), 0.1)
-    programs: Any = cache.Cache(folder)  # It has the methods of JAX's CacheInterface.
-    compilation_cache._cache = programs
-    compilation_cache._cache_initialized = True
+    if not settings.jax_compilation_cache_dir and not has_started():
+        cache.keep_programs()

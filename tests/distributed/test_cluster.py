@@ -92,7 +92,7 @@ def test_processes_end_together(started, processes, place, wrong, code, said, la
     """
     folder = tmp_path / "run"
     folder.mkdir()
-    (folder / "process-2.partial").write_text('[2, "node", 3]')
+    (folder / "process-2.partial").write_text("process 2 (node) of 3")
     (tmp_path / "link").symlink_to(folder)
     address = runs.free_address()
     seconds = 60 if len(started) == processes else 8
