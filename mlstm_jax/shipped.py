@@ -93,7 +93,7 @@ def which_model(path: Path) -> str:
     ours = files("model")
     return (
         "Give the folder that `mlstm-jax train` or `mlstm-jax import` wrote, such as runs/mine, or "
-        f"a pretrained model, {', '.join(ours)}" + did_you_mean(nearest(str(path), ours))
+        f"a pretrained model: {' or '.join(ours)}" + did_you_mean(nearest(str(path), ours))
     )
 
 

@@ -115,7 +115,7 @@ def test_from_text_to_a_score_and_a_sentence(text_file, tmp_path, monkeypatch, c
         ("classify reviews-1024 reviews-1024 x.csv", "pass reviews-1024/sentiment"),
         ("evaluate reviews-102", "did you mean reviews-1024"),
         ("evaluate reviews-1024", "reviews-1024, a pretrained model, comes without a corpus"),
-        ("evaluate runs/none", "pretrained model, reviews-1024."),
+        ("evaluate runs/none", "pretrained model: reviews-1024"),
         ("evaluate x.csv", "x.csv is not a model. Pass a run folder"),
         ("configs smal_512", "did you mean small_512 or"),
         ("evaluate reviews-1024 --json x.csv/x.json", "another folder with --json"),

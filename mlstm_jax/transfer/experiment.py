@@ -148,15 +148,8 @@ def run(
     commonest = int(np.bincount(train.labels).argmax())
 
     assert choice.held_out_NK is not None
-    labels = (valid or train).labels
-    weight = words.best_weight(choice.held_out_NK, tfidf.held_out_NK, labels)
+    weight = words.best_weight(choice.held_out_NK, tfidf.held_out_NK, (valid or train).labels)
     both = chosen._replace(words=replace(tfidf.words, weight=weight))
-    together = {}
-    baseline = {"C": tfidf.C, "valid": tfidf.accuracy}
-    for name, part in examples.items():
-        together[name] = both.score(part)
-        predicted = tfidf.words.probabilities(part.texts).argmax(axis=1)
-        baseline.setdefault(name, float((predicted == part.labels).mean()))
     result = Result(
         classes=classes,
         texts={name: len(examples[name].labels) if name in examples else 0 for name in PARTS},
@@ -169,9 +162,9 @@ def run(
         majority=float((test.labels == commonest).mean()),
         has_prior=choice.has_prior,
         units=[columns[column] for column in ranking[: max(TOP_UNITS)]],
-        baseline=baseline,
+        baseline=_baseline(tfidf, examples),
         counted=tfidf.words.counted,
-        together=together,
+        together={name: both.score(part) for name, part in examples.items()},
         word_weight=weight,
         best_unit=columns[best],
         best_unit_test=accuracy_of([best]),
@@ -181,6 +174,15 @@ def run(
         histogram=_histogram(train, best, classes),
     )
     return both, result
+
+
+def _baseline(tfidf: words.Fit, examples: Mapping[str, Examples]) -> dict[str, float]:
+    """C of TF-IDF alone, and its accuracy on each part."""
+    baseline = {"C": tfidf.C, "valid": tfidf.accuracy}
+    for name, part in examples.items():
+        predicted = tfidf.words.probabilities(part.texts).argmax(axis=1)
+        baseline.setdefault(name, float((predicted == part.labels).mean()))
+    return baseline
 
 
 def _best_unit(train: Examples) -> int:

@@ -96,13 +96,6 @@ def transfer(
     given = texts
     kept, classes = with_held_out(given, run.cleaning, "test")
     texts = {name: kept[name] for name in PARTS if name in kept}
-    sources = []
-    for name, part in given.items():
-        used = len(texts[name].texts)
-        if name == "train" and "test" not in given:
-            used += len(texts["test"].texts)
-        if part.records:
-            sources.append(f"{used:,} of the {part.records:,} records of {part.name}")
     labels = {name: codes(part.labels, classes) for name, part in texts.items()}
     same = {name: digests(part.texts, run.cleaning) for name, part in texts.items()}
     if "valid" not in texts:
@@ -120,9 +113,7 @@ def transfer(
         units = [featurizer.columns[n] for n in columns]
         examples = {}
         for name, part in texts.items():
-            values = features[name]
-            if len(states) > 1:
-                values = values[:, columns]
+            values = features[name] if len(states) == 1 else features[name][:, columns]
             examples[name] = Examples(values, labels[name], part.texts, same[name])
         with (
             ProgressLine(f"classifier of {state}", experiment.PROGRESS, quiet=quiet) as progress,
@@ -130,38 +121,46 @@ def transfer(
             threadpool_limits(1, user_api="blas"),
         ):
             classifier, result = experiment.run(
-                examples,
-                classes,
-                state,
-                units,
-                tfidf,
-                _prior(own, units),
-                progress.update,
+                examples, classes, state, units, tfidf, _prior(own, units), progress.update
             )
         if not options.words:
             classifier = classifier._replace(words=None)
         on_fitted = []
         if own and own.texts is not None and result.has_prior:
-            on_fitted = classify.note_among(
-                texts["test"].name, same["test"], own.texts, classify.FITTED_BEFORE
-            )
+            name = texts["test"].name
+            on_fitted = classify.note_among(name, same["test"], own.texts, classify.FITTED_BEFORE)
         result = dataclasses.replace(
             result,
-            sources=sources,
+            sources=_sources(given, texts),
             notes=on_read + on_repeated + on_fitted,
             is_known=bool(on_read or on_fitted),
         )
         about = Description(state, options.all_layers, fingerprint, text_column, step=run.step)
         classifier = classifier._replace(texts=np.unique(same["train"]), about=about)
-        folder = None
-        if out:
-            folder = _folder(out, states, state)
-            folder.mkdir(exist_ok=True)
-            (folder / REPORT).unlink(missing_ok=True)
-            classifier.save(folder)
-            write_report(folder, result, run.name)
+        folder = _folder(out, states, state) if out else None
         transferred[state] = Transferred(classifier, result, folder)
+        if folder:
+            _write(transferred[state], folder, run.name)
     return transferred
+
+
+def _sources(given: Mapping[str, Labelled], texts: Mapping[str, Labelled]) -> list[str]:
+    """How many records of each file are used; a part of train may be held out for test."""
+    sources = []
+    for name, part in given.items():
+        used = len(texts[name].texts)
+        if name == "train" and "test" not in given:
+            used += len(texts["test"].texts)
+        if part.records:
+            sources.append(f"{used:,} of the {part.records:,} records of {part.name}")
+    return sources
+
+
+def _write(made: Transferred, folder: Path, run_name: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / REPORT).unlink(missing_ok=True)
+    made.classifier.save(folder)
+    write_report(folder, made.result, run_name)
 
 
 def _prior(own: Classifier | None, units: Sequence[Column]) -> Classifier | None:

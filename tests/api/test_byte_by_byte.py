@@ -72,13 +72,15 @@ def test_log_probabilities_are_nats_of_each_byte_but_the_first(model, read) -> N
 
 def test_a_text_in_pieces_is_read_to_the_bit_as_the_whole(model, random) -> None:
     """Byte by byte, and in random pieces, some of which are empty or longer than a window."""
-    text, scores = model.cleaned(TEXT), model.log_probabilities(TEXT)
+    text = model.cleaned(TEXT)
+    scores = model.log_probabilities(TEXT)
     cuts = [range(len(text) + 1)] + [
         [0, *np.sort(random.integers(0, len(text), count)), len(text)] for count in (3, 60)
     ]
     for state, places in [("mean_h", cuts[0]), ("mean_h", cuts[1]), ("c", cuts[2]), ("h", cuts[1])]:
         states = model.states(TEXT, state)
-        reader, found = model.reader(state), []
+        reader = model.reader(state)
+        found = []
         assert not reader.state.any()
         for a, b in pairwise(places):
             reader.feed(text[a:b])
@@ -97,7 +99,8 @@ def test_other_kinds_read_pieces(untrained: Run) -> None:
         with pytest.raises(UserError, match="reading byte by byte needs a model that predicts"):
             model.reader()
         return
-    whole, reader = model.reader().feed(text), model.reader()
+    whole = model.reader().feed(text)
+    reader = model.reader()
     pieces = [reader.feed(text[n : n + 3]).states.copy() for n in range(0, len(text), 3)]
     recurrent = untrained.config.model.title in ("LSTM", "GRU")
     # A Transformer's products have other shapes for other pieces.
@@ -107,7 +110,8 @@ def test_other_kinds_read_pieces(untrained: Run) -> None:
 @pytest.mark.parametrize("kind", [None, "bert", "transformer"])
 def test_the_next_text_is_read_on_from_the_last(kind, run, monkeypatch) -> None:
     """As one types: what a new reader gives, to the bit, after few bytes."""
-    feed, count = Stream.feed, []
+    feed = Stream.feed
+    count = []
 
     def counted(stream: Stream, piece: bytes) -> Stream:
         count.append(len(piece))

@@ -53,7 +53,8 @@ def test_texts_come_in_any_list_or_file(model, classifier, tmp_path) -> None:
     table.to_csv(tmp_path / "a.csv", index=False)
     table.to_json(tmp_path / "a.jsonl.gz", orient="records", lines=True)
     table.to_parquet(tmp_path / "a.parquet")
-    features, answers = model.encode(two), model.classify(two, classifier)
+    features = model.encode(two)
+    answers = model.classify(two, classifier)
     for texts in (np.array(two), np.array(two, object), table["review"], tuple(two), iter(two)):
         np.testing.assert_array_equal(model.encode(texts), features)
     for path in sorted(tmp_path.iterdir()):

@@ -104,7 +104,8 @@ def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) 
         texts = [f"my guitar is {('bad', 'good')[k]} {n}." for n, k in enumerate(labels, first)]
         return texts, labels
 
-    train, test = examples(0, 10), examples(100, 30)
+    train = examples(0, 10)
+    test = examples(100, 30)
     options = mlstm.TransferOptions(state="mean_h")
     kept = model.transfer(train, test, test, options=options, out=tmp_path / "out")
     assert kept.result.test > 0.9

@@ -22,7 +22,8 @@ def write_reviews(path: Path, random: np.random.Generator, count: int) -> Path:
         writer.writerow(["verdict", "review"])
         for _ in range(count):
             verdict = str(random.choice(list(words)))
-            noun, end = random.choice(["guitar", "cable", "piano"]), random.choice(words[verdict])
+            noun = random.choice(["guitar", "cable", "piano"])
+            end = random.choice(words[verdict])
             writer.writerow([verdict, f"my {noun} is {end} {random.integers(3000)}."])
     return path
 

@@ -107,13 +107,16 @@ def test_a_prior_says_what_few_labels_cannot(classes: int, random: np.random.Gen
         values = random.normal(size=(count, 40)).astype(np.float32)
         return Examples(values, np.digitize(values @ weights_D, [0, 4][: classes - 1]))
 
-    few, test, names = examples(10 * classes), examples(500), NAMES[classes]
+    few = examples(10 * classes)
+    test = examples(500)
+    names = NAMES[classes]
     is_first = test.labels == 0
     for prior in (a_prior(weights_D, 0.25, OTHER), a_prior(-weights_D, 0, OTHER)):
         found = fit(few, names, CS[0], prior)
         assert ((found.scores(test.features)[:, 0] > 0) == is_first).mean() > 0.9
         # The classifier is linear in the features, and has scikit-learn's probabilities.
-        wide, seen = few.features.astype(np.float64), test.features.astype(np.float64)
+        wide = few.features.astype(np.float64)
+        seen = test.features.astype(np.float64)
         pipeline = logistic._pipeline(few, classes, 0.5, prior).fit(wide, few.labels)
         theirs = pipeline.predict_proba(seen)
         ours = fit(few, names, 0.5, prior).probabilities(test.features)
@@ -227,7 +230,8 @@ def test_few_labels_judge_a_prior(random: np.random.Generator) -> None:
     choice = best_fit(examples(60, weights_D), None, NAMES[2], prior, CS[::4])
     assert (choice.classifier.C, choice.has_prior) == (0, True)
     other_D = np.where(np.arange(80) == 7, 9.0, 0.0)
-    few, test = examples(60, other_D), examples(1000, other_D)
+    few = examples(60, other_D)
+    test = examples(1000, other_D)
     choices = [best_fit(few, None, NAMES[2], one, CS[::4]) for one in (None, prior)]
     plain, found = (choice.classifier.score(test) for choice in choices)
     assert found > plain - 0.05
@@ -338,7 +342,8 @@ def test_a_subset_has_every_class() -> None:
 
 
 def test_the_learning_curve_chooses_C_for_each_draw(random: np.random.Generator) -> None:
-    train, test = make(random, 100), make(random, 500)
+    train = make(random, 100)
+    test = make(random, 500)
     strong = fit(train, NAMES[2], CS[0])
     curve = experiment._learning_curve(train, make(random, 200), test, strong, None)
     means = {point["examples"]: point["mean"] for point in curve}

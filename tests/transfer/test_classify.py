@@ -32,7 +32,8 @@ def test_a_text_is_known_in_another_case_and_without_line_breaks() -> None:
 
 
 def test_texts_of_the_fit_are_noted_and_reported(model, tmp_path) -> None:
-    out, test = tmp_path / "out", ([*NEW[:4], TEXTS[1].upper()], [1, 0, 1, 0, 0])
+    out = tmp_path / "out"
+    test = ([*NEW[:4], TEXTS[1].upper()], [1, 0, 1, 0, 0])
     options = mlstm.TransferOptions(state="mean_h")
     with pytest.warns(Note, match=r"1 of the 5 texts of test is also among the training texts"):
         made = model.transfer((TEXTS, LABELS), test, (NEW, LABELS[:6]), options=options, out=out)

@@ -52,7 +52,8 @@ def test_transfer_and_classify_from_the_outside(run, tmp_path, random, capsys, r
 
     labelled = tmp_path / "labelled.csv"
     cli.main(["classify", str(run.folder), str(out), str(test), "--out", str(labelled)])
-    found, true = answers_of(labelled), answers_of(test)
+    found = answers_of(labelled)
+    true = answers_of(test)
     right = [a["label"] == b["verdict"] for a, b in zip(found, true, strict=True)]
     assert np.mean(right) == pytest.approx(result["test"])
     assert [a["text"] for a in found] == [b["review"] for b in true]
@@ -143,7 +144,8 @@ def test_several_states_are_transferred_and_resumed(
         assert (found["state"], found["features"]) == (state, width)
         report = (out / state / "report.md").read_text()
         assert words in report
-        best, edges = found["best_unit"], found["histogram"]["edges"]
+        best = found["best_unit"]
+        edges = found["histogram"]["edges"]
         assert best["state"] in state.split("+")
         assert f"--state {best['state']} --layer {best['layer']} --unit {best['unit']} " in report
         # Each report is of its own state's columns.

@@ -37,7 +37,8 @@ def test_features_are_the_states_after_the_text(run: Run) -> None:
     read = Featurizer(run, states=("c", "h", "mean_h"), all_layers=True, devices=one_device())
     apply = jax.jit(run.model.apply)
     for text, row in zip(TEXTS, read(TEXTS), strict=True):
-        carry, states = run.model.init_carry(1), []
+        carry = run.model.init_carry(1)
+        states = []
         for byte in clean(text, "radford"):
             carry, *_ = apply({"params": run.params}, np.array([[byte]], np.uint8), carry)
             states.append(np.asarray(carry.h[0]))
@@ -59,9 +60,11 @@ def test_features_do_not_depend_on_batch_mates_order_or_calls(run: Run) -> None:
 
 def test_a_file_is_read_in_parts(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features, "_MOST_TEXTS", 3)
-    file, out = tmp_path / "texts.jsonl", tmp_path / "features.npz"
+    file = tmp_path / "texts.jsonl"
+    out = tmp_path / "features.npz"
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
-    source, expected = TextFile(file, None, run.cleaning), Featurizer(run)(TEXTS)
+    source = TextFile(file, None, run.cleaning)
+    expected = Featurizer(run)(TEXTS)
     assert list(source) == [TEXTS[:3], TEXTS[3:]]
     assert (source.count, source.size) == (5, sum(map(len, run.cleaned(TEXTS))))
     assert_close(Featurizer(run)(source), expected, TERMS)
@@ -90,7 +93,9 @@ def test_what_is_odd_about_a_text_is_told(run, tmp_path, monkeypatch) -> None:
 )
 def test_every_byte_of_a_text_is_read_once_in_its_row(lengths: list[int]) -> None:
     random = np.random.default_rng(0)
-    texts, read, cells = [random.bytes(n) for n in lengths], 0, 0
+    texts = [random.bytes(n) for n in lengths]
+    read = 0
+    cells = 0
     ended: dict[int, bytes] = {}
     rows: list[bytes] = []
     begun: list[int] = []  # the lengths
@@ -109,7 +114,8 @@ def test_every_byte_of_a_text_is_read_once_in_its_row(lengths: list[int]) -> Non
         }
         begun += sorted((lengths[n] for n in step.text_B[counts_B3[:, 2] > 0]), reverse=True)
         assert (counts_B3[step.ended, 1] == np.maximum(counts_B3[step.ended, 0] - 1, 0)).all()
-        read, cells = read + step.size, cells + bytes_BT[:, :-1].size
+        read = read + step.size
+        cells = cells + bytes_BT[:, :-1].size
     assert ended == {n: text for n, text in enumerate(texts) if text}
     assert read == sum(lengths)
     assert begun == sorted(begun, reverse=True)
@@ -156,7 +162,8 @@ def test_several_rows_can_be_read_in_bf16_while_one_stays_fp32(run: Run) -> None
     )
     assert mixed.reading != exact.reading  # features on disk are of one or the other
     np.testing.assert_array_equal(mixed(TEXTS[:1]), exact(TEXTS[:1]))
-    several, expected = mixed(TEXTS * 4), exact(TEXTS * 4)
+    several = mixed(TEXTS * 4)
+    expected = exact(TEXTS * 4)
     assert np.abs(several - expected).max() > 0
     assert_close(several, expected, TERMS, "bfloat16")
 
@@ -199,7 +206,8 @@ def test_units_layers_and_states_are_columns_of_the_whole(run: Run) -> None:
 
 
 def test_the_command_keeps_the_places_of_records(run, tmp_path, capsys) -> None:
-    source, out = tmp_path / "a.csv", tmp_path / "out.npz"
+    source = tmp_path / "a.csv"
+    out = tmp_path / "out.npz"
     source.write_text('review,x\nthe guitar is good,1\n"",2\nmy cable is bad,3\n')
     command = ["features", str(run.folder), str(source), "--out", str(out)]
     cli.main([*command, "--text-column", "review", "--units", "5", "9"])

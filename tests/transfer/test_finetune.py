@@ -74,7 +74,8 @@ def test_the_corpus_of_labelled_texts_is_the_same_again(tmp_path: Path) -> None:
         finetune.write_corpus(tmp_path / "c", train, valid, classes, "radford")
         opened = open_corpus(tmp_path / "c")
         assert differing(opened) == []
-        split, found = opened.split("train"), {}
+        split = opened.split("train")
+        found = {}
         for at, rating in enumerate(split.ratings.tolist()):
             text = split.bytes[split.offsets[at] : split.offsets[at + 1]].tobytes()
             found.setdefault(text, []).append(rating)
@@ -205,7 +206,8 @@ def test_a_transformer_is_tuned_on_windows_of_single_documents(kind, corpus, tmp
     random = np.random.default_rng(0)
 
     def draw(count: int) -> Labelled:
-        labels, texts = random.choice(["no", "yes"], count), []
+        labels = random.choice(["no", "yes"], count)
+        texts = []
         for label in labels:
             text = "".join(random.choice(list("abcdefg "), random.integers(0, 70)))
             texts.append(f"{text[:9]}{'+++' if label == 'yes' else '---'}{text[9:]}")

@@ -30,7 +30,8 @@ TEXTS = ["the café is good", "my cable sounds great " * 9]
 
 def draw(kind: str, hidden: int = 12, layers: int = 2) -> Run:
     config = Config(model=Architecture.kinds[kind](hidden=hidden, embedding=4, layers=layers))
-    random, shapes = np.random.default_rng(0), weights.expected_shapes(config.model)
+    random = np.random.default_rng(0)
+    shapes = weights.expected_shapes(config.model)
     flat = {name: random.normal(size=shape) / 3 for name, shape in shapes.items()}
     params = weights.unflatten({name: array.astype(np.float32) for name, array in flat.items()})
     model = LanguageModel(config.model, config.precision)
@@ -63,7 +64,8 @@ def test_features_and_heat_maps_are_the_states(untrained: Run) -> None:
 
 
 def test_a_model_that_reads_both_ways_has_no_score_after_each_character() -> None:
-    run, about = draw("bert"), Description("mean_h", False, "any", None)
+    run = draw("bert")
+    about = Description("mean_h", False, "any", None)
     weights_KD = np.linspace(0, 1, 12)[None]
     classifier = Classifier(weights_KD, np.zeros(1), ["no", "yes"], 1.0, about=about)
     with pytest.raises(UserError, match="a score after each character needs a model that"):

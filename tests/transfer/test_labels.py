@@ -77,7 +77,8 @@ def write_table(path: Path, rows: str) -> None:
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore:the labels .* are read as one class")
 def test_labels_are_the_same_in_every_format(tmp_path, suffix, values, expected) -> None:
-    path, texts = tmp_path / f"a.{suffix}", ["t", "u", "v", "w"]
+    path = tmp_path / f"a.{suffix}"
+    texts = ["t", "u", "v", "w"]
     read: Any = partial(read_labelled, path, None)
     if suffix == "memory":
         read = partial(of_classes, texts, values, [f"label of record {n}" for n in range(1, 5)])

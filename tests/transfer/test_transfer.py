@@ -99,7 +99,8 @@ def test_a_held_unit_stays_where_it_is_and_changes_the_text(run: Run) -> None:
     how = SamplingOptions(bytes=40, temperature=0, set_unit=held)
     (found,) = whole(generate(Reader(run), "my ", how))
     apply = jax.jit(run.model.apply)
-    carry, expected = run.model.init_carry(1), b""
+    carry = run.model.init_carry(1)
+    expected = b""
     prompt = prompt_bytes("my ", run.cleaning)
     carry, logits, *_ = apply({"params": run.params}, np.frombuffer(prompt, np.uint8)[None], carry)
     for _ in range(40):
@@ -242,7 +243,8 @@ def test_a_corpus_prepared_anew_is_refused(run, text_file, corpus, tmp_path, cap
     shutil.copytree(corpus, own := tmp_path / "corpus")
     config = vary(run.config, data__corpus=str(own))
     (folder / "config.json").write_text(to_json(config))
-    text, valid = load(folder).report(), (own / "valid.bin").read_bytes()
+    text = load(folder).report()
+    valid = (own / "valid.bin").read_bytes()
     compressed = f"gzip -9{compressed_bpc(valid)['gzip -9']:13.3f}"
     for words in ("not used for training", f"{len(valid):,} validation bytes", compressed,
                   "this model", str(folder)):  # fmt: skip
@@ -267,7 +269,8 @@ def test_a_run_needs_checkpoints_and_its_own_config(run: Run, tmp_path: Path) ->
     for wanted in ("\u00b2", "9" * 5000, "+1", "1_0", "-1"):
         with pytest.raises(UserError, match="has checkpoints at 150; give one of these steps"):
             load_run(run.folder, wanted)
-    file, text = tmp_path / "config.json", (run.folder / "config.json").read_text()
+    file = tmp_path / "config.json"
+    text = (run.folder / "config.json").read_text()
     for config in (text, json.dumps(json.loads(text), sort_keys=True)):
         file.write_text(config)
         with pytest.raises(UserError, match="has no checkpoint"):
@@ -307,7 +310,8 @@ def classifier_of(width: int, classes: int = 2, **fields: object) -> Classifier:
 def test_scores_are_the_log_odds_of_what_is_answered(classes: int, fields: dict) -> None:
     classifier = classifier_of(8, classes, **fields)
     features = np.random.default_rng(1).normal(size=(50, 8)).astype(np.float32)
-    scores, shares = classifier.scores(features), classifier.probabilities(features)
+    scores = classifier.scores(features)
+    shares = classifier.probabilities(features)
     if classes == 2 or classifier.softmax:
         expected = np.log(shares / (1 - shares))
     else:

@@ -41,7 +41,8 @@ from tests.tolerance import bound
 
 @pytest.fixture(scope="module")
 def classifier(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder, random = tmp_path_factory.mktemp("classifier"), np.random.default_rng(0)
+    folder = tmp_path_factory.mktemp("classifier")
+    random = np.random.default_rng(0)
     made = Classifier(random.normal(size=(3, 64)), np.zeros(3), ["fair", "fine", "poor"], 1)
     about = Description("c", False, fingerprint(run.params), None)
     made._replace(about=about).save(folder)

@@ -47,9 +47,11 @@ def made(model: TrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Trans
 @pytest.mark.parametrize("counted", words.COUNTED)
 def test_counts_are_scikit_learns(counted, classes, count, validated) -> None:
     names = list(ENDS)[:classes]
-    train, valid = labelled(names, count), labelled(names, 30, count)
+    train = labelled(names, count)
+    valid = labelled(names, 30, count)
     if counted == "characters":
-        train, valid = without_spaces(train), without_spaces(valid)
+        train = without_spaces(train)
+        valid = without_spaces(valid)
     found, C, score, held_out_NK = words.fit(train, valid if validated else None, names)
     assert found.counted == counted
     labels = codes(train.labels, names)
