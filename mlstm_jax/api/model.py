@@ -582,7 +582,11 @@ class TrainedModel:
         require(is_known, "out", str(path), "a file that ends in .safetensors or .pyz")
         output.require_file(path, overwrite=overwrite)
         if path.suffix == ".safetensors":
-            require(classifier is None, "classifier", classifier, "unset, or `out` a .pyz")
+            if classifier is not None:
+                raise UserError(
+                    "a classifier can only be exported to .pyz; change `out`, or leave "
+                    "`classifier` out."
+                )
             return self._jax.export(path, dtype)
         zipapp.pack(path, self.loaded, self._classifier(self._own(classifier)))
         return path

@@ -322,7 +322,7 @@ def load_classifier(folder: Path) -> Classifier:
     try:
         digest.require_arrays(path.name, digest.of_arrays(summed), file.arrays)
     except fields.InvalidField as error:
-        raise UserError(f"{path}: is damaged ({error}); restore it, or create it again.") from error
+        raise UserError(f"{path} is damaged ({error}); restore it, or create it again.") from error
     about = {name: getattr(file, name) for name in Description.__dataclass_fields__}
     classifier = Classifier(
         loaded["weights"],

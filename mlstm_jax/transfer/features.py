@@ -176,7 +176,7 @@ class TextFile:
                 size = 0
         if count != self.count:
             raise UserError(
-                f"{self._source}: has changed since its texts were counted; read it again."
+                f"{self._source} has changed since its texts were counted; read it again."
             )
 
 

@@ -126,7 +126,7 @@ def read_labelled(path: Path | str, text_column: str | None, column: str = "labe
         near = nearest(column, seen.keys() - {column})
         otherwise = f"; the fields seen are {', '.join(seen)}."
         raise UserError(
-            f"{path}: no record has a label in {column!r}; it is {kinds} of {len(texts):,}. A "
+            f"{path} has no label in {column!r}; it is {kinds} of {len(texts):,}. A "
             "label is a string or a number: write one there, or name another field or column "
             f"with `label_column` ({SEVERAL_LABELS}){did_you_mean(near, otherwise)}"
         )

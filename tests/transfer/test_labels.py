@@ -147,7 +147,7 @@ def test_a_column_without_labels_is_named_with_its_type(tmp_path, suffix, value,
     if "DATE" in value and suffix == "jsonl":  # there it is a string
         assert read_labelled(path, None).labels == ["2020-01-01"] * 2
         return
-    told = rf"no record has a label in 'label'; it is {kind}(?s:.*)\(several labels"
+    told = rf"has no label in 'label'; it is {kind}(?s:.*)\(several labels"
     with pytest.raises(UserError, match=told):
         read_labelled(path, None)
 
