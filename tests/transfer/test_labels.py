@@ -29,7 +29,7 @@ from mlstm_jax.transfer.labels import (
 def test_bad_labels_are_named(tmp_path: Path) -> None:
     for name, content, message in (
         ("a.csv", "label,text\n10,good\n,none\n", "label of record 2, in 'label', must be"),
-        ("a.csv", "stars,text\n10,good\n", r"has a label in 'label'.*`label_column`"),
+        ("a.csv", "stars,text\n10,good\n", r"has no label in 'label'.*`label_column`"),
         ("a.csv", "text,Label\ngood,1\n", r"label in 'label'; .* did you mean Label\?"),
         ("a.csv", "label,text\n1,good\n1,bad\n", "has only the label 1"),
         ("a.csv", "label,text\n" + "".join(f"{n},a\n" for n in range(300)), "300 different labels"),
