@@ -22,10 +22,11 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.fields import InvalidField, parse
 from mlstm_jax.interop import arrays, weights
 from mlstm_jax.model.architecture import Sizes
+from mlstm_jax.model.int8_product import int8_product
 from mlstm_jax.model.numpy_model import NumpyModel
 
 WEIGHTS = "weights.safetensors"
-ReadingCompute = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
+ReadingCompute = Literal["auto", "fp32", "tf32", "bf16", "fp16", "int8"]
 ReadingLibrary = Literal["auto", "numpy", "jax"]
 
 # Bytes of texts that JAX reads in less time, its start included, where the processor multiplies
@@ -117,16 +118,29 @@ class SmallModel(Loaded):
     params: weights.Parameters = field(repr=False)
     source: str | None = None
     step: int = 0
+    compute: Literal["fp32", "int8"] = "fp32"  # of `whole_texts`
 
     @property
     def architecture(self) -> Sizes:
         """Its sizes and states."""
         return self.sizes
 
+    @property
+    def precision(self) -> list[str]:
+        """See `Loaded`."""
+        return ["fp32", "fp32", *([] if self.compute == "fp32" else [self.compute])]
+
     @cached_property
     def model(self) -> NumpyModel:
-        """What reads."""
+        """What reads byte by byte, and writes."""
         return NumpyModel(self.kind, weights.named(self.params))
+
+    @cached_property
+    def whole_texts(self) -> NumpyModel:
+        """What reads whole texts."""
+        if self.compute == "fp32":
+            return self.model
+        return NumpyModel(self.kind, weights.named(self.params), int8_product)
 
 
 def load_small(path: Path) -> SmallModel | None:

@@ -113,7 +113,8 @@ class TrainedModel:
         from mlstm_jax.api import jax_model  # imports JAX
 
         if isinstance(self.loaded, SmallModel):
-            return jax_model.load(self._place, self.checkpoint, self.compute)
+            compute = "fp32" if self.compute == "int8" else self.compute
+            return jax_model.load(self._place, self.checkpoint, compute)
         run: Any = self.loaded
         return jax_model.JaxModel(run, self._place)
 
@@ -616,7 +617,7 @@ class TrainedModel:
     ) -> Featurizer:
         """Return the featurizer of these arguments, with its compiled programs, for some texts."""
         loaded = self.loaded
-        if isinstance(loaded, SmallModel) and self._how == "auto":
+        if isinstance(loaded, SmallModel) and self._how == "auto" and self.compute != "int8":
             size = texts.size if isinstance(texts, TextFile) else sum(map(len, texts))
             if at_most is not None:
                 count = texts.count if isinstance(texts, TextFile) else len(texts)
@@ -687,7 +688,8 @@ def load(
             the validation labels), latest, or a step.
         compute: type of the products in reading texts; auto: as in the run's config, but bf16
             instead of fp32 for several texts at a time, and for generated text, where JAX reads
-            and the CPU multiplies it faster.
+            and the CPU multiplies it faster. int8: NumPy reads whole texts, as `classify` and
+            `encode` do, with int8 products by onnxruntime (docs/without_jax.md); the rest is fp32.
         reader: numpy, in fp32; or jax; auto: numpy where it can, unless JAX has a GPU, or the CPU
             multiplies bf16 and the texts of a call are many (docs/without_jax.md).
 
@@ -697,12 +699,18 @@ def load(
     """
     chosen = str(checkpoint)
     shipped.require_model(Path(path))
-    can_be_small = compute in ("auto", "fp32") and chosen in ("best", "latest")
-    if can_be_small and (reader == "numpy" or (reader == "auto" and not has_gpu())):
+    needs_numpy = reader == "numpy" or compute == "int8"
+    can_be_small = compute in ("auto", "fp32", "int8") and chosen in ("best", "latest")
+    if can_be_small and reader != "jax" and (needs_numpy or not has_gpu()):
         small = load_small(Path(path))
         if small:
+            if compute == "int8":
+                small = replace(small, compute=compute)
             return TrainedModel(small, chosen, compute, reader)
-    rule = "auto or jax: NumPy reads mLSTMs, LSTMs and GRUs of the package or of `export`, in fp32"
+    small_kinds = "mLSTMs, LSTMs and GRUs of the package or of `export`"
+    rule = f"another type: NumPy alone reads in int8, {small_kinds}"
+    require(compute != "int8", "compute", compute, rule)
+    rule = f"auto or jax: NumPy reads {small_kinds}, in fp32 or int8"
     require(reader != "numpy", "reader", reader, rule)
     from mlstm_jax.api import jax_model  # imports JAX
 

@@ -35,8 +35,8 @@ class LoadOptions:
     Attributes:
         compute: type of the products in reading texts; auto: as in the run's config, but bf16
             instead of fp32 for several texts at a time, and for generated text, where the CPU
-            multiplies it faster.
-        reader: numpy, in fp32; or jax; auto: numpy for a recurrent model of the package or of
+            multiplies it faster. int8: NumPy reads whole texts with int8 products, by onnxruntime.
+        reader: numpy; or jax; auto: numpy for a recurrent model of the package or of
             `export`, unless JAX has a GPU, or the CPU multiplies bf16 and there is much text.
     """
 

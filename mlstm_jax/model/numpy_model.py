@@ -86,8 +86,7 @@ class NumpyModel:
         self._bias_V = cast["decoder_bias"]
         self._layers: list[_Layer] = []
         while f"layer_{len(self._layers)}/b" in cast:
-            self._layers.append(_Layer(kind, f"layer_{len(self._layers)}/", cast, product))
-        self._layers[0].tabulate(cast["embedding"])
+            self._layers.append(_Layer(kind, len(self._layers), cast, product))
         self.shape = (len(self._layers), len(self._decoder_HV))
 
     def start(self, rows: int) -> Carry:
@@ -181,11 +180,12 @@ class NumpyModel:
 class _Layer:
     """The weights of a layer, and its pre-activations."""
 
-    def __init__(self, kind: str, prefix: str, params: Mapping[str, Array], product: Any) -> None:
+    def __init__(self, kind: str, layer: int, params: Mapping[str, Array], product: Any) -> None:
+        prefix = f"layer_{layer}/"
         self._kind = kind
         self._b = params[f"{prefix}b"]
         names = ("wmx", "wmh", "wx", "wh") if kind == "mlstm" else ("wx", "wh")
-        matrices: dict[str, Any] = {}
+        matrices: dict[str, Product] = {}
         for name in names:
             v_IO, scale_O = _matrix(prefix + name, params)
             if kind == "lstm":  # from the gates i, f, g, o
@@ -193,8 +193,10 @@ class _Layer:
                 scale_O = _gates_in_order(scale_O)
             if name in ("wx", "wh"):
                 scale_O = scale_O * _halves(kind, name, len(scale_O))
-            is_input = name in ("wmx", "wx")
-            matrices[name] = v_IO * scale_O if is_input else product(v_IO, scale_O)
+            if layer == 0 and name in ("wmx", "wx"):  # a table: the inputs are bytes
+                matrices[name] = (params["embedding"] @ (v_IO * scale_O)).__getitem__
+            else:
+                matrices[name] = product(v_IO, scale_O)
         if kind == "lstm":
             self._b = _gates_in_order(self._b)
         hidden = len(self._b) // 4
@@ -205,20 +207,9 @@ class _Layer:
         self._b = self._b * _halves(kind, "wx", len(self._b))
         self._m = matrices
 
-    def tabulate(self, embedding_VE: Array) -> None:
-        """Make tables of 256 rows of the input matrices: the inputs are bytes."""
-        for name in ("wmx", "wx"):
-            if name in self._m:
-                self._m[name] = embedding_VE @ self._m[name]
-
-    def _of_input(self, name: str, x: Any) -> Array:
-        if x.dtype == np.uint8:
-            return self._m[name][x]
-        return x @ self._m[name]
-
     def z(self, x: Any, h: Array) -> Any:
         """The pre-activations, those of sigmoids halved; of a GRU the parts of x and h."""
-        of_x = self._of_input("wx", x)
+        of_x = self._m["wx"](x)
         of_x += self._b
         if self._kind == "gru":
             of_h = self._m["wh"](h)
@@ -226,7 +217,7 @@ class _Layer:
             return of_x, of_h
         if self._kind == "mlstm":
             m = self._m["wmh"](h)
-            m *= self._of_input("wmx", x)
+            m *= self._m["wmx"](x)
             h = m
         z = self._m["wh"](h)
         z += of_x

@@ -41,7 +41,7 @@ def summaries_of(
 ) -> Summaries:
     """Return the reader of many texts of a `Loaded`; `devices`, of JAX, are unset: all."""
     if isinstance(loaded, SmallModel):
-        return _NumpySummaries(loaded.model, rows, score=score)
+        return _NumpySummaries(loaded.whole_texts, rows, score=score)
     from mlstm_jax.transfer import reader  # imports JAX
 
     return reader.TextReader(loaded, devices, rows, keep_states=keep_states, score=score)

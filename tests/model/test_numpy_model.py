@@ -14,6 +14,7 @@ import mlstm_jax as mlstm
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop import weights
 from mlstm_jax.loaded import SmallModel, load_small
+from mlstm_jax.model.int8_product import int8_product
 from mlstm_jax.model.numpy_sampling import Sampling, draw, fold_in, gumbel, threefry
 from mlstm_jax.run import as_weights, write_imported
 from mlstm_jax.transfer.features import Featurizer
@@ -113,6 +114,54 @@ def test_the_reader_of_much_text_is_jax_where_that_is_worth_it(monkeypatch, tmp_
         model = mlstm.load(tmp_path / "run", reader=how)
         assert model.encode(["good"]).shape == model.encode(["my guitar is good"]).shape
         assert [key[0] for key in model._featurizers] == readers
+
+
+def test_int8_products_are_exact_to_the_rounding_of_their_factors(random) -> None:
+    """Of many rows and of each alone, on any processor, also where the sums are largest."""
+    pytest.importorskip("onnxruntime")
+    shape = (96, 40)
+    v_IO = random.normal(size=shape).astype(np.float32)
+    scale_O = np.geomspace(0.01, 10, shape[1], dtype=np.float32)
+    v_IO[:, 0] = 0
+    v_IO[:, 1] = 1
+    x = random.normal(size=(7, shape[0])).astype(np.float32)
+    x *= np.geomspace(1e-3, 1e3, len(x), dtype=np.float32)[:, None]
+    x[2] = 0
+    x[3] = 1
+    product = int8_product(v_IO, scale_O)
+    found = product(x)
+    w_IO = v_IO * scale_O
+    x_error = np.abs(x).max(axis=1, keepdims=True) / 63 / 2
+    w_error = np.abs(w_IO).max(axis=0) / 127 / 2
+    bound = x_error * np.abs(w_IO).sum(axis=0) + np.abs(x).sum(axis=1, keepdims=True) * w_error
+    bound += shape[0] * x_error * w_error
+    assert (np.abs(found - x @ w_IO) <= bound * (1 + 1e-5) + 1e-25).all()
+    assert found[3, 1] == pytest.approx(shape[0] * scale_O[1], rel=1e-6)
+    for row, expected in zip(x, found, strict=True):
+        np.testing.assert_array_equal(product(row[None])[0], expected)
+
+
+def test_int8_reads_whole_texts_and_each_alone(both) -> None:
+    pytest.importorskip("onnxruntime")
+    small, _ = both
+    int8 = mlstm.load(small.path, compute="int8")
+    found = int8.encode(TEXTS, "mean_h", all_layers=True)
+    expected = small.encode(TEXTS, "mean_h", all_layers=True)
+    assert 0 < np.abs(found - expected).max() < 0.05
+    for n, text in enumerate(TEXTS):
+        np.testing.assert_array_equal(int8.encode([text], "mean_h", all_layers=True)[0], found[n])
+    assert int8.generate("my ", bytes=9) == small.generate("my ", bytes=9)
+    np.testing.assert_array_equal(int8.states(TEXTS[0]), small.states(TEXTS[0]))
+    assert "several texts in int8" in repr(int8)
+
+
+def test_what_int8_cannot_read_is_named(run, tmp_path, monkeypatch) -> None:
+    for folder, reader in ((run.folder, "auto"), ("reviews-1024", "jax")):
+        with pytest.raises(UserError, match="compute is 'int8', but"):
+            mlstm.load(folder, compute="int8", reader=reader)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(UserError, match=r"pip install 'mlstm-jax\[int8\]'"):
+        mlstm.load("reviews-1024", compute="int8").encode(["good"])
 
 
 WITHOUT_JAX = """

@@ -1,0 +1,90 @@
+"""The products of numpy_model.py in int8, by onnxruntime.
+
+W = V · scale is rounded to int8 with a scale for each column, and x to 7 bits with a scale for each
+row, so an answer does not depend on the other texts of a call. The sums are exact in int32:
+processors without VNNI add two products in int16, which 7 bits times 8 never exceed.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlstm_jax.errors import extra
+from mlstm_jax.model.numpy_model import Array, Product
+
+_MOST_W = 127
+_MOST_X = 63
+_ZERO_X = 64  # of x as uint8
+# Of ONNX's TensorProto.DataType.
+_TYPES = {np.dtype(np.uint8): 2, np.dtype(np.int8): 3, np.dtype(np.int32): 6}
+
+
+def int8_product(v_IO: Array, scale_O: Array) -> Product:
+    """The product with W = scale · V in int8."""
+    with extra("int8", "compute int8 needs onnxruntime"):
+        import onnxruntime
+
+    w_IO = v_IO * scale_O
+    w_scale_O = np.maximum(np.abs(w_IO).max(axis=0), 1e-30) / _MOST_W
+    q_IO = np.rint(w_IO / w_scale_O).astype(np.int8)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(_graph(q_IO), options, ["CPUExecutionProvider"])
+    run = session.run
+
+    def product(x: Array) -> Array:
+        scale_B1 = np.abs(x).max(axis=1, keepdims=True)
+        np.maximum(scale_B1, 1e-30, out=scale_B1)
+        scale_B1 /= _MOST_X
+        q = x / scale_B1
+        q += _ZERO_X + 0.5
+        y: Any = run(None, {"x": q.astype(np.uint8)})[0]
+        y = y.astype(np.float32)
+        y *= w_scale_O
+        y *= scale_B1
+        return y
+
+    return product
+
+
+def _graph(w_IO: NDArray[np.int8]) -> bytes:
+    """An ONNX model, y = (x - 64) W: ModelProto of onnx.proto."""
+    rows, columns = w_IO.shape
+    zero = np.uint8(_ZERO_X)
+    node = b"".join(_field(1, name) for name in (b"x", b"w", b"zero"))
+    node += _field(2, b"y") + _field(4, b"MatMulInteger")
+    graph = _field(1, node) + _field(2, b"product")
+    graph += _field(5, _tensor(b"w", w_IO)) + _field(5, _tensor(b"zero", np.asarray(zero)))
+    graph += _field(11, _value(b"x", np.uint8, rows)) + _field(12, _value(b"y", np.int32, columns))
+    opset = _field(2, 10)
+    return _field(1, 5) + _field(7, graph) + _field(8, opset)
+
+
+def _tensor(name: bytes, array: NDArray[Any]) -> bytes:
+    """TensorProto."""
+    dims = b"".join(_field(1, size) for size in array.shape)
+    return dims + _field(2, _TYPES[array.dtype]) + _field(8, name) + _field(9, array.tobytes())
+
+
+def _value(name: bytes, dtype: Any, columns: int) -> bytes:
+    """ValueInfoProto of a matrix [B, columns]."""
+    shape = _field(1, _field(2, b"B")) + _field(1, _field(1, columns))
+    tensor = _field(1, _TYPES[np.dtype(dtype)]) + _field(2, shape)
+    return _field(1, name) + _field(2, _field(1, tensor))
+
+
+def _field(number: int, value: int | bytes) -> bytes:
+    """A field of Protocol Buffers: its number and type, and its value or length and bytes."""
+    if isinstance(value, int):
+        return _varint(number << 3) + _varint(value)
+    return _varint(number << 3 | 2) + _varint(len(value)) + value
+
+
+def _varint(value: int) -> bytes:
+    """Seven bits a byte, the lowest first; the highest bit of a byte says that more follow."""
+    low = value & 127
+    if value == low:
+        return bytes([value])
+    return bytes([low | 128]) + _varint(value >> 7)
