@@ -26,7 +26,8 @@ from mlstm_jax.model.int8_product import int8_product
 from mlstm_jax.model.numpy_model import NumpyModel
 
 WEIGHTS = "weights.safetensors"
-ReadingCompute = Literal["auto", "fp32", "tf32", "bf16", "fp16", "int8"]
+JaxCompute = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
+ReadingCompute = Literal[JaxCompute, "int8"]
 ReadingLibrary = Literal["auto", "numpy", "jax"]
 
 # Bytes of texts that JAX reads in less time, its start included, where the processor multiplies

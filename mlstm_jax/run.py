@@ -28,7 +28,7 @@ from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import FileError, UserError, note, with_remedy
 from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import ModelWeights
-from mlstm_jax.loaded import WEIGHTS, Loaded, ReadingCompute
+from mlstm_jax.loaded import WEIGHTS, JaxCompute, Loaded
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.model.stack import Recurrent
@@ -172,7 +172,7 @@ def _language_model(config: Config) -> LanguageModel:
     return LanguageModel(config.model, dataclasses.replace(config.precision, compute=compute))
 
 
-def with_compute(run: Run, compute: ReadingCompute) -> Run:
+def with_compute(run: Run, compute: JaxCompute) -> Run:
     """Return a run that reads texts with products of a type.
 
     auto: the config's type; but instead of fp32, several rows of a recurrent model are read in bf16

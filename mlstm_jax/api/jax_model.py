@@ -31,9 +31,10 @@ _SPAN_ROWS = 8
 
 
 def load(path: Path, checkpoint: str, compute: ReadingCompute) -> "JaxModel":
-    """Load a model; see `mlstm_jax.load`."""
+    """Load a model; see `mlstm_jax.load`. What NumPy reads in int8 is fp32 here."""
     environment.cache_programs()
-    run = runs.with_compute(runs.load_run(path, checkpoint), compute)
+    run = runs.load_run(path, checkpoint)
+    run = runs.with_compute(run, "fp32" if compute == "int8" else compute)
     return JaxModel(run, run.folder.resolve())
 
 

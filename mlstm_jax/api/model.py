@@ -113,8 +113,7 @@ class TrainedModel:
         from mlstm_jax.api import jax_model  # imports JAX
 
         if isinstance(self.loaded, SmallModel):
-            compute = "fp32" if self.compute == "int8" else self.compute
-            return jax_model.load(self._place, self.checkpoint, compute)
+            return jax_model.load(self._place, self.checkpoint, self.compute)
         run: Any = self.loaded
         return jax_model.JaxModel(run, self._place)
 

@@ -1,8 +1,8 @@
 """The products of numpy_model.py in int8, by onnxruntime.
 
-W = V · scale is rounded to int8 with a scale for each column, and x to 7 bits with a scale for each
-row, so an answer does not depend on the other texts of a call. The sums are exact in int32:
-processors without VNNI add two products in int16, which 7 bits times 8 never exceed.
+W = V · scale is rounded to int8 with a scale for each column, and x with a scale for each row, so
+an answer does not depend on the other texts of a call. The sums are exact: they are the same in any
+batch and on any processor.
 """
 
 from typing import Any
@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from mlstm_jax.errors import extra
 from mlstm_jax.model.numpy_model import Array, Product
 
-_MOST_W = 127
-_MOST_X = 63
-_ZERO_X = 64  # of x as uint8
+_MOST = 127
+_ZERO = 128  # of x as uint8
 # Of ONNX's TensorProto.DataType.
 _TYPES = {np.dtype(np.uint8): 2, np.dtype(np.int8): 3, np.dtype(np.int32): 6}
 
@@ -26,7 +25,7 @@ def int8_product(v_IO: Array, scale_O: Array) -> Product:
         import onnxruntime
 
     w_IO = v_IO * scale_O
-    w_scale_O = np.maximum(np.abs(w_IO).max(axis=0), 1e-30) / _MOST_W
+    w_scale_O = np.maximum(_largest_pairs(w_IO), 1e-30) / _MOST
     q_IO = np.rint(w_IO / w_scale_O).astype(np.int8)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
@@ -37,9 +36,9 @@ def int8_product(v_IO: Array, scale_O: Array) -> Product:
     def product(x: Array) -> Array:
         scale_B1 = np.abs(x).max(axis=1, keepdims=True)
         np.maximum(scale_B1, 1e-30, out=scale_B1)
-        scale_B1 /= _MOST_X
+        scale_B1 /= _MOST
         q = x / scale_B1
-        q += _ZERO_X + 0.5
+        q += _ZERO + 0.5
         y: Any = run(None, {"x": q.astype(np.uint8)})[0]
         y = y.astype(np.float32)
         y *= w_scale_O
@@ -49,14 +48,25 @@ def int8_product(v_IO: Array, scale_O: Array) -> Product:
     return product
 
 
+def _largest_pairs(w_IO: Array) -> Array:
+    """The largest sum of two adjacent weights of a sign in each column.
+
+    Without VNNI a processor adds such pairs, times x, in int16, which would saturate.
+    """
+    even_IO = np.pad(w_IO, ((0, len(w_IO) % 2), (0, 0)))
+    above_IO = np.maximum(even_IO, 0)
+    below_IO = np.maximum(-even_IO, 0)
+    most_O: Array = (above_IO[::2] + above_IO[1::2]).max(axis=0)
+    return np.maximum(most_O, (below_IO[::2] + below_IO[1::2]).max(axis=0))
+
+
 def _graph(w_IO: NDArray[np.int8]) -> bytes:
-    """An ONNX model, y = (x - 64) W: ModelProto of onnx.proto."""
+    """An ONNX model, y = (x - 128) W: ModelProto of onnx.proto."""
     rows, columns = w_IO.shape
-    zero = np.uint8(_ZERO_X)
     node = b"".join(_field(1, name) for name in (b"x", b"w", b"zero"))
     node += _field(2, b"y") + _field(4, b"MatMulInteger")
     graph = _field(1, node) + _field(2, b"product")
-    graph += _field(5, _tensor(b"w", w_IO)) + _field(5, _tensor(b"zero", np.asarray(zero)))
+    graph += _field(5, _tensor(b"w", w_IO)) + _field(5, _tensor(b"zero", np.array(_ZERO, np.uint8)))
     graph += _field(11, _value(b"x", np.uint8, rows)) + _field(12, _value(b"y", np.int32, columns))
     opset = _field(2, 10)
     return _field(1, 5) + _field(7, graph) + _field(8, opset)

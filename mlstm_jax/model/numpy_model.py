@@ -186,6 +186,7 @@ class _Layer:
         self._b = params[f"{prefix}b"]
         names = ("wmx", "wmh", "wx", "wh") if kind == "mlstm" else ("wx", "wh")
         matrices: dict[str, Product] = {}
+        tables: dict[str, Array] = {}
         for name in names:
             v_IO, scale_O = _matrix(prefix + name, params)
             if kind == "lstm":  # from the gates i, f, g, o
@@ -194,7 +195,8 @@ class _Layer:
             if name in ("wx", "wh"):
                 scale_O = scale_O * _halves(kind, name, len(scale_O))
             if layer == 0 and name in ("wmx", "wx"):  # a table: the inputs are bytes
-                matrices[name] = (params["embedding"] @ (v_IO * scale_O)).__getitem__
+                tables[name] = params["embedding"] @ (v_IO * scale_O)
+                matrices[name] = tables[name].__getitem__
             else:
                 matrices[name] = product(v_IO, scale_O)
         if kind == "lstm":
@@ -205,12 +207,16 @@ class _Layer:
             self._b_nh = self._b[:hidden]
             self._b = self._b[hidden:]
         self._b = self._b * _halves(kind, "wx", len(self._b))
+        self._has_b_in_table = bool(tables)
+        if tables:
+            tables["wx"] += self._b
         self._m = matrices
 
     def z(self, x: Any, h: Array) -> Any:
         """The pre-activations, those of sigmoids halved; of a GRU the parts of x and h."""
         of_x = self._m["wx"](x)
-        of_x += self._b
+        if not self._has_b_in_table:
+            of_x += self._b
         if self._kind == "gru":
             of_h = self._m["wh"](h)
             of_h[:, : len(self._b_nh)] += self._b_nh

@@ -131,12 +131,11 @@ def test_int8_products_are_exact_to_the_rounding_of_their_factors(random) -> Non
     product = int8_product(v_IO, scale_O)
     found = product(x)
     w_IO = v_IO * scale_O
-    x_error = np.abs(x).max(axis=1, keepdims=True) / 63 / 2
-    w_error = np.abs(w_IO).max(axis=0) / 127 / 2
+    x_error = np.abs(x).max(axis=1, keepdims=True) / 127 / 2
+    w_error = np.abs(w_IO).max(axis=0) / 127  # of pairs
     bound = x_error * np.abs(w_IO).sum(axis=0) + np.abs(x).sum(axis=1, keepdims=True) * w_error
     bound += shape[0] * x_error * w_error
     assert (np.abs(found - x @ w_IO) <= bound * (1 + 1e-5) + 1e-25).all()
-    assert found[3, 1] == pytest.approx(shape[0] * scale_O[1], rel=1e-6)
     for row, expected in zip(x, found, strict=True):
         np.testing.assert_array_equal(product(row[None])[0], expected)
 
