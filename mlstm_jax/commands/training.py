@@ -14,7 +14,7 @@ from tyro.conf import arg
 from mlstm_jax import commands, environment, shipped
 from mlstm_jax.api.model import load
 from mlstm_jax.commands import Call, Flag
-from mlstm_jax.config import OPTIMIZERS, Config, field_names, load_file, nearest_fields, vary
+from mlstm_jax.config import Config, field_names, load_file, nearest_fields, vary
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.distributed import process_info
 from mlstm_jax.errors import UserError, did_you_mean, nearest
@@ -37,13 +37,14 @@ def parse(command: Callable[..., None], words: Sequence[str], program: str) -> C
     one that comes with the package; the default is the quickstart.
     """
     kinds = [word for word in words if word.startswith("model:")]
-    named, words = _split_config([word for word in words if word not in kinds])
-    config = load_file(named or _QUICKSTART)
+    given, words = _split_config([word for word in words if word not in kinds])
+    config = load_file(given.config or _QUICKSTART)
     if "--help-all" in words:
         words = ["--help"]
     if kinds:
         config = _with_kind(config, kinds)
-    config = _with_optimizer(config, words)
+    if given.optimizer is not None:
+        config = vary(config, optimizer__name=given.optimizer)
     options = {word.partition("=")[0].replace("_", "-") for word in words}
     for option in options:
         _require_field(config, option)
@@ -70,30 +71,22 @@ def _require_field(config: Config, option: str) -> None:
     raise UserError(f"there is no option {option}{did_you_mean(near, more)}")
 
 
-def _split_config(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return the config that a command line names, or None, and the rest of the line.
+def _split_config(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The config and the optimizer that a command line names, or None, and the rest of the line.
 
-    The config is the first word, ``CONFIG``, or follows ``--config`` anywhere.
+    The config is the first word, ``CONFIG``, or follows ``--config`` anywhere. The optimizer is
+    chosen before the other options: it unsets the fields that only the config's own has.
     """
     parser = argparse.ArgumentParser("mlstm-jax", add_help=False, allow_abbrev=False)
     parser.add_argument("--config", action="append", default=[])
+    parser.add_argument("--optimizer.name", dest="optimizer")
     given, rest = parser.parse_known_args(words)
-    named: list[str] = given.config
     if words and not words[0].startswith("-"):
-        named.insert(0, rest.pop(0))
-    if len(named) > 1:
-        raise UserError(f"give only one config, not {' and '.join(named)}.")
-    return next(iter(named), None), rest
-
-
-def _with_optimizer(config: Config, words: Sequence[str]) -> Config:
-    """Choose the optimizer that the options name, without the fields of the config's own."""
-    parser = argparse.ArgumentParser("mlstm-jax", add_help=False, allow_abbrev=False)
-    parser.add_argument("--optimizer.name", dest="name")
-    name = parser.parse_known_args(words)[0].name
-    if name not in OPTIMIZERS or name == config.optimizer.name:
-        return config
-    return vary(config, optimizer__name=name)
+        given.config.insert(0, rest.pop(0))
+    if len(given.config) > 1:
+        raise UserError(f"give only one config, not {' and '.join(given.config)}.")
+    given.config = next(iter(given.config), None)
+    return given, rest
 
 
 def _with_kind(config: Config, words: Sequence[str]) -> Config:
