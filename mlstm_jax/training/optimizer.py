@@ -81,11 +81,6 @@ def build(
     if optimizer.clip_norm is not None:
         clip = optax.clip_by_global_norm(optimizer.clip_norm)
     b2 = second_moment_decay(optimizer, update_bytes)
-    if "b2" in optimizer.kind.fields and update_bytes and np.float32(b2) == 1:
-        raise UserError(
-            "optimizer.b2 or optimizer.b2_half_life is too large: β2 is 1 in float32, and Adam "
-            "would divide by zero."
-        )
     adam = optax.scale_by_adam(b1=optimizer.b1, b2=b2, eps=optimizer.eps)
     weight_decay = decay_of_update(optimizer, update_bytes)
     decay = optax.add_decayed_weights(weight_decay, mask=decays)
@@ -146,9 +141,15 @@ def second_moment_decay(optimizer: Optimizer, update_bytes: int) -> float:
     β2 = 2^(−bytes of an update / half-life): the second moment is then a mean over the same amount
     of text at any batch (Marek et al. 2025, arXiv 2507.07101, section 3).
     """
-    if optimizer.b2_half_life is None:
-        return optimizer.b2
-    return 2.0 ** (-update_bytes / optimizer.b2_half_life)
+    b2 = optimizer.b2
+    if optimizer.b2_half_life is not None:
+        b2 = 2.0 ** (-update_bytes / optimizer.b2_half_life)
+    if update_bytes and np.float32(b2) == 1:
+        raise UserError(
+            "optimizer.b2 or optimizer.b2_half_life is too large: β2 is 1 in float32, and Adam "
+            "would divide by zero."
+        )
+    return b2
 
 
 def decay_of_update(optimizer: Optimizer, update_bytes: int) -> float:

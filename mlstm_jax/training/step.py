@@ -228,6 +228,21 @@ def _build_optimizer(
     return tx, rate
 
 
+def _update(
+    tx: optax.GradientTransformation, state: TrainState, gradient: Parameters, batch: Batch
+) -> tuple[Parameters, Any, Array]:
+    """The parameters and the optimizer's state after an update; and whether a byte had a target."""
+    updates, opt_state = tx.update(gradient, state.opt_state, state.params)
+    has_target = jnp.bool_(True)
+    if batch.active_fraction_B is not None:
+        # At the end of an epoch few rows may be left. Most optimizers undo the gradient's own
+        # scale, so their updates are multiplied by the fraction of rows that still read.
+        fraction = batch.active_fraction_B[0]
+        updates = jax.tree.map(lambda update: update * fraction, updates)
+        has_target = fraction > 0  # Each of these rows may have one byte left, without a target.
+    return optax.apply_updates(state.params, updates), opt_state, has_target
+
+
 def make_train_step(config: Config, model: LanguageModel, axis_name: str) -> TrainStep:
     """Return the step: state, carry, batch, stop, rates → state, carry, metrics.
 
@@ -281,16 +296,7 @@ def _make_train_step(config: Config, model: LanguageModel, axis_name: str) -> Tr
         # the norm exceeds 2^64.
         finite = jnp.isfinite(loss) & jnp.isfinite(square)
 
-        updates, opt_state = tx.update(gradient, state.opt_state, state.params)
-        has_loss = finite
-        if batch.active_fraction_B is not None:
-            # At the end of an epoch few rows may be left. Most optimizers undo the gradient's own
-            # scale, so their updates are multiplied by the fraction of rows that still read.
-            fraction = batch.active_fraction_B[0]
-            updates = jax.tree.map(lambda update: update * fraction, updates)
-            # The rows that are left may each have one byte, which has no target.
-            has_loss = finite & (fraction > 0)
-        params = optax.apply_updates(state.params, updates)
+        params, opt_state, has_target = _update(tx, state, gradient, batch)
         history_U3 = state.maxima_U3
         if history_U3 is not None:
             maxima_3 = jax.lax.pmax(maxima_3, axis_name)
@@ -325,13 +331,10 @@ def _make_train_step(config: Config, model: LanguageModel, axis_name: str) -> Tr
             params=params,
             opt_state=opt_state,
             loss_scale=adjust_loss_scale(state.loss_scale, finite, config.precision),
-            tally=tally.add(line, values, has_loss=has_loss),
+            tally=tally.add(line, values, has_loss=finite & has_target),
             maxima_U3=history_U3,
         )
-        metrics = StepMetrics(
-            tally=new.tally, loss=loss, stop=stop, consecutive_skips=new.consecutive_skips
-        )
-        return new, after, metrics
+        return new, after, StepMetrics(new.tally, loss, stop, new.consecutive_skips)
 
     return train_step
 
