@@ -39,6 +39,7 @@ SMALL = {
     "gpu_check": "--small",
     "gpu_many": "--small --devices 2 --out {out}",
     "gpu_program": "--grid small",
+    "layers": "--hidden 16 --rows 2 --window 8 --rounds 1",
     "products": POINT,
     "reading": "--short-counts 2 3 --long-counts 1 --bytes 30 --rounds 1 --compute auto",
     "recurrence": f"{POINT} --implementations ours autodiff --recompute-every 4",

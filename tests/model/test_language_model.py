@@ -14,7 +14,7 @@ from benchmarks import reference
 from mlstm_jax import config
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture, Carry
-from mlstm_jax.model.language_model import LanguageModel, parameter_shapes
+from mlstm_jax.model.language_model import LanguageModel, TrainingInputs, parameter_shapes
 from mlstm_jax.model.ops import weight_norm
 from tests.marks import FP16
 from tests.tolerance import assert_close
@@ -36,9 +36,12 @@ def applied(model: LanguageModel) -> Callable[..., Any]:
     return jax.jit(model.apply, static_argnames="return_states")
 
 
-def read(model: LanguageModel, params: dict, *window: Any, states: str = "none") -> Any:
-    """Read a window: bytes, carry, padding, dropout."""
-    return applied(model)({"params": params}, *window, return_states=states)
+def read(
+    model: LanguageModel, params: dict, *window: Any, states: str = "none", dropout_B: Any = None
+) -> Any:
+    """Read a window: bytes, carry, padding."""
+    given = TrainingInputs(dropout_B)
+    return applied(model)({"params": params}, *window, return_states=states, training=given)
 
 
 def make(

@@ -18,7 +18,14 @@ from mlstm_jax.training.resume import load_start
 from mlstm_jax.training.rows import open_rows
 from mlstm_jax.training.train import train as run_train
 from tests.corpora.written import jsonl
-from tests.training.runs import assert_same_run, config_of, copy_until, final_state, lines_of
+from tests.training.runs import (
+    assert_same_run,
+    config_of,
+    copy_until,
+    final_state,
+    lines_of,
+    values,
+)
 
 LARGER = {"data__batch": 4, "data__window": 64, "optimizer__learning_rate": 2e-3}
 
@@ -99,7 +106,7 @@ def test_berts_recipe_is_two_runs_of_a_sweep(corpus: Path, tmp_path: Path) -> No
     rates = []
     for row, column in runs:
         lines = lines_of(tmp_path / row / column)["train"]
-        rates += runs.values(lines, "learning_rate")
+        rates += values(lines, "learning_rate")
     # One line to zero, of power 0.5; in float32.
     expected = 2e-3 * np.sqrt(1 - np.arange(36) / 36)
     np.testing.assert_allclose(rates[14:], expected, rtol=2e-2)
