@@ -169,7 +169,8 @@ def test_what_is_repeated_of_a_text_is_found(monkeypatch: pytest.MonkeyPatch) ->
     random = np.random.default_rng(0)
     train = random.integers(97, 100, 1000).astype(np.uint8)
     samples = np.concatenate([random.integers(97, 100, 200).astype(np.uint8), train[37:87]])
-    train_text, text = train.tobytes(), samples.tobytes()
+    train_text = train.tobytes()
+    text = samples.tobytes()
     for length in (5, 9, 20, 50):
         expected = [text[n : n + length] in train_text for n in range(len(text) - length + 1)]
         np.testing.assert_array_equal(verbatim.repeated(samples, train, length), expected)

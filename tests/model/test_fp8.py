@@ -64,7 +64,9 @@ def gradient(model: LanguageModel) -> Callable[..., Any]:
 
 
 # A turn of the kernels' loop has two steps.
-HIDDEN, ROWS, WINDOW = 256, 2, 18
+HIDDEN = 256
+ROWS = 2
+WINDOW = 18
 SIZE = Model(hidden=HIDDEN, embedding=8)
 
 

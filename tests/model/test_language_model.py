@@ -94,7 +94,8 @@ def test_forward_and_gradient_agree_with_float64(kind, recompute_every, options,
     batch = random.integers(0, 256, (3, 5), dtype=np.uint8)
     carry = random_carry(random, 3, model)
     exact_params = jax.tree.map(np.float64, params)
-    inputs, targets = batch[:, :-1], batch[:, 1:]
+    inputs = batch[:, :-1]
+    targets = batch[:, 1:]
 
     after, logits, *_ = read(model, params, inputs, carry)
     states = {name: np.float64(x) for name, x in model.architecture.named_states(carry).items()}
@@ -219,9 +220,11 @@ def test_half_precision_gradient_is_near_float32(compute, kind, random):
 
 def test_initial_parameters_are_as_the_paper_has_them() -> None:
     params = initial(LanguageModel(config.Model(hidden=400, embedding=64), config.Precision()))
-    layer, limit = params["layer_0"], 1 / np.sqrt(400)
+    layer = params["layer_0"]
+    limit = 1 / np.sqrt(400)
     for name in ("wmx", "wmh", "wx", "wh"):
-        v, g = np.asarray(layer[f"{name}_v"]), np.asarray(layer[f"{name}_g"])
+        v = np.asarray(layer[f"{name}_v"])
+        g = np.asarray(layer[f"{name}_g"])
         assert 0.98 * limit < np.abs(v).max() <= limit
         np.testing.assert_allclose(v.std(), limit / np.sqrt(3), rtol=0.02)
         assert_close(g, np.linalg.norm(v, axis=0), terms=400)

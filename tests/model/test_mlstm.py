@@ -138,7 +138,9 @@ def terms_of(t: int, b: int, h: int, inputs: int | None = None) -> int:
     return t * b + 2 * (2 * h + (inputs or 1))
 
 
-T, B, H = 9, 3, 7
+T = 9
+B = 3
+H = 7
 
 
 # With 4 the first run is shorter than the others; with 3 and 1 it is not.
@@ -172,7 +174,8 @@ def test_it_agrees_with_the_reference(compute, inputs, recompute_every, random):
     # Vectors also with padding.
     padding = {"padding_mask_TB": random.random((T, B)) < 0.2} if inputs else {}
     run = jax.jit(partial(run_layer, compute=jnp.dtype(compute), recompute_every=recompute_every))
-    found, expected = run(*given, **padding), reference(*given, **padding)
+    found = run(*given, **padding)
+    expected = reference(*given, **padding)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 

@@ -14,7 +14,9 @@ from mlstm_jax.model.ops import dot, times, with_transpose
 from mlstm_jax.model.stack import LayerOptions, Weights, run_layer
 from tests.tolerance import assert_close
 
-T, B, H = 24, 8, 128
+T = 24
+B = 8
+H = 128
 
 
 @cache
@@ -74,7 +76,8 @@ def test_no_loop_copies_a_whole_stack(compute: str) -> None:
 
 def test_every_product_of_half_types_stays_one() -> None:
     """XLA multiplies in float32 where a transposed operand keeps it from its own product."""
-    x_BH, w_HH = jnp.zeros((B, H), jnp.bfloat16), jnp.zeros((H, H), jnp.bfloat16)
+    x_BH = jnp.zeros((B, H), jnp.bfloat16)
+    w_HH = jnp.zeros((H, H), jnp.bfloat16)
     plain = parse(jax.jit(dot).lower(x_BH, w_HH).compile().as_text())
     expected = {one.operands for one in products(plain)}
     found = products(gradient("bfloat16"))

@@ -31,7 +31,8 @@ def test_forward_and_gradient_agree_with_float64(kind: str, random: np.random.Ge
     model, params = small(kind)
     batch = random.integers(0, 256, (2, 9), dtype=np.uint8)
     exact_params = jax.tree.map(np.float64, params)
-    inputs, targets = batch[:, :-1], batch[:, 1:]
+    inputs = batch[:, :-1]
+    targets = batch[:, 1:]
     sees_ahead = kind == "bert"
 
     found = read(model, params, inputs, (), states="each")
@@ -82,7 +83,9 @@ def test_a_text_is_read_in_windows_as_in_one(random: np.random.Generator) -> Non
     lengths = np.array([9, 6])
     whole_h = np.asarray(read(model, params, bytes_BT, (), states="each").states.h)
     for split in ((9,), (3, 1, 1, 3, 1)):
-        carry, states, at = model.reading_carry(2), [], 0
+        carry = model.reading_carry(2)
+        states = []
+        at = 0
         for size in split:
             window_BT = bytes_BT[:, at : at + size]
             padding = np.arange(at, at + size) >= lengths[:, None]
@@ -102,7 +105,8 @@ def test_a_text_is_read_in_windows_as_in_one(random: np.random.Generator) -> Non
 def test_a_long_text_is_read_with_the_last_positions(random: np.random.Generator) -> None:
     model, params = small("transformer")
     bytes_BT = random.integers(0, 256, (2, 27), dtype=np.uint8)
-    carry, padding = model.reading_carry(2), np.zeros((2, 3), bool)
+    carry = model.reading_carry(2)
+    padding = np.zeros((2, 3), bool)
     for at in range(0, 27, 3):
         found = read(model, params, bytes_BT[:, at : at + 3], carry, padding, states="each")
         carry = found.carry
@@ -146,17 +150,23 @@ def test_positions_start_as_waves_of_the_bytes_size() -> None:
 @pytest.mark.parametrize("seen", ["causal", "causal, some keys", "lengths"])
 def test_attention_is_that_of_jax(seen: str, random: np.random.Generator) -> None:
     """Over more places than a block of queries has, with a gradient."""
-    rows, size, heads, units = 2, 70, 2, 4
+    rows = 2
+    size = 70
+    heads = 2
+    units = 4
     given = random.normal(size=(3, rows, size, heads, units)).astype(np.float32)
     direction = random.normal(size=given.shape[1:]).astype(np.float32)
-    keys, mask = {}, {}
+    keys = {}
+    mask = {}
     if "some keys" in seen:
         keys_BS = random.random((rows, size)) < 0.7
         keys_BS[:, 0] = True
-        keys, mask = {"keys_BS": keys_BS}, {"mask": keys_BS[:, None, None]}
+        keys = {"keys_BS": keys_BS}
+        mask = {"mask": keys_BS[:, None, None]}
     if seen == "lengths":
         lengths_B = np.array([70, 33])
-        keys, mask = {"lengths_B": lengths_B}, {"key_value_seq_lengths": lengths_B}
+        keys = {"lengths_B": lengths_B}
+        mask = {"key_value_seq_lengths": lengths_B}
     causal = "causal" in seen
 
     def both(run: Callable[..., jax.Array], **how: object) -> tuple[jax.Array, jax.Array]:
