@@ -190,6 +190,7 @@ class Cluster:
             return
         if error is not None:
             self.stop(error)
+            return
         self.barrier()
         self._leaving.set()
         if self.is_first:

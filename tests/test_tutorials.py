@@ -105,7 +105,7 @@ def test_recipes(run, text_file, tmp_path, monkeypatch, capsys) -> None:
     log = [*text_file.read_bytes().splitlines(keepends=True)[:20], b"kernel: Killed 4242\n"]
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=log))
     page = (ROOT / "docs/recipes.md").read_text(encoding="utf-8")
-    frames, watch, service, books = re.findall(r"(?s)```python\n(.*?)```", page)
+    frames, watch, service, books, layers = re.findall(r"(?s)```python\n(.*?)```", page)
     names: dict[str, Any] = {"frame": pandas.DataFrame({"text": ["I loved it.", ""]})}
     exec(frames, names)
     assert names["frame"]["positive"][0] > 0.9
@@ -115,6 +115,8 @@ def test_recipes(run, text_file, tmp_path, monkeypatch, capsys) -> None:
     names["document"] = "I loved it.\n\nIt broke after a week.\n\n"
     exec(books, names)
     assert 0.1 < names["positive"] < 0.9
+    exec(layers, names)
+    assert names["h_BTH"].shape == (8, 100, 64)
     exec(service, names)
     request = Request({"type": "http", "method": "POST", "headers": []}, receive)
     answer = asyncio.run(names["classify"](request))
