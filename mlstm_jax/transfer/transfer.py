@@ -41,7 +41,8 @@ class TransferOptions(Checked):
     Attributes:
         state: c, the cell state, or h after the last byte; or mean_h, the mean of h over all bytes;
             or c+mean_h, first all of c and then all of mean_h; or several of these, all read in one
-            pass over the texts. Unset: c+mean_h, or mean_h of a model without a c.
+            pass over the texts. Unset: c+mean_h, or mean_h of a model without a c; of `sentiment`
+            h+mean_h+max_h, which its own classifier reads.
         all_layers: use every layer, the lowest first; otherwise only the top one.
         words: the classifier reads the features or the words (TF-IDF), whichever is better on
             held-out texts, or the mean of both if that is clearly better than either. It has no
@@ -87,10 +88,13 @@ def transfer(
     Each of several states gets its own subfolder of `out`. `text_column` is kept with the
     classifier.
     """
-    states = features_of(run.config.model, options.states)
     place = shipped.classifier(run.folder)
     # Its log-odds are one more feature with every state that has its features.
     own = load_classifier(place) if place else None
+    chosen = options.states
+    if chosen is None and own and "+" in own.about.state:
+        chosen = (own.about.state,)
+    states = features_of(run.config.model, chosen)
     if out:
         require_out(out, states)
     given = texts
