@@ -31,8 +31,8 @@ ReadingCompute = Literal[JaxCompute, "int8"]
 ReadingLibrary = Literal["auto", "numpy", "jax"]
 
 # Bytes of texts that JAX reads in less time, its start included, where the processor multiplies
-# bf16: some 5 CPU seconds to start, and then half of NumPy's time at most (docs/without_jax.md).
-_WORTH_JAX = 200_000
+# bf16: 3 to 5 CPU seconds to start, and then some half of NumPy's time (docs/without_jax.md).
+_WORTH_JAX = 100_000
 _BF16 = ("amx_bf16", "avx512_bf16")  # of a processor's flags
 _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd")
 
