@@ -127,8 +127,8 @@ def _with_options(text: str, name: str) -> str:
     from mlstm_jax import commands
 
     known = commands.options(getattr(module, _identifier(name)))
-    for option in known.intersection(re.findall("`([a-z_]+)`", text)):
-        text = text.replace(f"`{option}`", f"--{option.replace('_', '-')}")
+    for option in known.intersection(re.findall("`([a-z_]+)(?:=True)?`", text)):
+        text = re.sub(f"`{option}(=True)?`", f"--{option.replace('_', '-')}", text)
     return text
 
 

@@ -30,6 +30,7 @@ from benchmarks.compiled_program import (
 from mlstm_jax.config import Config, Data, Devices, Model, Precision, Train
 from mlstm_jax.data.stream import EvaluationBatch
 from mlstm_jax.errors import UserError
+from mlstm_jax.model.architecture import Totals
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.planning.machine import load_machine
 from mlstm_jax.training.parallel import AXIS
@@ -218,7 +219,8 @@ def reading_programs() -> dict[str, Compiled]:
     carry, bytes_BT = model.init_carry(64), np.zeros((64, 32), np.uint8)
     mask_BT, reset_B = np.zeros((64, 32), np.bool_), np.zeros(64, np.bool_)
     batch = EvaluationBatch(bytes_BT, bytes_BT, mask_BT, reset_B, np.zeros(64, np.uint32))
-    sums = reader.RowStates(carry, np.zeros((64, 1, 512), np.float32), np.zeros(64, np.float32))
+    zeros = np.zeros((64, 1, 512), np.float32)
+    sums = reader.RowStates(carry, Totals(zeros, zeros), np.zeros(64, np.float32))
     window = reader.TextWindow(np.zeros((64, 33), np.uint8), np.zeros((64, 3), np.int32))
     reading_weights = jax.eval_shape(
         lambda params: model.architecture.reading_weights(params, model.compute, several_rows=True),

@@ -4,8 +4,6 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
-from threadpoolctl import ThreadpoolController
-
 from mlstm_jax.loaded import SmallModel
 from mlstm_jax.model.architecture import StateOutput
 from mlstm_jax.model.numpy_model import Carry, Each, NumpyModel, Summary
@@ -57,8 +55,11 @@ def bytes_reader_of(loaded: Any) -> BytesReader:
 
 
 @functools.cache
-def _blas() -> ThreadpoolController:
+def _blas() -> Any:
     """What sets the threads of NumPy's products; finding them takes time."""
+    # Here: machines that only train on GPUs, and read with JAX, may lack it.
+    from threadpoolctl import ThreadpoolController
+
     return ThreadpoolController()
 
 
