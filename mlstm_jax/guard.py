@@ -167,7 +167,7 @@ def _announce(reading: int) -> None:
             pass
         if number:
             name = signal.Signals(number[0]).name
-            tell(f"{name}: stopping with a checkpoint after this step")
+            tell(f"{name}: stopping with a checkpoint after this step or the next")
         while pipe.read(1):  # Python reports a pipe that nothing reads
             pass
 

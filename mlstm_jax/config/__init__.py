@@ -224,7 +224,7 @@ def from_json(text: str | bytes, source: Path) -> Config:
             "start a new run in another folder, with the values as options of `mlstm-jax train`."
         ) from error
     try:
-        return fields.build(Config, _renamed(values))
+        return fields.build(Config, renamed(values))
     except fields.InvalidField as error:
         raise UserError(
             f"{source} was written by another version of mlstm_jax ({error}); use that version, or "
@@ -232,7 +232,7 @@ def from_json(text: str | bytes, source: Path) -> Config:
         ) from error
 
 
-def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a config with the names that their fields have now; see `_RENAMED`."""
     values = {
         name: dict(part) if isinstance(part, Mapping) else part for name, part in values.items()
@@ -270,7 +270,7 @@ def require_function(recorded: Any, config: Config, what: str) -> None:
     if recorded is None:
         return
     try:
-        before = flatten(fields.build(Config, _renamed(recorded)))
+        before = flatten(fields.build(Config, renamed(recorded)))
     except fields.InvalidField as error:
         raise UserError(f"{what} was written by another version of mlstm_jax ({error}).") from error
     after = flatten(config)

@@ -148,6 +148,9 @@ def load_weights(path: Path) -> ModelWeights:
 
 
 def _about(path: Path, text: str) -> _Metadata:
+    # Here: NumPy's reader imports this file, and no config.
+    from mlstm_jax.config import renamed
+
     try:
         values = fields.parse(text)
         given = values if isinstance(values, dict) else {}
@@ -161,6 +164,6 @@ def _about(path: Path, text: str) -> _Metadata:
         model = given.get("model")
         if isinstance(model, dict) and model.get("binary_labels") == 0:
             del model["binary_labels"]  # the head of earlier versions, which this model lacks
-        return fields.build(_Metadata, values)
+        return fields.build(_Metadata, renamed(values))
     except fields.InvalidField as error:
         raise UserError(f"{path}: its metadata are invalid ({error}).") from error

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mlstm_jax as mlstm
-from mlstm_jax import cli, digest, run
+from mlstm_jax import cli, config, digest, run
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.interop import published, weights
 from mlstm_jax.training import run_folder
@@ -201,3 +201,9 @@ def test_imported_weights_are_as_they_are(found, tmp_path, refused) -> None:
     digest.write_json(file, json.loads(file.read_text().replace('"hidden": 7', '"hidden": 8')))
     with pytest.raises(UserError, match=r"config\.json and weights\.safetensors are from diff"):
         run.load_run(imported)
+
+
+def test_a_model_file_with_a_former_name_of_a_field_is_read(tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(config._RENAMED, "model.units", "model.hidden")
+    about = {"format": weights.FORMAT, "model": {"units": 24}, "cleaning": "none", "source": "x"}
+    assert weights._about(tmp_path, json.dumps(about)).model.hidden == 24
