@@ -178,7 +178,9 @@ def test_when_one_is_lost_the_other_ends_and_says_so(
     runs.wait_for_step(running[0], tmp_path / "run", 25)
     running[victim].send_signal(number)
     text = running[1 - victim].communicate(timeout=300)[0].decode()
-    assert running[1 - victim].returncode in ((1,) if expected else (1, -signal.SIGABRT))
+    # Where process 0 is lost, JAX may abort the other one before it can say so.
+    allowed = (1, -signal.SIGABRT) if victim == 0 else (1,)
+    assert running[1 - victim].returncode in allowed
     assert re.search(expected, text), text
 
 
