@@ -164,6 +164,8 @@ def _about(path: Path, text: str) -> _Metadata:
         model = given.get("model")
         if isinstance(model, dict) and model.get("binary_labels") == 0:
             del model["binary_labels"]  # the head of earlier versions, which this model lacks
-        return fields.build(_Metadata, renamed(values))
+        if isinstance(values, dict):
+            values = renamed(values)
+        return fields.build(_Metadata, values)
     except fields.InvalidField as error:
         raise UserError(f"{path}: its metadata are invalid ({error}).") from error
