@@ -41,7 +41,7 @@ def score(step: int, bpc: float) -> dict[str, object]:
     return {"kind": "eval", "step": step, "epoch": 1.0, "bytes_seen": step * 1000, "bpc": bpc}
 
 
-def test_updates_to_a_score_are_interpolated_between_evaluations(tmp_path: Path) -> None:
+def test_updates_to_a_score(tmp_path: Path) -> None:
     diverged = score(200, 0.0) | {"bpc": None}
     scores = (score(100, 3.0), diverged, score(400, 2.0), score(1600, 2.5), score(3200, 1.5))
     (history,) = analysis.load_histories(write_lines(write_run(tmp_path / "a"), *scores))
@@ -54,7 +54,7 @@ def test_updates_to_a_score_are_interpolated_between_evaluations(tmp_path: Path)
     assert np.isnan(analysis.updates_to(history, 1.4))
 
 
-def test_a_run_becomes_tables(tmp_path: Path) -> None:
+def test_tables_of_a_run(tmp_path: Path) -> None:
     run = write_run(tmp_path / "all" / "a")
     write_run(tmp_path / "all" / "deep" / "b", ends="diverged")
     # Metrics that were set aside are no run.
@@ -78,7 +78,7 @@ def test_a_run_becomes_tables(tmp_path: Path) -> None:
     assert list(analysis.summary(analysis.load_histories(run))["end"]) == ["unfinished"]
 
 
-def test_the_configs_of_all_studies_are_of_this_version() -> None:
+def test_configs_of_studies() -> None:
     """A field that is removed from the config must be removed from results/, too."""
     studies = sorted((Path(__file__).parents[1] / "results").glob("*/runs.jsonl.gz"))
     assert studies
@@ -90,7 +90,7 @@ def test_the_configs_of_all_studies_are_of_this_version() -> None:
                     from_json(json.dumps(run["config"]), study)
 
 
-def test_a_study_in_one_file_is_read_as_its_folders(tmp_path: Path) -> None:
+def test_study_in_one_file(tmp_path: Path) -> None:
     names = ["64/a", "8/a", "8/b, seed 0"]
     with gzip.open(tmp_path / "runs.jsonl.gz", "wt") as file:
         for name in names:
@@ -108,7 +108,7 @@ def test_a_study_in_one_file_is_read_as_its_folders(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(analysis.grid(tmp_path), analysis.grid(tmp_path / "runs"))
 
 
-def test_what_is_no_run_is_said(tmp_path: Path) -> None:
+def test_what_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no run"):
         analysis.load_histories(tmp_path)
     (tmp_path / "study").mkdir()
@@ -124,7 +124,7 @@ def test_what_is_no_run_is_said(tmp_path: Path) -> None:
         analysis.load_histories(tmp_path)
 
 
-def test_the_dots_of_a_run_have_the_color_of_its_line(tmp_path: Path) -> None:
+def test_colors_of_dots_and_lines(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name) for name in "ab"]
     panel, *_ = analysis.plot_runs(runs, "step").axes
     colors: dict[str, list[str]] = {"-": [], "None": []}
@@ -136,7 +136,7 @@ def test_the_dots_of_a_run_have_the_color_of_its_line(tmp_path: Path) -> None:
     assert not plt.get_fignums()  # a notebook would show it twice
 
 
-def test_smoothing_starts_at_the_first_value_and_passes_over_gaps() -> None:
+def test_smoothing() -> None:
     values = pd.Series([4.0, 4.0, np.nan, 4.0])
     np.testing.assert_allclose(analysis.smooth(values, 5), 4)
     np.testing.assert_array_equal(analysis.smooth(values, 1), values)
@@ -146,7 +146,7 @@ def test_smoothing_starts_at_the_first_value_and_passes_over_gaps() -> None:
     np.testing.assert_allclose(after, 1 - (1 - 2 / 11) ** np.arange(1, 51), atol=1e-4)
 
 
-def test_limits_leave_out_the_first_fall_and_no_curve(tmp_path: Path) -> None:
+def test_limits(tmp_path: Path) -> None:
     one, other = (write_run(tmp_path / str(bpc), bpc=bpc, train=bpc) for bpc in (1, 6))
     low, high = analysis.limits(analysis.load_histories(one, other), "bpc")
     assert 0.7 < low < 1
@@ -179,7 +179,7 @@ def test_the_table_of_a_sweep(tmp_path: Path) -> None:
     assert shown.loc["512"].to_dict() == {"linear": "–", "sqrt": "2.250"}
 
 
-def test_a_curve_has_the_values_of_its_run(tmp_path: Path) -> None:
+def test_curve_of_a_run(tmp_path: Path) -> None:
     histories = analysis.load_histories(write_run(tmp_path / "run"))
     figure, axes = plt.subplots()
     plt.close(figure)

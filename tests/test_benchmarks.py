@@ -55,7 +55,7 @@ QUICK = {"data", "verbatim"}
 ON_A_GPU = {*("features", "gpu", "gpu_check", "gpu_report", "products", "recurrence", "train_step")}
 
 
-def test_every_script_has_a_small_form_and_imports_no_test() -> None:
+def test_small_forms() -> None:
     trees = {path.stem: ast.parse(path.read_text()) for path in FOLDER.glob("*.py")}
     scripts = {name for name, tree in trees.items() if isinstance(tree.body[-1], ast.If)}
     assert scripts == SMALL.keys() | ON_A_GPU
@@ -82,7 +82,7 @@ def run_folder(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "script", [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in SMALL]
 )
-def test_a_script_in_small(script, corpus, run_folder, tmp_path, monkeypatch, command_environment):
+def test_scripts_in_small(script, corpus, run_folder, tmp_path, monkeypatch, command_environment):
     if script == "gpu_program":
         try:
             require()
@@ -113,9 +113,7 @@ def test_a_script_in_small(script, corpus, run_folder, tmp_path, monkeypatch, co
         assert results["bytes"] >= 2e5
 
 
-def test_what_does_not_fit_is_left_out_and_an_error_costs_no_earlier_size(
-    tmp_path, monkeypatch, capsys
-):
+def test_sizes_that_do_not_fit(tmp_path, monkeypatch, capsys):
     from measure import Case, Point, run
 
     def cases(point: Point) -> Iterator[Case]:
@@ -138,7 +136,7 @@ def test_what_does_not_fit_is_left_out_and_an_error_costs_no_earlier_size(
 
 @pytest.mark.slow
 @pytest.mark.numeric
-def test_what_is_compared_computes_the_same(random) -> None:
+def test_compared_programs(random) -> None:
     import baselines
     import recurrence as benchmark
     from measure import Point
@@ -161,7 +159,7 @@ def test_what_is_compared_computes_the_same(random) -> None:
     assert_close(ours, by_jax(baselines.autodiff), 3 * 9 + 2 * (2 * 12 + 1))
 
 
-def test_what_is_repeated_of_a_text_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """As by Python's own search, over the edges of its blocks."""
     import verbatim
 
@@ -179,7 +177,7 @@ def test_what_is_repeated_of_a_text_is_found(monkeypatch: pytest.MonkeyPatch) ->
     assert found["share in passages of"]["50"] == pytest.approx(50 / 250, abs=0.05)
 
 
-def test_configs_are_timed_as_train_would_run_them(tmp_path, monkeypatch) -> None:
+def test_configs_as_they_train(tmp_path, monkeypatch) -> None:
     """The rows of a device are those of one device; an unset type is the fastest."""
     import configs
 
@@ -223,7 +221,7 @@ np.save(files[1], rows)
         ("sum", "the probabilities of byte 0 add up to 1.10517, not 1"),
     ],
 )
-def test_an_entry_of_the_hour_is_checked(mode, problem, tmp_path, monkeypatch, random):
+def test_entries_of_the_hour(mode, problem, tmp_path, monkeypatch, random):
     import hour
 
     for split, size in (("train", 2000), ("valid", 100), ("test", 500)):
@@ -250,7 +248,7 @@ def test_an_entry_of_the_hour_is_checked(mode, problem, tmp_path, monkeypatch, r
         assert "| honest | **8.0000** |" in hour.table()
 
 
-def test_our_entry_predicts_what_the_model_does(run_folder, tmp_path, monkeypatch):
+def test_our_entry_of_the_hour(run_folder, tmp_path, monkeypatch):
     """Of each byte, with a window that divides the text and one that does not."""
     import ours
 

@@ -116,7 +116,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
         ("sibling/checkpoints/40", "", OtherRun),
     ],
 )
-def test_no_item_takes_the_place_of_another(source, item, error, saved, tmp_path) -> None:
+def test_mixed_items(source, item, error, saved, tmp_path) -> None:
     """Nor does a whole checkpoint, of another step or another run."""
     mixed = saved.copy(tmp_path / "run")
     place = mixed.folder / "checkpoints/40" / item
@@ -126,20 +126,20 @@ def test_no_item_takes_the_place_of_another(source, item, error, saved, tmp_path
         mixed.assert_restored(mixed.restore(40))
 
 
-def test_what_was_saved_is_restored_on_any_number_of_devices(saved: Saved) -> None:
+def test_other_numbers_of_devices(saved: Saved) -> None:
     for count in (4, 2, 1):
         saved.assert_restored(saved.restore(40, Parallel(jax.local_devices()[:count])))
 
 
 @pytest.mark.parametrize("item", ["params", "state", "carry"])
-def test_an_item_that_cannot_be_read_is_named(item, saved, tmp_path) -> None:
+def test_missing_items(item, saved, tmp_path) -> None:
     harmed = saved.copy(tmp_path / "run")
     shutil.rmtree(harmed.folder / "checkpoints/40" / item)
     with pytest.raises(Damaged, match=rf"step 40 cannot be read \(item {item}: "):
         harmed.restore(40)
 
 
-def test_a_record_cannot_be_edited_or_renamed(saved: Saved, tmp_path: Path) -> None:
+def test_edited_and_renamed_records(saved: Saved, tmp_path: Path) -> None:
     harmed = saved.copy(tmp_path / "run")
     record = harmed.folder / "checkpoints/40/meta/metadata"
     record.write_bytes(record.read_bytes().replace(b"0.25", b"0.75"))
@@ -150,7 +150,7 @@ def test_a_record_cannot_be_edited_or_renamed(saved: Saved, tmp_path: Path) -> N
         read_record(harmed.folder, 30)
 
 
-def test_a_file_that_is_out_of_reach_for_a_moment_is_read_later(saved, tmp_path, monkeypatch):
+def test_file_out_of_reach(saved, tmp_path, monkeypatch):
     away = saved.copy(tmp_path / "run")
     params = away.folder / "checkpoints/40/params"
     shutil.move(params, tmp_path / "params")
@@ -164,7 +164,7 @@ def test_a_file_that_is_out_of_reach_for_a_moment_is_read_later(saved, tmp_path,
     away.assert_restored(away.restore(40))
 
 
-def test_a_save_that_does_not_happen_is_an_error(tmp_path: Path) -> None:
+def test_refused_save(tmp_path: Path) -> None:
     saved = Saved(tmp_path / "run")
     checkpoints = Checkpoints(saved.folder, RUN)
     saved.save(checkpoints, 20)
@@ -178,7 +178,7 @@ def test_a_save_that_does_not_happen_is_an_error(tmp_path: Path) -> None:
             saved.save(checkpoints, step)
 
 
-def test_a_score_that_is_nan_does_not_drive_the_best_away(tmp_path: Path) -> None:
+def test_best_beside_nan(tmp_path: Path) -> None:
     saved = Saved(tmp_path / "run")
     checkpoints = Checkpoints(saved.folder, RUN, keep=1)
     for step, bpc in ((10, 2.0), (20, math.nan), (30, 2.5), (40, None)):
@@ -191,7 +191,7 @@ def test_a_score_that_is_nan_does_not_drive_the_best_away(tmp_path: Path) -> Non
     assert (meta.bpc, meta.score, meta._replace(label_loss=0.3).score) == (2.0, 2.0, 0.3)
 
 
-def test_what_is_set_aside_is_kept_whole_and_makes_room(saved: Saved, tmp_path: Path) -> None:
+def test_set_aside(saved: Saved, tmp_path: Path) -> None:
     moved = saved.copy(tmp_path / "run")
     for target in ("40", "40-2"):
         checkpoints = Checkpoints(moved.folder, RUN)
@@ -208,7 +208,7 @@ def test_what_is_set_aside_is_kept_whole_and_makes_room(saved: Saved, tmp_path: 
         assert path.is_dir() or kept_path.read_bytes() == path.read_bytes()
 
 
-def test_checksums_see_type_shape_place_and_every_bit() -> None:
+def test_checksums() -> None:
     random = np.random.default_rng(0)
     array = random.normal(size=(3, 5)).astype(np.float32)
     sums = {
@@ -235,7 +235,7 @@ def test_checksums_see_type_shape_place_and_every_bit() -> None:
             checkpoint._require_rows(on_device, other_sums, seed)
 
 
-def test_diagnostics_of_another_version_are_left_out_or_begin_at_zero(saved, tmp_path) -> None:
+def test_diagnostics_of_another_version(saved, tmp_path) -> None:
     whole = saved.at(40)
     kept = {name: whole.tally[name] for name in ("loss", "updates")}
     small = whole._replace(tally=kept)

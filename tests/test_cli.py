@@ -35,7 +35,7 @@ def call(tmp_path: Path, command_environment: dict[str, str]):
     return run
 
 
-def test_help_of_everything(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["--help"])
     overview = capsys.readouterr().out
     for command in COMMANDS:
@@ -57,7 +57,7 @@ def test_help_of_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"mlstm-jax {mlstm_jax.__version__}\n"
 
 
-def test_from_text_to_a_score_and_a_sentence(text_file, tmp_path, monkeypatch, capsys, refused):
+def test_quickstart(text_file, tmp_path, monkeypatch, capsys, refused):
     monkeypatch.chdir(tmp_path)
 
     def said(line: str) -> str:
@@ -128,9 +128,7 @@ def test_from_text_to_a_score_and_a_sentence(text_file, tmp_path, monkeypatch, c
         ("generate reviews-1024 this", "pass the text to continue as --prompt TEXT"),
     ],
 )
-def test_a_mistake_gets_a_message_and_exit_code_2(
-    line, message, corpus, tmp_path, monkeypatch, refused
-):
+def test_mistakes(line, message, corpus, tmp_path, monkeypatch, refused):
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "c").symlink_to(corpus)
     (tmp_path / "x.csv").write_text("text\na\n")
@@ -141,7 +139,7 @@ def test_a_mistake_gets_a_message_and_exit_code_2(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_wrong_model_is_named_before_jax_is_imported(monkeypatch, refused) -> None:
+def test_wrong_model_without_jax(monkeypatch, refused) -> None:
     monkeypatch.setattr(cli, "parse", None)  # it imports the command, which imports JAX
     assert "absent does not exist" in refused("evaluate", "absent")
 
@@ -156,7 +154,7 @@ def test_a_wrong_model_is_named_before_jax_is_imported(monkeypatch, refused) -> 
         "evaluate run --json x.json",
     ],
 )
-def test_a_file_is_replaced_on_request_alone(words, tmp_path, monkeypatch, capsys, refused):
+def test_overwrite(words, tmp_path, monkeypatch, capsys, refused):
     monkeypatch.chdir(tmp_path)
     file = Path(words.split()[-1])
     file.write_text("mine")
@@ -190,7 +188,7 @@ def test_a_file_is_replaced_on_request_alone(words, tmp_path, monkeypatch, capsy
         ("set -o pipefail; mlstm-jax --version | exec true", 0, ""),  # which reads nothing
     ],
 )
-def test_what_cannot_be_written_is_told(line, code, told, call) -> None:
+def test_closed_and_full_outputs(line, code, told, call) -> None:
     said = call("bash", "-c", line, code=code).stderr
     assert told in said
     assert bool(told) == bool(said)
@@ -207,7 +205,7 @@ def test_what_cannot_be_written_is_told(line, code, told, call) -> None:
         (RuntimeError("a bug"), None),
     ],
 )
-def test_an_error_of_the_system_is_one_line_and_a_bug_is_not(error, told, monkeypatch, capsys):
+def test_errors_of_the_system(error, told, monkeypatch, capsys):
     def run(words: list[str]) -> None:
         raise error
 

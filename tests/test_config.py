@@ -40,12 +40,12 @@ FOLDER = Path(__file__).parent.parent / "configs"
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
-def test_every_config_file_loads(path: Path) -> None:
+def test_config_files(path: Path) -> None:
     config = configs.load_file(path)
     assert config.out == f"runs/{path.stem}"
 
 
-def test_the_papers_run() -> None:
+def test_run_of_the_paper() -> None:
     config = resolve(configs.load_file(FOLDER / "amazon_4096.py"), Hardware(8))
     assert (config.model.hidden, config.data.batch, config.data.window) == (4096, 2048, 256)
     assert (config.optimizer.learning_rate, config.optimizer.decay_steps) == (3e-3, 100_000)
@@ -56,7 +56,7 @@ def parse(words: list[str]) -> dict[str, Any]:
     return training.parse(training.train, words, "train").keywords
 
 
-def test_the_usual_config_is_the_quickstart() -> None:
+def test_usual_config() -> None:
     assert parse([])["config"] == configs.load_file("quickstart")
 
 
@@ -86,7 +86,7 @@ OF_GRU = {"model": GRU(hidden=512, weight_norm=True), "train__steps": 3}
         ("small_512 model:mlstm --model.recurrent-gain 2", {"model__recurrent_gain": 2}),
     ],
 )
-def test_a_line_changes_the_config_that_it_names(line: str, changes: dict) -> None:
+def test_options_of_a_line(line: str, changes: dict) -> None:
     given = parse(line.split())
     config = given["config"]
     assert config == vary(configs.load_file("small_512"), **changes)
@@ -96,7 +96,7 @@ def test_a_line_changes_the_config_that_it_names(line: str, changes: dict) -> No
     assert ("kind" in json.loads(text)["model"]) == (type(config.model) is not Model)
 
 
-def test_a_kind_keeps_what_its_config_sets() -> None:
+def test_kind_of_a_config() -> None:
     own = parse(["quickstart", "model:mlstm"])["config"]
     assert own == configs.load_file("quickstart")  # with what it sets beside the sizes
     model = parse(["amazon_4096", "model:transformer"])["config"].model
@@ -155,17 +155,17 @@ ADDRESSES = [
         (Config, {"data": "corpora/mine"}, "data", "a Data"),
     ],
 )
-def test_a_bad_value_is_named(section: Any, values: dict, field: str, rule: str) -> None:
+def test_bad_values(section: Any, values: dict, field: str, rule: str) -> None:
     with pytest.raises(UserError, match=rf"{re.escape(field)} .*{re.escape(rule)}"):
         section(**values)
 
 
 @pytest.mark.parametrize("text", ["node1:8476", "mlstm-0.mlstm:1", "10.0.0.1:65535", "[::1]:8476"])
-def test_an_address_of_process_0(text: str) -> None:
+def test_addresses(text: str) -> None:
     assert Distributed(coordinator=text).coordinator == text
 
 
-def test_the_batch_replaces_batch_per_device(tmp_path: Path) -> None:
+def test_batch_per_device(tmp_path: Path) -> None:
     file = write_config(Config(data=Data(batch_per_device=4)), tmp_path / "x.py")
     for words in (["--data.batch", "6"], ["--data.batch=6"]):
         config = parse([str(file), *words])["config"]
@@ -227,7 +227,7 @@ def test_differences_that_forbid_a_resume() -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_json_that_is_no_config_is_refused(text: str | bytes, message: str, tmp_path: Path) -> None:
+def test_bad_json(text: str | bytes, message: str, tmp_path: Path) -> None:
     with contextlib.suppress(fields.InvalidField):  # what is JSON gets a checksum
         text = json.dumps(digest.sealed(fields.parse(text))) if text[:1] == "{" else text
     (tmp_path / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -238,7 +238,7 @@ def test_json_that_is_no_config_is_refused(text: str | bytes, message: str, tmp_
     assert advice in str(refused.value)
 
 
-def test_json_gives_back_any_config() -> None:
+def test_round_trip_of_json() -> None:
     """Numbers of NumPy become Python's."""
     config = Config(
         model=Model(hidden=7, rating_head=True, recurrent_gain=2),
@@ -265,7 +265,7 @@ def test_json_gives_back_any_config() -> None:
         (["--model.no-weight-norm"], "--model.no-weight-norm"),
     ],
 )
-def test_a_choice_that_does_not_exist_is_refused(words, message, refused) -> None:
+def test_bad_choices(words, message, refused) -> None:
     assert message in refused("train", *words)
 
 
@@ -291,7 +291,7 @@ OTHERS = [kind for name, kind in sorted(Architecture.kinds.items()) if name != "
         (EMULATED, {"train__recompute_every": 16}, "train.recompute_every"),
     ],
 )
-def test_fields_that_do_not_go_together_are_refused(allowed, changes, field) -> None:
+def test_fields_that_exclude_each_other(allowed, changes, field) -> None:
     config = vary(Config(), **allowed)
     resolve(config, Hardware(1))
     with pytest.raises(UserError, match=f"^{re.escape(field)} is "):
@@ -299,7 +299,7 @@ def test_fields_that_do_not_go_together_are_refused(allowed, changes, field) -> 
 
 
 @pytest.mark.parametrize("kind", ["bert", "transformer"])
-def test_a_transformer_has_its_windows_places(kind: str) -> None:
+def test_positions_of_a_transformer(kind: str) -> None:
     words = ["small_512", f"model:{kind}", "--data.window", "96"]
     config = parse(words)["config"]
     assert resolve(config, Hardware(1)).model.longest_window == 96
@@ -329,14 +329,14 @@ HEAD = "from mlstm_jax.config import *\n\n"
     ],
 )
 @pytest.mark.parametrize("load", [configs.load_file, sweep.load_sweep])
-def test_the_line_and_the_field_are_named(load, code: str, message: str, tmp_path: Path) -> None:
+def test_mistakes_in_a_file(load, code: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(HEAD + code + "\n")
     with pytest.raises(UserError, match=message):
         load(path)
 
 
-def test_text_is_not_run(tmp_path: Path) -> None:
+def test_text_as_config(tmp_path: Path) -> None:
     (tmp_path / "reviews.csv").write_text("text\nfine\n")
     with pytest.raises(UserError, match=r"reviews.csv is not a config.*data.corpus"):
         configs.load_file(tmp_path / "reviews.csv")

@@ -24,7 +24,7 @@ def rendered(markdown: str) -> str:
 
 
 @pytest.mark.parametrize("section", [config.Config, config.MLSTM, config.GRU, config.Train])
-def test_the_page_of_configs_has_every_field(section: type) -> None:
+def test_page_of_configs(section: type) -> None:
     page = (ROOT / "docs/api/config.md").read_text(encoding="utf-8")
     table = page.split(f"### {section.__name__}\n")[1].split("###")[0]
     shown = [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")]
@@ -32,7 +32,7 @@ def test_the_page_of_configs_has_every_field(section: type) -> None:
     assert all(line.split(" | ")[-1].strip(" |") for line in table.splitlines()[4:] if line)
 
 
-def test_the_pages_of_the_api_are_those_of_the_code() -> None:
+def test_pages_of_the_api() -> None:
     """Their text is equal, and no public object is missing."""
     pytest.importorskip("griffe")
     written = runpy.run_path(str(ROOT / "docs/write_api.py"))["pages"]()
@@ -59,7 +59,7 @@ def test_links_of_a_page(link: str, shown: str) -> None:
     assert rendered(f"See [x]({link}).") == f"See {shown}."
 
 
-def test_troubleshooting_quotes_messages_of_the_code() -> None:
+def test_quoted_messages() -> None:
     """`…` stands for what a message fills in; the first column of a table quotes it."""
     text = ""
     for path in (ROOT / "mlstm_jax").rglob("*.py"):
@@ -74,7 +74,7 @@ def test_troubleshooting_quotes_messages_of_the_code() -> None:
             assert part.strip() in text, message
 
 
-def test_no_blank_line_cuts_a_table() -> None:
+def test_tables_without_blank_lines() -> None:
     """A row after a blank line is text, unless a line of dashes makes it a header."""
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("results/*/*.md")]:
         text = page.read_text(encoding="utf-8")
@@ -82,7 +82,7 @@ def test_no_blank_line_cuts_a_table() -> None:
         assert not lost, page
 
 
-def test_the_stored_outputs_are_those_of_the_stored_code() -> None:
+def test_outputs_of_notebooks() -> None:
     nbformat = pytest.importorskip("nbformat")
     pytest.importorskip("nbclient")
     from notebooks.store import code_digest

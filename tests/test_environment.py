@@ -49,7 +49,7 @@ def said(process: subprocess.Popen[str]) -> str:
     return process.communicate(timeout=120)[0]
 
 
-def test_a_program_is_compiled_once_a_machine(tmp_path, begin) -> None:
+def test_cached_program(tmp_path, begin) -> None:
     """Two processes begin at once, and both write; what is there is not compiled again."""
     both = [begin(), begin()]
     first = said(both[0])
@@ -67,14 +67,14 @@ def test_a_program_is_compiled_once_a_machine(tmp_path, begin) -> None:
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python has a codec of its own")
-def test_environments_with_other_codecs_do_not_disturb_each_other(tmp_path, begin) -> None:
+def test_cache_of_two_codecs(tmp_path, begin) -> None:
     pytest.importorskip("zstandard")
     for missing, hits in (((), 0), (("zstandard",), 0), ((), 1), (("zstandard",), 1)):
         assert said(begin(*missing)).endswith(f" {hits}\n")
     assert len([*tmp_path.glob("*/*/jit_compiled_once*")]) == 2
 
 
-def test_every_damage_of_an_entry_is_noticed(tmp_path: Path) -> None:
+def test_damaged_entries(tmp_path: Path) -> None:
     kept = cache.Cache(tmp_path)
     value = b"a program"
     kept.put("one", value)
@@ -93,7 +93,7 @@ def test_every_damage_of_an_entry_is_noticed(tmp_path: Path) -> None:
         assert kept.get("one") == value
 
 
-def test_the_cache_keeps_what_was_used_last(tmp_path, monkeypatch) -> None:
+def test_size_of_the_cache(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(cache, "_MOST_BYTES", 250)
     kept = cache.Cache(tmp_path)
     for age, name in enumerate(("killed.1-2", "b", "c")):
@@ -104,7 +104,7 @@ def test_the_cache_keeps_what_was_used_last(tmp_path, monkeypatch) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"b", "d"}
 
 
-def test_where_there_is_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin) -> None:
+def test_places_without_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin) -> None:
     """Turned off; set by the user; and where others may write what this process would execute."""
     monkeypatch.setenv(cache.FOLDER, "")
     assert cache.folder() is None
@@ -196,7 +196,7 @@ def test_forked_children_and_threads(tmp_path, command_environment):
         (AssertionError(), "no plug-in or no device"),
     ],
 )
-def test_a_device_that_jax_lacks_is_named(error, told, monkeypatch) -> None:
+def test_missing_devices(error, told, monkeypatch) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "x")
     monkeypatch.setattr(jax, "local_devices", Mock(side_effect=error))
     with pytest.raises(UserError, match=f"JAX_PLATFORMS='x': .*{told}"):
@@ -216,7 +216,7 @@ def test_a_device_that_jax_lacks_is_named(error, told, monkeypatch) -> None:
         ("jax_disable_jit", True),
     ],
 )
-def test_a_setting_of_jax_that_spoils_results_is_named(flag, value, corpus, tmp_path) -> None:
+def test_settings_of_jax(flag, value, corpus, tmp_path) -> None:
     """Other text for a seed, or an error inside of JAX. Some spoil only training."""
     before = getattr(jax.config, flag)
     jax.config.update(flag, value)
@@ -231,7 +231,7 @@ def test_a_setting_of_jax_that_spoils_results_is_named(flag, value, corpus, tmp_
     assert not (tmp_path / "run").exists()
 
 
-def test_too_little_address_space_is_named(monkeypatch) -> None:
+def test_too_little_address_space(monkeypatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: (600_000_000, -1))
     with pytest.raises(UserError, match=r"\(ulimit -v\) is 0.6 GB"):
         environment.local_devices()
@@ -245,7 +245,7 @@ def test_too_little_address_space_is_named(monkeypatch) -> None:
         ("0::/a\n", {}, None),
     ],
 )
-def test_the_limits_of_control_groups_are_read(own, limits, least, tmp_path, monkeypatch):
+def test_limits_of_control_groups(own, limits, least, tmp_path, monkeypatch):
     (tmp_path / "own").write_text(own)
     for name, text in limits.items():
         (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)

@@ -29,9 +29,7 @@ def nonsense(seed: int, words: int = 240) -> bytes:
     return " ".join(np.random.default_rng(seed).choice(vocabulary, words)).encode()
 
 
-def test_dynamic_evaluation_learns_and_scores_no_byte_with_parameters_that_have_read_it(
-    run, tmp_path, capsys
-):
+def test_dynamic_evaluation(run, tmp_path, capsys):
     example = load_example("dynamic_evaluation")
     evaluation = example.DynamicEvaluation(mlstm_jax.load(run.folder))
     text, place, window = nonsense(0), 150, evaluation.window
@@ -60,7 +58,7 @@ def test_dynamic_evaluation_learns_and_scores_no_byte_with_parameters_that_have_
             example.main([str(run.folder), str(tmp_path / "text"), *wrong])
 
 
-def test_onnx_files_give_the_same_in_any_batch(model, tmp_path, monkeypatch) -> None:
+def test_onnx_files(model, tmp_path, monkeypatch) -> None:
     """`export` compares the outputs with the package's; here two texts are read in pieces."""
     pytest.importorskip("onnx")
     onnxruntime = pytest.importorskip("onnxruntime")
@@ -84,7 +82,7 @@ def test_onnx_files_give_the_same_in_any_batch(model, tmp_path, monkeypatch) -> 
     assert not (tmp_path / "no.onnx").exists()
 
 
-def test_a_program_with_onnxruntime_alone_labels_a_csv(tmp_path, capsys) -> None:
+def test_labels_with_onnxruntime(tmp_path, capsys) -> None:
     """A blank text gets no label, as from `classify`."""
     pytest.importorskip("onnx")
     path = tmp_path / "reviews.onnx"

@@ -101,7 +101,7 @@ FAST = {"bytes", "recompute, micro"}
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in CONFIGS]
 )
-def test_the_laws_of_the_training_step(name: str) -> None:
+def test_laws_of_the_training_step(name: str) -> None:
     config = CONFIGS[name]
     program = parse(compiled(config).text)
     compute = NAMES[config.precision.compute]
@@ -118,7 +118,7 @@ def test_the_laws_of_the_training_step(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("compute", "expected"), [("fp32", "f32"), ("tf32", "tf32")])
-def test_float32_is_rounded_only_where_it_is_called_so(compute: Any, expected: str) -> None:
+def test_types_of_float32(compute: Any, expected: str) -> None:
     found = kernels(parse(compiled(make_config(compute)).text))
     assert {one.operand_type for one in found if one.flops} == {expected}
 
@@ -126,7 +126,7 @@ def test_float32_is_rounded_only_where_it_is_called_so(compute: Any, expected: s
 @pytest.mark.parametrize(
     ("all_reduce", "width"), [("fp32", 4), pytest.param("compute", 2, marks=pytest.mark.slow)]
 )
-def test_devices_talk_once_and_of_the_gradient_alone(all_reduce: Any, width: int) -> None:
+def test_one_all_reduce(all_reduce: Any, width: int) -> None:
     precision = Precision(compute="bf16", all_reduce=all_reduce)
     config = make_config(rows=8 * 64, precision=precision, train=Train(micro_batches=2))
     found = collectives(kernels(parse(compiled(config, 8).text)))
@@ -157,7 +157,7 @@ def papers(kernels_of: Any = "xla", recurrent: Any = "compute") -> Config:
     ],
     ids=["xla", "pallas", "fp8"],
 )
-def test_the_papers_step_fits_its_bound(config: Config, most: tuple[int, int]) -> None:
+def test_bounds_of_the_papers_step(config: Config, most: tuple[int, int]) -> None:
     made = compiled(config)
     assert made.temporary_bytes <= 8.4e9
     needed = made.argument_bytes + made.temporary_bytes
@@ -167,7 +167,7 @@ def test_the_papers_step_fits_its_bound(config: Config, most: tuple[int, int]) -
     assert backward <= most[1]
 
 
-def test_fp8_is_in_the_recurrent_products_alone() -> None:
+def test_products_in_fp8() -> None:
     config = papers("pallas", "fp8")
     program = parse(compiled(config).text)
     assert {one.operands for one in products(program)} == {("f8e4m3fn",) * 2, ("bf16",) * 2}
@@ -179,7 +179,7 @@ def test_fp8_is_in_the_recurrent_products_alone() -> None:
         compile_step(config, load_machine(MACHINES / "v100.json"), 1)
 
 
-def test_our_own_kernels_move_what_they_must() -> None:
+def test_bytes_of_our_kernels() -> None:
     """Of 64 rows of 512 units, in units of [64, 512]: bf16 2 bytes, float32 4."""
     text = compiled(PALLAS).text
     assert text.count("mosaic_gpu_v2") == 16
@@ -200,7 +200,7 @@ def test_our_own_kernels_move_what_they_must() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", ["v100", "a100", "b200"])
-def test_it_compiles_for_each_machine_that_is_described(machine: str) -> None:
+def test_described_machines(machine: str) -> None:
     """An H100 is an H200 with other memory. Our own kernels say what these lack."""
     compute, path = "fp16" if machine == "v100" else "bf16", MACHINES / f"{machine}.json"
     made = compiled(make_config(compute), machine=path)
@@ -251,7 +251,7 @@ def reading_programs() -> dict[str, Compiled]:
     }
 
 
-def test_the_laws_of_programs_that_only_read() -> None:
+def test_laws_of_reading() -> None:
     kept = {"evaluation": 0, "features": 64 * 32 * 512 * 4, "generation": 0}
     for name, made in reading_programs().items():
         program = parse(made.text)
@@ -265,7 +265,7 @@ def test_the_laws_of_programs_that_only_read() -> None:
 
 
 @pytest.mark.slow
-def test_pieces_of_the_all_reduce_run_beside_the_backward_pass(tmp_path: Path) -> None:
+def test_all_reduce_beside_the_backward_pass(tmp_path: Path) -> None:
     """In a process of its own, since JAX reads XLA_FLAGS when it starts."""
     path = tmp_path / "out.json"
     words = f"--size 4096 64 {WINDOW} --devices 8 --json {path}".split()
@@ -284,7 +284,7 @@ def test_pieces_of_the_all_reduce_run_beside_the_backward_pass(tmp_path: Path) -
     assert rest["bytes"] < 0.02 * sum(one["bytes"] for one in row["collectives"])
 
 
-def test_a_machine_without_a_gpu_is_refused() -> None:
+def test_machine_without_a_gpu() -> None:
     machine = dataclasses.replace(load_machine(H200), gpu=None)
     with pytest.raises(UserError, match="the machine's file has no field gpu"):
         compile_step(make_config(), machine, 1)

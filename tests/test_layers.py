@@ -74,7 +74,7 @@ def graph() -> dict[str, set[str]]:
     return {name.removesuffix(".__init__"): imported for name, imported in modules.items()}
 
 
-def test_no_import_runs_upwards() -> None:
+def test_order_of_imports() -> None:
     upwards = [
         f"{name} -> {one}"
         for name, imported in graph().items()
@@ -84,12 +84,12 @@ def test_no_import_runs_upwards() -> None:
     assert not upwards
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_circles() -> None:
     """Not even late, inside a function."""
     TopologicalSorter(graph()).prepare()
 
 
-def test_few_imports_are_inside_functions() -> None:
+def test_imports_inside_functions() -> None:
     """Only the table of commands, and what needs an optional package or a long time to import."""
     found = {
         (node.lineno, str(path.relative_to(PACKAGE)), one)
@@ -101,7 +101,7 @@ def test_few_imports_are_inside_functions() -> None:
     assert len(found) <= 20, found
 
 
-def test_every_module_has_a_layer() -> None:
+def test_layers_of_modules() -> None:
     top = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in trees()}
     assert top - {"__init__"} == {name.split(".")[0] for names in LAYERS for name in names}
 
@@ -117,7 +117,7 @@ UNSTABLE = {
 }
 
 
-def test_what_jax_may_remove_is_in_one_file_each() -> None:
+def test_unstable_parts_of_jax() -> None:
     unstable = re.compile(r"\bjax\.(?:experimental(?:\.\w+)?|_src|pmap|shard_map)\b")
     found = set()
     for path in trees():

@@ -20,13 +20,13 @@ def test_one_version() -> None:
     assert newest == mlstm_jax.__version__
 
 
-def test_messages_name_what_can_be_typed_without_a_clone() -> None:
+def test_names_in_messages() -> None:
     for path in (REPOSITORY / "mlstm_jax").rglob("*.py"):
         found = re.findall(r"-e '\.|bin/activate|configs/\w+", path.read_text())
         assert not found, f"{path}: {found}"
 
 
-def test_jaxlib_knows_the_flags_of_xla_that_are_set_or_documented() -> None:
+def test_flags_of_xla() -> None:
     paths = [REPOSITORY / "Makefile", *REPOSITORY.glob("*.md"), *REPOSITORY.glob(".ci/*")]
     for folder in ("mlstm_jax", "benchmarks", "results", "docs"):
         paths += (REPOSITORY / folder).rglob("*.py")

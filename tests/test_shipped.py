@@ -21,7 +21,7 @@ def call(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out
 
 
-def test_all_files_are_found_and_no_two_share_a_name() -> None:
+def test_names_of_files() -> None:
     kinds = set(get_args(shipped.Kind)) - {"model"}
     found = [path for kind in kinds for path in shipped.files(kind).values()]
     assert {path.relative_to(FOLDER) for path in found} == {
@@ -32,7 +32,7 @@ def test_all_files_are_found_and_no_two_share_a_name() -> None:
     assert len(shipped.files()) == len(found) + len(shipped.files("model"))
 
 
-def test_a_name_is_that_of_its_own_kind(tmp_path, monkeypatch) -> None:
+def test_names_of_kinds(tmp_path, monkeypatch) -> None:
     assert config.load_file("small_512") == config.load_file(FOLDER / "small_512.py")
     assert len(sweep.load_sweep(Path("puri_fig5"))) > 1
     assert load_machine(Path("h200")) == load_machine(FOLDER / "machines/h200.json")
@@ -46,7 +46,7 @@ def test_a_name_is_that_of_its_own_kind(tmp_path, monkeypatch) -> None:
     assert shipped.find(Path("tuned_512"), "config") == Path("tuned_512")
 
 
-def test_the_list_has_every_file_with_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_of_files(capsys: pytest.CaptureFixture[str]) -> None:
     lines = call(capsys, "configs").splitlines()
     shown = dict(line.split(maxsplit=1) for line in lines if line.startswith("  "))
     assert shown.keys() == shipped.files().keys()
@@ -56,13 +56,13 @@ def test_the_list_has_every_file_with_what_it_is(capsys: pytest.CaptureFixture[s
     assert shown["reviews-1024"].startswith("English reviews")
 
 
-def test_jax_starts_with_the_flags(command_environment) -> None:
+def test_jax_with_the_flags(command_environment) -> None:
     flags = " ".join(path.read_text() for path in shipped.files("flags").values())
     command = [sys.executable, "-c", "import jax; jax.devices()"]
     subprocess.run(command, env=command_environment | {"XLA_FLAGS": flags}, check=True)
 
 
-def test_a_config_or_sweep_that_is_printed_loads_from_any_folder(tmp_path, capsys):
+def test_printed_configs_and_sweeps(tmp_path, capsys):
     """Some vary a config that ships, and must find it."""
     for kind, load in (("sweep", sweep.load_sweep), ("config", config.load_file)):
         for name in shipped.files(kind):

@@ -33,14 +33,14 @@ def steers(text: str) -> set[str]:
     }
 
 
-def test_what_is_printable_stays() -> None:
+def test_printable_text() -> None:
     text = "a\tb\nc é 漢字 \u200f\u05d0 👩\u200d🚀\ufeff"
     assert terminal.printable(text) == text
     assert terminal.one_line("a\tb\nc") == r"a\tb\nc"
     assert terminal.message("a\nb: c") == "a\n  b: c"
 
 
-def test_what_would_steer_becomes_an_escape() -> None:
+def test_escapes() -> None:
     every = "".join(map(chr, [*range(32), *range(127, 160), *range(0x2028, 0x202F)]))
     every += "\u2066\u2069\ud800\udfff"
     shown = terminal.printable(every)
@@ -63,7 +63,7 @@ def hostile_run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_a_terminal_gets_escapes_and_a_pipe_the_text(hostile_run, tmp_path, monkeypatch, capsys):
+def test_terminal_and_pipe(hostile_run, tmp_path, monkeypatch, capsys):
     """Of what a model writes, and of labels."""
     made = Classifier(np.ones((1, 2)), np.zeros(1), [HOSTILE, "a\nb"], 1.0)
     fingerprint = weights.fingerprint(run.load_run(hostile_run).params)
@@ -97,7 +97,7 @@ def test_a_terminal_gets_escapes_and_a_pipe_the_text(hostile_run, tmp_path, monk
     assert table[-1].startswith("10 of 12 texts; for all,")
 
 
-def test_the_name_of_a_file_is_one_line(tmp_path, capsys) -> None:
+def test_name_of_a_file(tmp_path, capsys) -> None:
     source, out = tmp_path / f"{HOSTILE}\nforged.jsonl", str(tmp_path / "corpus")
     jsonl(source, [{"text": f"{HOSTILE} {n}"} for n in range(50)])
     for words in (["prepare", str(source), "--out", out], ["inspect", out]):
@@ -107,7 +107,7 @@ def test_the_name_of_a_file_is_one_line(tmp_path, capsys) -> None:
     assert json.loads(capsys.readouterr().out)["sources"][0]["name"] == source.name
 
 
-def test_a_message_is_one_message(refused: Callable[..., str]) -> None:
+def test_messages(refused: Callable[..., str]) -> None:
     for words in (
         ("train", f"{HOSTILE}.py"),
         ("train", f"--data.window={HOSTILE}"),
@@ -121,7 +121,7 @@ def test_a_message_is_one_message(refused: Callable[..., str]) -> None:
         assert "\nmlstm-jax: all is well" not in said
 
 
-def test_a_progress_line_says_nothing_that_steers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_line(capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressLine("name", 3) as progress:
         progress.say(f"changed: {HOSTILE}")
     assert capsys.readouterr().err == f"changed: {SHOWN}\n"
@@ -141,7 +141,7 @@ def fail(text: str) -> None:
         None,
     ],
 )
-def test_messages_survive_any_stream(stream, monkeypatch, capsys):
+def test_any_stream(stream, monkeypatch, capsys):
     written: list[str] = []
     if stream == "without isatty":
         stream = SimpleNamespace(write=written.append, flush=str)
@@ -167,9 +167,7 @@ def test_messages_survive_any_stream(stream, monkeypatch, capsys):
         (True, 3_000_000, 500_000, "train  1.5/3.0 MB  66.7 kB/s  0:00:23 left"),  # 1.5 MB
     ],
 )
-def test_the_time_left_does_not_count_what_compiles(
-    of_bytes, steps, first, second, monkeypatch, capsys
-):
+def test_time_left(of_bytes, steps, first, second, monkeypatch, capsys):
     now = 0.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     with ProgressLine("train", steps, of_bytes=of_bytes) as progress:
@@ -182,7 +180,7 @@ def test_the_time_left_does_not_count_what_compiles(
     assert after == second
 
 
-def test_a_heat_map_of_a_run_in_an_odd_folder(hostile_run, tmp_path, capsys):
+def test_heat_map_of_an_odd_folder(hostile_run, tmp_path, capsys):
     """A lone surrogate of a file name ends no page."""
     odd = tmp_path / "run $\\frac{ \udcff\x1b"
     hostile_run.rename(odd)
@@ -194,7 +192,7 @@ def test_a_heat_map_of_a_run_in_an_odd_folder(hostile_run, tmp_path, capsys):
     assert ">\u241b</span>" in page  # the symbol for escape
 
 
-def test_a_report_of_odd_labels(hostile_run, tmp_path, capsys) -> None:
+def test_report_of_odd_labels(hostile_run, tmp_path, capsys) -> None:
     names = [HOSTILE, "$\\frac{", "a|b\nc", "lone \ud800", "<img src=x> *b* [c](d) `e` R&B"]
     texts = jsonl(
         tmp_path / "texts.jsonl",
@@ -212,7 +210,7 @@ def test_a_report_of_odd_labels(hostile_run, tmp_path, capsys) -> None:
     assert set(found["classes"]) == set(names)
 
 
-def test_work_that_takes_long_is_told(monkeypatch) -> None:
+def test_slow_work(monkeypatch) -> None:
     said: list[str] = []
     told = threading.Event()
 
@@ -234,7 +232,7 @@ def test_work_that_takes_long_is_told(monkeypatch) -> None:
     assert said == ["compiling it"]
 
 
-def test_each_program_is_announced_once(model, monkeypatch) -> None:
+def test_announced_programs(model, monkeypatch) -> None:
     said: list[str] = []
 
     def told_if_slow(text: str, *, unless: bool) -> contextlib.AbstractContextManager[None]:

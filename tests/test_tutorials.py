@@ -50,7 +50,7 @@ def test_byte_by_byte(run, text_file, tmp_path, monkeypatch, capsys) -> None:
     assert np.shape(names["vectors"][0]) == (4, 1024)
 
 
-def test_several_labels_with_scikit_learn(run, tmp_path, monkeypatch) -> None:
+def test_several_labels(run, tmp_path, monkeypatch) -> None:
     """A rare label and a common one, on texts that the model has not seen labelled."""
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs/transfer.md").read_text(encoding="utf-8")
@@ -77,7 +77,7 @@ def test_several_labels_with_scikit_learn(run, tmp_path, monkeypatch) -> None:
     assert thresholds[0] != 0.5
 
 
-def test_numbers_with_scikit_learn(run, random) -> None:
+def test_numbers(run, random) -> None:
     page = (ROOT / "docs/transfer.md").read_text(encoding="utf-8")
     recipe = re.search(r"(?s)\n## Numbers\n.*?```python\n(.*?)```", page)[1]
     ends = random.choice(["good", "great", "bad"], 120)
@@ -125,7 +125,7 @@ def test_recipes(run, text_file, tmp_path, monkeypatch, capsys) -> None:
     assert blank == {}
 
 
-def test_the_parsers_take_every_command_of_the_docs(tmp_path, monkeypatch) -> None:
+def test_commands_of_the_docs(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("small_512.py",):  # which a reader has written
         Path(name).write_bytes(shipped.files("config")["small_512"].read_bytes())

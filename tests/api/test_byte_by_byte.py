@@ -38,7 +38,7 @@ def read(run: Run) -> Any:
     return text_T, apply(text_T)
 
 
-def test_states_are_those_of_each_byte(model: mlstm.TrainedModel, read: Any) -> None:
+def test_states_of_each_byte(model: mlstm.TrainedModel, read: Any) -> None:
     text_T, output = read
     assert model.cleaned(TEXT) == text_T.tobytes()
     c_TH, h_TH = (np.asarray(x[0, :, -1], np.float64) for x in (output.states.c, output.states.h))
@@ -52,7 +52,7 @@ def test_states_are_those_of_each_byte(model: mlstm.TrainedModel, read: Any) -> 
     assert model.states(" ").shape == (0, 64)
 
 
-def test_log_probabilities_are_nats_of_each_byte_but_the_first(model, read) -> None:
+def test_log_probabilities(model, read) -> None:
     text_T, output = read
     logits_TV = np.asarray(output.logits_BTV[0], np.float64)[:-1]
     shares_TV = np.exp(logits_TV - logits_TV.max(axis=1, keepdims=True))
@@ -70,7 +70,7 @@ def test_log_probabilities_are_nats_of_each_byte_but_the_first(model, read) -> N
         model.bits_per_character([])
 
 
-def test_a_text_in_pieces_is_read_to_the_bit_as_the_whole(model, random) -> None:
+def test_pieces_of_a_text(model, random) -> None:
     """Byte by byte, and in random pieces, some of which are empty or longer than a window."""
     text = model.cleaned(TEXT)
     scores = model.log_probabilities(TEXT)
@@ -91,7 +91,7 @@ def test_a_text_in_pieces_is_read_to_the_bit_as_the_whole(model, random) -> None
             np.testing.assert_array_equal(np.concatenate(pieces), whole)
 
 
-def test_other_kinds_read_pieces(untrained: Run) -> None:
+def test_pieces_of_other_kinds(untrained: Run) -> None:
     model = mlstm.TrainedModel(untrained)
     text = b"\n my guitar is good "
     if untrained.config.model.objective != "next-byte":
@@ -108,7 +108,7 @@ def test_other_kinds_read_pieces(untrained: Run) -> None:
 
 
 @pytest.mark.parametrize("kind", [None, "bert", "transformer"])
-def test_the_next_text_is_read_on_from_the_last(kind, run, monkeypatch) -> None:
+def test_texts_that_begin_alike(kind, run, monkeypatch) -> None:
     """As one types: what a new reader gives, to the bit, after few bytes."""
     feed = Stream.feed
     count = []
@@ -145,7 +145,7 @@ def test_the_next_text_is_read_on_from_the_last(kind, run, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("is_overtaken", [False, True])
-def test_a_read_that_another_stops_or_overtakes_spoils_none(is_overtaken, run, monkeypatch) -> None:
+def test_stopped_and_overtaken_reads(is_overtaken, run, monkeypatch) -> None:
     """Ctrl-C in the middle of a text, or a thread that reads with the same reader meanwhile."""
     feed = Stream.feed
     typed = clean(TEXT, "radford")
@@ -173,7 +173,7 @@ def test_a_read_that_another_stops_or_overtakes_spoils_none(is_overtaken, run, m
 
 
 @pytest.mark.filterwarnings("ignore:half of a character")
-def test_spans_are_the_states_after_the_last_byte_of_words(model: mlstm.TrainedModel) -> None:
+def test_states_of_spans(model: mlstm.TrainedModel) -> None:
     """Found by other means: each word is in the cleaned text once."""
     texts = [
         "  \r\n the&#32;caf&eacute;\r\nworks &lt;very&gt; well.  ",
@@ -199,7 +199,7 @@ def test_spans_are_the_states_after_the_last_byte_of_words(model: mlstm.TrainedM
             assert_close(one, model.states(text, state)[ends], TERMS)
 
 
-def test_a_span_ends_where_its_last_byte_is() -> None:
+def test_end_of_a_span() -> None:
     for text, span, cleaning, word in (
         (" a b\n", (1, 2), "none", b" a"),
         ("x &amp;amp; y", (12, 13), "radford", b"\n x &amp; y"),
@@ -208,7 +208,7 @@ def test_a_span_ends_where_its_last_byte_is() -> None:
         assert clean(text, cleaning)[: last + 1] == word
 
 
-def test_wrong_spans_are_refused(model: mlstm.TrainedModel) -> None:
+def test_wrong_spans(model: mlstm.TrainedModel) -> None:
     for text, span, message in (
         ("good", (2, 2), r"spans\[1\]: \(2, 2\) must have 0 <= start < end <= 4"),
         ("good", (0, 5), r"\(0, 5\) must have"),

@@ -91,7 +91,7 @@ def words_of(line: str, **places: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("line", "file", "call"), SAME, ids=[line for line, *_ in SAME])
-def test_a_line_and_a_call_give_the_same_answer(line, file, call, model, files, tmp_path, capsys):
+def test_same_answers(line, file, call, model, files, tmp_path, capsys):
     cli.main(words_of(line, MODEL=model.path, IN=files, OUT=tmp_path))
     found = read(tmp_path / file) if file else capsys.readouterr().out
     (tmp_path / "python").mkdir()
@@ -123,7 +123,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("line", "name", "arguments", "field"), REFUSED)
-def test_both_refuse(line, name, arguments, field, model, files, tmp_path, monkeypatch, refused):
+def test_same_refusals(line, name, arguments, field, model, files, tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
     assert field in refused(*words_of(line, MODEL=model.path, IN=files))
     places = {"IN/a.jsonl": files / "a.jsonl", "MODEL": model.path}
@@ -136,7 +136,7 @@ def test_both_refuse(line, name, arguments, field, model, files, tmp_path, monke
     assert not list(tmp_path.iterdir())
 
 
-def test_a_heat_map_is_an_html_file(model, tmp_path, monkeypatch, refused) -> None:
+def test_heat_map_in_another_format(model, tmp_path, monkeypatch, refused) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["--text", "a", "--unit", "1", "--out", "x.gif"]
     assert "x.gif" in refused("heatmap", model.path, *words)
@@ -159,7 +159,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_an_option_has_the_name_and_the_default_of_its_argument(name: str) -> None:
+def test_names_and_defaults(name: str) -> None:
     module = importlib.import_module(f"mlstm_jax.commands.{cli.COMMANDS[name]}")
     command = getattr(module, cli._identifier(name))
     options = inspect.signature(command).parameters

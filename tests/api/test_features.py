@@ -21,7 +21,7 @@ TEXTS = [f"my guitar is {word} {n}." for n in range(12) for word in ("good", "ba
 LABELS = [1, 0] * 12
 
 
-def test_scikit_learns_own_checks(model: mlstm.TrainedModel) -> None:
+def test_checks_of_scikit_learn(model: mlstm.TrainedModel) -> None:
     with warnings.catch_warnings():
         # It has no data for texts, and says so; its own CountVectorizer gets the same checks.
         warnings.simplefilter("ignore", SkipTestWarning)
@@ -31,7 +31,7 @@ def test_scikit_learns_own_checks(model: mlstm.TrainedModel) -> None:
     assert passed >= {one["check_name"] for one in of_texts if one["status"] == "passed"} > set()
 
 
-def test_a_pipeline_from_texts_to_labels(model: mlstm.TrainedModel, tmp_path: Path) -> None:
+def test_pipeline(model: mlstm.TrainedModel, tmp_path: Path) -> None:
     """It is kept in a file, and its clones share the model."""
     features = mlstm.Features(model, state="c", batch_size=np.int64(8))
     np.testing.assert_array_equal(features.fit_transform(TEXTS), model.encode(TEXTS, "c"))
@@ -67,7 +67,7 @@ def test_names_and_data_frames(model: mlstm.TrainedModel) -> None:
         np.testing.assert_array_equal(joined.iloc[:, :-1], model.encode(iter(TEXTS[:3])))
 
 
-def test_a_path_is_loaded_once(model: mlstm.TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_loaded_once(model: mlstm.TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     features = mlstm.Features(str(model.path)).fit(TEXTS)
     monkeypatch.setattr("mlstm_jax.api.features.load", lambda path: pytest.fail("loaded again"))
     np.testing.assert_array_equal(features.transform(TEXTS), model.encode(TEXTS))
@@ -75,7 +75,7 @@ def test_a_path_is_loaded_once(model: mlstm.TrainedModel, monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("classes", [("good", "bad"), (3, 12)])
-def test_a_model_is_fine_tuned_as_a_classifier(model, tmp_path, classes) -> None:
+def test_fine_tuned_classifier(model, tmp_path, classes) -> None:
     labels = [classes[one] for one in LABELS]
     options = mlstm.FinetuneOptions(epochs=20, batch=8, learning_rate=1e-2, window=32)
     made = mlstm.FineTuned(model, options=options)
@@ -106,7 +106,7 @@ def test_a_model_is_fine_tuned_as_a_classifier(model, tmp_path, classes) -> None
 
 
 @pytest.mark.filterwarnings("ignore::mlstm_jax.errors.Note")
-def test_what_cannot_be_fine_tuned_is_refused(model: mlstm.TrainedModel) -> None:
+def test_refused_labels(model: mlstm.TrainedModel) -> None:
     for labels, message in (
         (["1", "1.0"], "become the same name as text"),
         ([0.5, 0.7], "continuous"),

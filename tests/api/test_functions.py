@@ -56,21 +56,21 @@ assert environment.has_started()
 """
 
 
-def test_importing_changes_nothing_in_the_process(command_environment) -> None:
+def test_import_without_effects(command_environment) -> None:
     """Nor does the first use of any public name, but for the handler that absl gives logging."""
     command = [sys.executable, "-c", PROBE % repr([*mlstm.__all__])]
     done = subprocess.run(command, env=command_environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def test_every_public_name_is_there_and_documented() -> None:
+def test_public_names() -> None:
     assert sorted(dir(mlstm)) == sorted(mlstm.__all__)
     for name in mlstm.__all__:
         if name != "__version__":
             assert getattr(mlstm, name).__doc__, name
 
 
-def test_type_checkers_see_what_is_imported_late() -> None:
+def test_names_for_type_checkers() -> None:
     """The names under TYPE_CHECKING and those of __getattr__ are the same, from the same place."""
     path = Path(mlstm.__file__)
     assert (path.parent / "py.typed").is_file()
@@ -86,7 +86,7 @@ def test_type_checkers_see_what_is_imported_late() -> None:
     assert {*mlstm.__all__} == {*checked, "__version__"}
 
 
-def test_training_gives_a_model_and_its_metrics(corpus, tmp_path, monkeypatch, capfd) -> None:
+def test_training_with_callbacks(corpus, tmp_path, monkeypatch, capfd) -> None:
     """Without a watchdog; an error in a callback ends the first session, and a second resumes."""
     lines: list[dict[str, Any]] = []
 
@@ -121,7 +121,7 @@ def test_training_gives_a_model_and_its_metrics(corpus, tmp_path, monkeypatch, c
     assert model.evaluate("valid").bpc == pytest.approx(best["bpc"], rel=1e-5)
 
 
-def test_metrics_are_a_data_frame_and_a_plot(model: mlstm.TrainedModel) -> None:
+def test_data_frame_and_plot(model: mlstm.TrainedModel) -> None:
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("matplotlib")
     assert len(model.plot().axes) == len(mlstm.plot_metrics([model.path], x="step").axes) == 5
@@ -129,7 +129,7 @@ def test_metrics_are_a_data_frame_and_a_plot(model: mlstm.TrainedModel) -> None:
     assert model.metrics.to_dict("records")[-1]["step"] == model._jax.lines()[-1]["step"]
 
 
-def test_the_documented_trackers_get_every_number(run, monkeypatch) -> None:
+def test_documented_trackers(run, monkeypatch) -> None:
     lines = read_metrics(run.folder / "metrics.jsonl")
     page = (Path(__file__).parents[2] / "docs/runs.md").read_text(encoding="utf-8")
     section = page.split("### W&B")[1].split("\n## ")[0]
@@ -161,7 +161,7 @@ def test_the_documented_trackers_get_every_number(run, monkeypatch) -> None:
         assert logged["train/loss"] > 0
 
 
-def test_several_processes_need_a_process_of_their_own(tmp_path: Path) -> None:
+def test_several_processes(tmp_path: Path) -> None:
     """Their loss would end this one."""
     several = Distributed(coordinator="localhost:1", processes=2, index=1)
     cluster = mlstm.Config(out=str(tmp_path / "two"), distributed=several)

@@ -22,7 +22,7 @@ def classifier(model: mlstm.TrainedModel) -> Any:
     return model.transfer(*[(TEXTS, LABELS)] * 3)
 
 
-def test_only_lists_of_texts_are_read(model, classifier) -> None:
+def test_what_is_no_list_of_texts(model, classifier) -> None:
     for texts, message in (
         ("one", r"texts is a single str; give a list of texts, \[text\]"),
         (b"x", "texts is a single bytes"),
@@ -45,7 +45,7 @@ def test_only_lists_of_texts_are_read(model, classifier) -> None:
                 read(texts)
 
 
-def test_texts_come_in_any_list_or_file(model, classifier, tmp_path) -> None:
+def test_kinds_of_lists_and_files(model, classifier, tmp_path) -> None:
     pandas = pytest.importorskip("pandas")
     two = TEXTS[:2]
     table = pandas.DataFrame({"review": two}, index=[7, 3])
@@ -71,7 +71,7 @@ def test_texts_come_in_any_list_or_file(model, classifier, tmp_path) -> None:
     assert_close(some, answers, features.shape[1], "float64")
 
 
-def test_half_of_a_character_is_noted_at_every_door(model, classifier, tmp_path) -> None:
+def test_half_of_a_character(model, classifier, tmp_path) -> None:
     text = "\ud800 a"
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": "\\ud800 a"}\n')
     with pytest.warns(Note, match=r"in 1 of 2 texts of .*a\.jsonl, the first number 2;"):
@@ -93,7 +93,7 @@ def test_half_of_a_character_is_noted_at_every_door(model, classifier, tmp_path)
             read(given)
 
 
-def test_a_table_is_taken_by_its_columns(model) -> None:
+def test_columns_of_a_table(model) -> None:
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame({"stars": LABELS, "review": TEXTS})
     options = mlstm.TransferOptions(state="mean_h")
@@ -207,7 +207,7 @@ def refused(method: str, given: dict[str, Any], **mistakes: Any) -> Any:
         ("no field 'bacth'; did you mean", lambda m: mlstm.vary(m.config, data__bacth=1)),
     ],
 )  # fmt: skip
-def test_a_mistake_names_the_argument(message, call, model, tmp_path, monkeypatch) -> None:
+def test_mistakes(message, call, model, tmp_path, monkeypatch) -> None:
     """And leaves nothing."""
     monkeypatch.chdir(tmp_path)
     pattern = rf"\b{message}\b" if message.isidentifier() else message

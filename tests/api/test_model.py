@@ -14,7 +14,7 @@ from mlstm_jax.training.evaluation import Score, report_of
 TEXTS = ["my guitar is good 1.", "", "that strap sounds bad 12.", "the café works great 3." * 20]
 
 
-def test_a_model_is_shown_in_a_few_lines_and_cannot_be_changed(model: mlstm.TrainedModel) -> None:
+def test_repr_and_parameters(model: mlstm.TrainedModel) -> None:
     lines = repr(model).splitlines()
     assert len(lines) == 3
     assert "2 x 64 units" in lines[1]
@@ -24,7 +24,7 @@ def test_a_model_is_shown_in_a_few_lines_and_cannot_be_changed(model: mlstm.Trai
         model.parameters["decoder_bias"][0] = 1
 
 
-def test_progress_counts_the_bytes_that_are_read(model, monkeypatch, capsys) -> None:
+def test_progress(model, monkeypatch, capsys) -> None:
     monkeypatch.setattr("mlstm_jax.terminal._SECONDS_BETWEEN_PLAIN_LINES", 0.0)
     texts = ["a text of any length "] * 500  # 23 bytes after cleaning
     model.encode(texts, show_progress=True)
@@ -33,7 +33,7 @@ def test_progress_counts_the_bytes_that_are_read(model, monkeypatch, capsys) -> 
     assert "score  11.5/11.5 kB" in capsys.readouterr().err
 
 
-def test_a_heat_map_shows_itself(model: mlstm.TrainedModel, tmp_path: Path) -> None:
+def test_heat_map_in_a_notebook(model: mlstm.TrainedModel, tmp_path: Path) -> None:
     made = model.heatmap("my guitar is good", 3, state="mean_h")
     assert made.name == "mean of h so far of unit 3 of layer 1"
     # A part of a notebook, whose own style it leaves as it is.
@@ -87,7 +87,7 @@ def test_export_and_load_again(model: mlstm.TrainedModel, tmp_path: Path) -> Non
         model.export(path / "m.safetensors")
 
 
-def test_a_report_has_the_files_of_a_run_and_no_others(model: mlstm.TrainedModel) -> None:
+def test_report(model: mlstm.TrainedModel) -> None:
     score = Score(loss=1.0, bpc=1.4, bytes_scored=100, seconds=1.0)
     corpus = model.config.data.corpus
     own = report_of(model.run, None, score, "a sample")
@@ -135,7 +135,7 @@ def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) 
         assert scored.name == "log-odds of 1"
 
 
-def test_a_notebook_draws_a_bar_in_place() -> None:
+def test_bar_in_a_notebook() -> None:
     for name in ("ipykernel", "ipywidgets"):
         pytest.importorskip(name)
     nbclient, nbformat = (pytest.importorskip(name) for name in ("nbclient", "nbformat"))

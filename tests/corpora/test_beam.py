@@ -56,7 +56,7 @@ def test_the_same_corpus(tmp_path: Path) -> None:
         ("'", "Beam could not run the pipeline: .*No closing quo"),
     ],
 )
-def test_sources_and_options_that_are_refused(options: str, why: str, tmp_path: Path) -> None:
+def test_refused_sources_and_options(options: str, why: str, tmp_path: Path) -> None:
     source = jsonl(tmp_path / "a.jsonl", [{"body": "text"}])
     with pytest.raises(UserError, match=why):
         prepare([source], tmp_path / "out", engine="beam", beam_options=options)

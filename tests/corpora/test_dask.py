@@ -74,7 +74,7 @@ def write_sources(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_a_cluster_makes_the_corpus_of_duckdb(tmp_path: Path, cluster, is_killed: bool) -> None:
+def test_corpus_of_a_cluster(tmp_path: Path, cluster, is_killed: bool) -> None:
     """Also if one of two workers is killed when the first part is written."""
     address, (victim, _) = cluster
     write_sources(tmp_path / "in")
@@ -99,7 +99,7 @@ def test_a_cluster_makes_the_corpus_of_duckdb(tmp_path: Path, cluster, is_killed
     assert (tmp_path / "beam.rejects.jsonl").read_text() == rejects
 
 
-def test_a_worker_that_cannot_read_or_write(tmp_path: Path, cluster, monkeypatch) -> None:
+def test_worker_without_files(tmp_path: Path, cluster, monkeypatch) -> None:
     address, workers = cluster
     here = tmp_path / "here"
     here.mkdir()

@@ -27,7 +27,7 @@ def make(folder: Path, *texts: tuple[str, float | None]) -> Path:
     return folder / "corpus"
 
 
-def test_a_summary_counts_what_is_there(tmp_path: Path, capsys) -> None:
+def test_summary(tmp_path: Path, capsys) -> None:
     made = make(tmp_path, *TEXTS, TEXTS[0])
     found = inspect(made, batch=1, window=8, samples=2)
     data = (made / "train.bin").read_bytes()
@@ -63,7 +63,7 @@ def test_a_summary_counts_what_is_there(tmp_path: Path, capsys) -> None:
     assert capsys.readouterr().out.count("sample: ") == 1
 
 
-def test_only_bytes_that_are_there_are_listed(tmp_path: Path) -> None:
+def test_listed_bytes(tmp_path: Path) -> None:
     made = make(tmp_path, ("a", None), ("b", None))
     text = format_summary(inspect(made, batch=1, window=2))
     assert "  space 50.0%  newline 25.0%  a 12.5%  b 12.5%\n" in text

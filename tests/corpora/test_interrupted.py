@@ -84,7 +84,7 @@ cli.main()
         (SWALLOWED, signal.SIGINT, "mlstm-jax generate: interrupted by SIGINT.\n"),
     ],
 )
-def test_the_exit_code_is_the_signals(program, number, told, tmp_path: Path) -> None:
+def test_exit_codes(program, number, told, tmp_path: Path) -> None:
     """By `python -m`, which looks at what was noted, as a file's `sys.exit` does not."""
     (tmp_path / "program.py").write_text(program)
     path = os.pathsep.join([str(tmp_path), str(REPOSITORY)])

@@ -30,7 +30,7 @@ def some(count: int, start: int = 0) -> list[dict[str, object]]:
     return [{"text": f"review {i} é", "rating": i % 5} for i in range(start, start + count)]
 
 
-def test_neither_files_nor_lines_have_an_order(tmp_path, capfd) -> None:
+def test_order_of_files_and_lines(tmp_path, capfd) -> None:
     first = some(60)
     second = some(50, start=30)  # the middle is in both
     second += [{"text": "review 0 é", "rating": -0.0}, {"text": "review 2 é"}, {}]
@@ -94,7 +94,7 @@ def test_ratings_of_duplicates(dedupe, one, two, tmp_path):
         (80, None, (72, 4, 4)),
     ],
 )
-def test_split_is_by_number_of_documents(tmp_path, count, split, expected):
+def test_sizes_of_splits(tmp_path, count, split, expected):
     source = jsonl(tmp_path / "a.jsonl", some(count))
     manifest = prepare([source], tmp_path / "out", split=split).manifest
     assert tuple(manifest.splits[name].documents for name in SPLITS) == expected
@@ -220,7 +220,7 @@ def out(tmp_path: Path, source: str) -> Path:
     return tmp_path / "out"
 
 
-def test_a_failure_leaves_the_old_corpus(source, out, tmp_path, monkeypatch) -> None:
+def test_failures(source, out, tmp_path, monkeypatch) -> None:
     before = contents(out)
     write = module.write_split
     rename = os.rename
@@ -279,7 +279,7 @@ def test_killed(source, tmp_path) -> None:
     assert not list(scratch.iterdir())
 
 
-def test_killed_while_the_old_one_is_removed(source, out, tmp_path):
+def test_killed_while_it_removes(source, out, tmp_path):
     after_one = "[kill(file.unlink()) for file in Path(folder).glob('train.*')]"
     removed = f"lambda folder, **how: {after_one} or rmtree(folder, **how)"
     prepare_killed(source, out, f"rmtree, shutil.rmtree = shutil.rmtree, {removed}")

@@ -50,7 +50,7 @@ def texts(folder: Path) -> dict[str, float]:
     return {text.decode().strip(): rating for text, rating in rated(folder)}
 
 
-def test_all_three_layouts_of_mcauley_and_parquet(tmp_path: Path) -> None:
+def test_layouts_of_amazons_reviews(tmp_path: Path) -> None:
     folder = tmp_path / "in/rating=4/text=x"  # which are no columns
     write_layouts(folder)
     write_parquet(
@@ -106,7 +106,7 @@ def small(path: Path) -> Path:
     return path
 
 
-def test_room_is_checked_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.txt"
     path.write_text("one\ntwo\nthree\n" * 1000)
     for sources, needed, message in (
@@ -122,7 +122,7 @@ def test_room_is_checked_before_the_work(tmp_path: Path, monkeypatch: pytest.Mon
         prepare(sources, tmp_path / str(needed))
 
 
-def test_temporary_files_elsewhere_are_gone_after(tmp_path: Path) -> None:
+def test_temporary_files_elsewhere(tmp_path: Path) -> None:
     path = small(tmp_path / "a.txt")
     temp = tmp_path / "temp"
     # Of a process that was killed; no process has so high a number.
@@ -134,7 +134,7 @@ def test_temporary_files_elsewhere_are_gone_after(tmp_path: Path) -> None:
         assert {p.name for p in tmp_path.iterdir()} == {"a.txt", "out", "temp"}
 
 
-def test_the_usual_memory_grows_with_the_threads(tmp_path, monkeypatch) -> None:
+def test_memory_of_threads(tmp_path, monkeypatch) -> None:
     connect = duckdb.connect
     limits = []
 
@@ -148,7 +148,7 @@ def test_the_usual_memory_grows_with_the_threads(tmp_path, monkeypatch) -> None:
     assert limits == ["800MB", "2000MB", "4000MB"]
 
 
-def test_long_documents_are_sorted_in_little_memory(tmp_path: Path) -> None:
+def test_long_documents_in_little_memory(tmp_path: Path) -> None:
     """DuckDB holds 2,048 rows at once, here all of these documents, 34 MB, in several copies."""
     path = tmp_path / "a.txt"
     path.write_text("".join(f"{n} {'word ' * 45_000}\n" for n in range(150)))
@@ -157,7 +157,7 @@ def test_long_documents_are_sorted_in_little_memory(tmp_path: Path) -> None:
     assert (made.records, made.duplicates) == (150, 0)
 
 
-def test_a_memory_limit_that_is_too_low(tmp_path: Path) -> None:
+def test_too_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"text": f"{i} " * 200}) + "\n" for i in range(4_000)))
     with pytest.raises(UserError, match=r"memory limit is too low.*\n.*`threads`"):

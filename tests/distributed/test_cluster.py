@@ -31,7 +31,7 @@ SESSIONS = ((0, 1, 4), (20, 2, 2), (30, 1, 1), (40, 4, 1))
 
 
 @pytest.mark.slow
-def test_a_run_moves_to_other_devices_and_processes(corpus, tmp_path, launcher) -> None:
+def test_change_of_devices_and_processes(corpus, tmp_path, launcher) -> None:
     """Its metrics are those of a run that stayed."""
     config = runs.make_config(corpus, tmp_path / "run")
     often = {"train__checkpoint_every": 10, "train__keep_checkpoints": 9}
@@ -85,7 +85,7 @@ with Cluster(options, Path(folder)) as cluster:
         ((1,), 3, "run", "", 1, "1 of 3 processes wait after 8 s. Missing: 0, 2;"),
     ],
 )
-def test_processes_end_together(started, processes, place, wrong, code, said, launcher, tmp_path):
+def test_end_of_processes(started, processes, place, wrong, code, said, launcher, tmp_path):
     """At the end, after an error of one, if one has a copy of the run folder, if some do not start.
 
     A link to the run folder is no copy, and a file of an earlier start no process that has started.
@@ -105,7 +105,7 @@ def test_processes_end_together(started, processes, place, wrong, code, said, la
         assert "Traceback" not in text
 
 
-def test_a_taken_port_is_named() -> None:
+def test_taken_port() -> None:
     for host in ("127.0.0.1", "node1"):
         with socket.create_server(("127.0.0.1", 0)) as taken:
             address = f"{host}:{taken.getsockname()[1]}"
@@ -136,7 +136,7 @@ time.sleep(600)
         (0, signal.SIGTERM, 128 + signal.SIGTERM, "interrupted by SIGTERM"),
     ],
 )
-def test_a_process_that_only_connects(victim, number, code, said, corpus, tmp_path, launcher):
+def test_process_that_only_connects(victim, number, code, said, corpus, tmp_path, launcher):
     """The others notice when it is lost, and receive signals while they wait for it."""
     address = runs.free_address()
     config = runs.make_config(corpus, tmp_path / "run")
@@ -170,9 +170,7 @@ STUCK = r"Timeout \(0:00:20\)!"
         (1, signal.SIGSTOP, WATCHDOG, STUCK),
     ],
 )
-def test_when_one_is_lost_the_other_ends_and_says_so(
-    victim, number, options, expected, corpus, tmp_path, launcher
-) -> None:
+def test_lost_process(victim, number, options, expected, corpus, tmp_path, launcher) -> None:
     config = runs.make_config(corpus, tmp_path / "run")
     running = launcher.train([config] * 2, *options, "--train.steps", "100000")
     runs.wait_for_step(running[0], tmp_path / "run", 25)
@@ -184,7 +182,7 @@ def test_when_one_is_lost_the_other_ends_and_says_so(
     assert re.search(expected, text), text
 
 
-def test_a_process_that_waits_for_the_others_receives_a_signal(corpus, tmp_path, launcher) -> None:
+def test_signal_while_waiting(corpus, tmp_path, launcher) -> None:
     config = runs.make_config(corpus, tmp_path / "run")
     options = ["--distributed.timeout-seconds", "60", "--distributed.processes", "2"]
     (waiting,) = launcher.train([config], *options, "--distributed.index", "1")
@@ -197,7 +195,7 @@ def test_a_process_that_waits_for_the_others_receives_a_signal(corpus, tmp_path,
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_stops_all_at_one_step(corpus, tmp_path, launcher) -> None:
+def test_signal_to_one(corpus, tmp_path, launcher) -> None:
     config = runs.make_config(corpus, tmp_path / "run")
     running = launcher.train([config] * 2)
     runs.wait_for_step(running[0], tmp_path / "run", 25)
@@ -223,7 +221,7 @@ def refused(launcher: runs.Launcher, *configs: Config, **options: Any) -> list[s
 
 
 @pytest.mark.slow
-def test_another_start_on_one_process_is_named(corpus, tmp_path, random, launcher) -> None:
+def test_other_parameters_on_one(corpus, tmp_path, random, launcher) -> None:
     places = [tmp_path / "one", tmp_path / "two"]
     for place in places:
         write_openai(place, random)
@@ -238,7 +236,7 @@ def test_another_start_on_one_process_is_named(corpus, tmp_path, random, launche
 
 
 @pytest.mark.slow
-def test_no_corpus_on_one_process_ends_all(corpus, tmp_path, launcher) -> None:
+def test_no_corpus_on_one(corpus, tmp_path, launcher) -> None:
     config = runs.make_config(corpus, tmp_path / "run")
     other = runs.make_config(tmp_path / "none", tmp_path / "run")
     for text in refused(launcher, config, other):
@@ -246,7 +244,7 @@ def test_no_corpus_on_one_process_ends_all(corpus, tmp_path, launcher) -> None:
 
 
 @pytest.mark.slow
-def test_another_number_of_devices_on_one_process_is_named(corpus, tmp_path, launcher) -> None:
+def test_other_devices_on_one(corpus, tmp_path, launcher) -> None:
     config = runs.make_config(corpus, tmp_path / "run", devices=Devices(virtual_cpu=2))
     # All have to agree on --devices.virtual-cpu; this is as if one GPU were gone.
     environments = [{"JAX_NUM_CPU_DEVICES": "2"}, {"JAX_NUM_CPU_DEVICES": "1"}]
@@ -255,7 +253,7 @@ def test_another_number_of_devices_on_one_process_is_named(corpus, tmp_path, lau
 
 
 @pytest.mark.slow
-def test_killed_five_times_it_ends_as_if_never_killed(corpus, tmp_path, launcher) -> None:
+def test_killed_five_times(corpus, tmp_path, launcher) -> None:
     launcher.train([runs.make_config(corpus, tmp_path / "calm")] * 2)
     launcher.ended(0)
     config = runs.make_config(corpus, tmp_path / "run")

@@ -54,7 +54,7 @@ def machines(tmp_path: Path) -> Iterator[list[str]]:
 
 
 @pytest.mark.slow
-def test_two_machines_train_one_run(machines, corpus, tmp_path, launcher) -> None:
+def test_two_machines(machines, corpus, tmp_path, launcher) -> None:
     """As a user would start it; both machines have one name, and a proxy knows neither."""
     few = Train(steps=20, log_every=5, eval_every=20)
     config = runs.make_config(corpus, tmp_path / "run", train=few)

@@ -98,7 +98,7 @@ START: dict[str, Callable[[str], list[Call]]] = {
         for path in sorted(LAUNCH.iterdir())
     ],
 )
-def test_a_file_of_launch_starts_a_run(name, corpus, tmp_path, launcher) -> None:
+def test_files_of_launch(name, corpus, tmp_path, launcher) -> None:
     for stub, text in STUBS.items():
         (tmp_path / stub).write_text(f"#!/usr/bin/env bash\n{text}\n")
         (tmp_path / stub).chmod(0o755)

@@ -47,7 +47,7 @@ class Simulated(Cluster):
         return values
 
 
-def test_an_error_without_a_limit_on_heartbeats(tmp_path, monkeypatch, capsys) -> None:
+def test_error_without_heartbeats(tmp_path, monkeypatch, capsys) -> None:
     """No process is ever lost, so the error is told at once."""
     options = Distributed(heartbeat_timeout_seconds=math.inf)
     cluster = Cluster(options, tmp_path)
@@ -96,7 +96,7 @@ def together(count: int, act: Callable[[Simulated], None]) -> tuple[list[str], i
         ({"data__corpus": "elsewhere"}, "a", ""),
     ],
 )
-def test_another_config_or_corpus_is_named(changes, letter, message) -> None:
+def test_other_config_or_corpus(changes, letter, message) -> None:
     """Another place of the corpus is not."""
     configs = [Config(), vary(Config(), **changes)]
     corpora: list[Any] = [SimpleNamespace(identity="a" * 32), SimpleNamespace(identity=letter * 32)]
@@ -124,7 +124,7 @@ ALL_DIFFER = "Processes that differ in all: 99, also process 2 (node2), process 
     ],
     ids=["order", "equal", "one", "all"],
 )
-def test_many_are_compared_in_short_messages(configs, told) -> None:
+def test_length_of_messages(configs, told) -> None:
     def act(process: Simulated) -> None:
         process.require_equal(configs[process.index], "Make them equal.")
 
@@ -178,7 +178,7 @@ def test_index_and_count(options, environment, expected) -> None:
         (HEAD, SRUN | {"SLURM_PROCID": "x"}, "SLURM_PROCID is 'x'"),
     ],
 )
-def test_a_missing_or_wrong_number_is_named(options, environment, field) -> None:
+def test_missing_or_wrong_numbers(options, environment, field) -> None:
     with pytest.raises(UserError, match=field):
         process_info(options, environment)
 
@@ -206,6 +206,6 @@ def test_the_gpu_of_a_process(hosts, visible, expected) -> None:
     assert chosen == expected
 
 
-def test_too_few_gpus_are_named() -> None:
+def test_too_few_gpus() -> None:
     with pytest.raises(UserError, match=r"CUDA_VISIBLE_DEVICES is '0,1'.* 3 .* on a"):
         choose_gpu(0, ["a"] * 3, ["0,1"] * 3)

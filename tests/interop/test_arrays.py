@@ -42,7 +42,7 @@ def at_most(size: int) -> Iterator[None]:
         tracemalloc.stop()
 
 
-def test_shapes_are_checked_before_anything_is_copied(exported: Any, folder: Path) -> None:
+def test_memory_of_wrong_shapes(exported: Any, folder: Path) -> None:
     path, flat = exported
     flat["layer_1/wh_v"] = np.zeros((4, 2_000_000), np.float32)
     save_file(flat, path, metadata={"mlstm_jax": json.dumps(ABOUT)})
@@ -76,7 +76,7 @@ LARGE = np.full((4, 256), 1e300)
         ({}, {"decoder_kernel": LARGE[:3]}, r"decoder_kernel .* \(3, 256\)"),
     ],
 )
-def test_a_file_of_another_kind_is_refused_by_field(about, changed, field, exported: Any) -> None:
+def test_refused_by_field(about, changed, field, exported: Any) -> None:
     path, flat = exported
     flat = {name: array for name, array in (flat | changed).items() if array is not None}
     if isinstance(about, dict):
@@ -89,7 +89,7 @@ def test_a_file_of_another_kind_is_refused_by_field(about, changed, field, expor
 
 
 @pytest.mark.parametrize(("kind", "size"), [("BF16", 2), ("F8_E4M3", 1)])
-def test_a_type_that_numpy_lacks_is_refused(kind: str, size: int, tmp_path: Path) -> None:
+def test_types_that_numpy_lacks(kind: str, size: int, tmp_path: Path) -> None:
     about = {"dtype": kind, "shape": [3], "data_offsets": [0, 3 * size]}
     header = json.dumps({"a": about}).encode()
     path = tmp_path / "m.safetensors"
@@ -99,7 +99,7 @@ def test_a_type_that_numpy_lacks_is_refused(kind: str, size: int, tmp_path: Path
         arrays.read_arrays(str(path), arrays.safetensors(path, "")[1], {"a": (3,)})
 
 
-def test_a_pipe_is_refused_without_waiting(folder: Path, tmp_path: Path) -> None:
+def test_pipes(folder: Path, tmp_path: Path) -> None:
     (folder / "3.npy").unlink()
     for name in ("o/3.npy", "m.safetensors"):
         os.mkfifo(tmp_path / name)
@@ -111,7 +111,7 @@ def test_a_pipe_is_refused_without_waiting(folder: Path, tmp_path: Path) -> None
     signal.alarm(0)
 
 
-def test_no_array_may_hold_nan(folder: Path) -> None:
+def test_nan(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
         before = path.read_bytes()
         array = np.load(path)
@@ -160,7 +160,7 @@ def zipped() -> bytes:
     ],
     ids=lambda content: repr(content[8:30]),
 )
-def test_an_invalid_npy_is_named(content: bytes, folder: Path) -> None:
+def test_invalid_npy(content: bytes, folder: Path) -> None:
     (folder / "12.npy").write_bytes(content)
     with pytest.raises(UserError, match=r"12\.npy: is not a \.npy file of numbers"):
         published.read_openai(folder)
@@ -169,9 +169,7 @@ def test_an_invalid_npy_is_named(content: bytes, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "order"), [("<f2", "F"), ("<f8", "C"), (">f4", "F"), (">f8", "C")]
 )
-def test_any_float_in_any_order_is_imported_and_nothing_else(
-    kind: str, order: Any, folder: Path
-) -> None:
+def test_types_and_orders(kind: str, order: Any, folder: Path) -> None:
     for path in folder.iterdir():  # to numbers that all of the types hold
         np.save(path, np.load(path).astype(np.float16).astype(np.float32))
     expected = weights.flatten(published.read_openai(folder).params)
@@ -188,7 +186,7 @@ def test_any_float_in_any_order_is_imported_and_nothing_else(
 # --- anything
 
 
-def test_an_array_is_written_right_in_any_order_of_memory(tmp_path: Path) -> None:
+def test_written_in_any_order(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     array = np.arange(6.0).reshape(2, 3)
     arrays.write_safetensors(path, {"a": np.asfortranarray(array)})

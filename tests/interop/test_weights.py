@@ -105,7 +105,7 @@ def test_weights_of_text(tmp_path, random) -> None:
     assert_same_model(published.read_openai(tmp_path / "given"), forward, TEXT, tmp_path / "run")
 
 
-def test_import_export_import_gives_the_same_bytes(tmp_path, found, capsys) -> None:
+def test_round_trip(tmp_path, found, capsys) -> None:
     """And in float16 the half of them, rounded once."""
     a = tmp_path / "a"
     b = tmp_path / "b"
@@ -136,7 +136,7 @@ def test_import_export_import_gives_the_same_bytes(tmp_path, found, capsys) -> N
     assert not (tmp_path / "no.safetensors").exists()
 
 
-def test_a_file_may_be_read_by_those_whom_the_umask_lets(tmp_path, found) -> None:
+def test_umask(tmp_path, found) -> None:
     made = Classifier(np.ones((1, 3)), np.zeros(1), ["a", "b"], 1.0)
     before = os.umask(0o027)
     try:
@@ -150,7 +150,7 @@ def test_a_file_may_be_read_by_those_whom_the_umask_lets(tmp_path, found) -> Non
     assert {path.stat().st_mode & 0o777 for path in written} == {0o640}
 
 
-def test_an_export_that_cannot_be_written_leaves_nothing(tmp_path, found) -> None:
+def test_full_disk(tmp_path, found) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
@@ -171,7 +171,7 @@ class Opens:
         return open, (str(self._path), "w")
 
 
-def test_a_strangers_pickle_is_not_executed(folder: Path, tmp_path: Path) -> None:
+def test_pickle_of_a_stranger(folder: Path, tmp_path: Path) -> None:
     trap = tmp_path / "trap"
     pickled = np.array([Opens(trap)], object)
     with (folder / "0.npy").open("wb") as file:
@@ -181,7 +181,7 @@ def test_a_strangers_pickle_is_not_executed(folder: Path, tmp_path: Path) -> Non
     assert not trap.exists()
 
 
-def test_imported_weights_are_as_they_are(found, tmp_path, refused) -> None:
+def test_imported_run(found, tmp_path, refused) -> None:
     """Neither trained over, nor of another model than their config; without a corpus."""
     imported = tmp_path / "run"
     run.write_imported(imported, found)
@@ -203,7 +203,7 @@ def test_imported_weights_are_as_they_are(found, tmp_path, refused) -> None:
         run.load_run(imported)
 
 
-def test_a_model_file_with_a_former_name_of_a_field_is_read(tmp_path, monkeypatch) -> None:
+def test_former_name_of_a_field(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(config._RENAMED, "model.units", "model.hidden")
     about = {"format": weights.FORMAT, "model": {"units": 24}, "cleaning": "none", "source": "x"}
     assert weights._about(tmp_path, json.dumps(about)).model.hidden == 24

@@ -25,7 +25,7 @@ PRODUCT = np.sqrt(2) * 0.0265
 BF16 = 5e-3
 
 
-def test_rounding_is_a_cast_that_saturates(random: np.random.Generator) -> None:
+def test_rounding(random: np.random.Generator) -> None:
     numbers = np.arange(256, dtype=np.uint8).view(fp8.E4M3).astype(np.float32)
     numbers = np.unique(numbers[np.isfinite(numbers)])
     # All numbers of the type, all ties between two of them, and what lies just beside both.
@@ -84,7 +84,7 @@ def training_input(random: np.random.Generator) -> tuple[Any, Any, Any]:
 
 
 @pytest.mark.fp16  # XLA for CPUs converts E4M3 by way of fp16
-def test_gradients_are_near_those_of_float32_and_kernels_compute_the_same(
+def test_gradients_of_emulation_and_kernels(
     random: np.random.Generator,
 ) -> None:
     """By emulation, and in Pallas's interpreter; from the first update on.
@@ -111,7 +111,7 @@ def test_gradients_are_near_those_of_float32_and_kernels_compute_the_same(
         history_U3 = fp8.with_newest(history_U3, maxima_3, ROWS * WINDOW)
 
 
-def test_scales_are_of_the_largest_maximum_of_the_last_updates() -> None:
+def test_scales() -> None:
     history_U3 = fp8.no_history()
     guess = np.array([1, 448 * 64 / 8, 448 * 64 / 8])
     np.testing.assert_array_equal(fp8.scales(history_U3, 64), guess)
@@ -125,7 +125,7 @@ def test_scales_are_of_the_largest_maximum_of_the_last_updates() -> None:
     np.testing.assert_array_equal(fp8.scales(history_U3, 64), [448, 3584, 3584])
 
 
-def test_reading_stays_in_the_compute_type(random: np.random.Generator) -> None:
+def test_type_of_reading(random: np.random.Generator) -> None:
     given = training_input(random)
     made = [
         read(LanguageModel(SIZE, Precision(compute="bf16", recurrent=recurrent)), *given)

@@ -89,7 +89,7 @@ def mean_loss(model: LanguageModel, params: dict, batch: np.ndarray, carry: Carr
     ("kind", "recompute_every", "options"),
     [*((kind, None, {}) for kind in KINDS), ("lstm", 3, {"weight_norm": True})],
 )
-def test_forward_and_gradient_agree_with_float64(kind, recompute_every, options, random):
+def test_forward_and_gradient(kind, recompute_every, options, random):
     model, params = make(kind=kind, hidden=4, **options)
     batch = random.integers(0, 256, (3, 5), dtype=np.uint8)
     carry = random_carry(random, 3, model)
@@ -124,7 +124,7 @@ def test_forward_and_gradient_agree_with_float64(kind, recompute_every, options,
     [(kind, "fp32") for kind in KINDS]
     + [("mlstm", "bf16"), pytest.param("mlstm", *FP16.values, marks=FP16.marks)],
 )
-def test_two_carried_windows_are_one_long_window(kind, compute, layers, random):
+def test_two_windows_are_one(kind, compute, layers, random):
     model, params = make(compute, kind, hidden=32, layers=layers)
     bytes_BT = random.integers(0, 256, (4, 24), dtype=np.uint8)
     carry = random_carry(random, 4, model)
@@ -138,7 +138,7 @@ def test_two_carried_windows_are_one_long_window(kind, compute, layers, random):
     assert_close(jnp.concatenate([first, second], axis=1), whole, terms=32)
 
 
-def test_with_states_the_logits_of_a_short_window_are_those_of_a_long_one(random) -> None:
+def test_logits_with_states(random) -> None:
     model, params = make(hidden=256, layers=1)
     bytes_BT = random.integers(0, 256, (1, 128), dtype=np.uint8)
     carry = random_carry(random, 1, model)
@@ -149,7 +149,7 @@ def test_with_states_the_logits_of_a_short_window_are_those_of_a_long_one(random
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_row_sees_and_where_its_state_is_held(kind, random) -> None:
+def test_rows_and_padding(kind, random) -> None:
     """Neither its neighbours nor the future; padding holds the state, which is that after the last
     byte, and states are the carry after each."""
     model, params = make(kind=kind)
@@ -177,7 +177,7 @@ def test_what_a_row_sees_and_where_its_state_is_held(kind, random) -> None:
         np.testing.assert_array_equal(steps[:, 2], found)  # of later bytes, which none reads, none
 
 
-def test_states_of_a_cell_in_a_half_type_are_its_numbers() -> None:
+def test_half_type_of_a_cell() -> None:
     precision = config.Precision(compute="bf16", cell="compute")
     model = LanguageModel(config.Model(hidden=8, embedding=8), precision)
     params = drawn(model.architecture)
@@ -186,7 +186,7 @@ def test_states_of_a_cell_in_a_half_type_are_its_numbers() -> None:
 
 
 @pytest.mark.parametrize("recompute_every", [None, 2])
-def test_padding_has_no_gradient(recompute_every: int | None) -> None:
+def test_gradient_with_padding(recompute_every: int | None) -> None:
     """Neither in the outputs, which our own kernels would compute as if there were none."""
     model, params = make()
     model = model.clone(recompute_every=recompute_every)
@@ -205,7 +205,7 @@ REST = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("bert", "gru", "
 
 @pytest.mark.parametrize("compute", ["bf16", FP16])
 @pytest.mark.parametrize("kind", ["lstm", "transformer", *REST])
-def test_half_precision_gradient_is_near_float32(compute, kind, random):
+def test_gradient_in_half_precision(compute, kind, random):
     batch = random.integers(0, 256, (8, 65), dtype=np.uint8)
     exact_model, params = make(kind=kind, hidden=64, layers=1)
     half_model, _ = make(compute, kind, hidden=64, layers=1)
@@ -218,7 +218,7 @@ def test_half_precision_gradient_is_near_float32(compute, kind, random):
     assert_close(half, exact, 8 * 64 + 2 * (4 if kind in KINDS else 10) * 64, compute)
 
 
-def test_initial_parameters_are_as_the_paper_has_them() -> None:
+def test_initial_parameters() -> None:
     params = initial(LanguageModel(config.Model(hidden=400, embedding=64), config.Precision()))
     layer = params["layer_0"]
     limit = 1 / np.sqrt(400)
@@ -234,7 +234,7 @@ def test_initial_parameters_are_as_the_paper_has_them() -> None:
     assert np.abs(params["decoder_kernel"]).max() <= limit
 
 
-def test_orthogonal_start_keeps_lengths_and_the_gain_is_on_top() -> None:
+def test_orthogonal_start() -> None:
     sizes = config.Model(hidden=40, recurrent_init="orthogonal", recurrent_gain=1.5)
     layer = initial(LanguageModel(sizes, config.Precision()))["layer_0"]
     wmh = np.asarray(layer["wmh_v"])
@@ -245,7 +245,7 @@ def test_orthogonal_start_keeps_lengths_and_the_gain_is_on_top() -> None:
         assert_close(layer[f"{name}_g"], gain * norms, terms=64)
 
 
-def test_weight_norm_makes_the_column_norms_the_gains(random: np.random.Generator) -> None:
+def test_weight_norm(random: np.random.Generator) -> None:
     v = random.normal(size=(9, 5)).astype(np.float32)
     g = random.normal(size=5).astype(np.float32)
     normalised = jax.jit(weight_norm)
@@ -259,6 +259,6 @@ def test_weight_norm_makes_the_column_norms_the_gains(random: np.random.Generato
 
 
 @pytest.mark.fp16
-def test_sums_do_not_overflow_in_half_precision() -> None:
+def test_weight_norm_in_half_precision() -> None:
     v = jnp.full((400, 2), 30.0, jnp.float16)  # its squares sum to 360,000, past 65,504
     assert_close(np.linalg.norm(weight_norm(v, jnp.ones(2)), axis=0), np.ones(2), terms=400)

@@ -36,7 +36,7 @@ def test_two_windows_are_one(kind, x_BTI) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_padding_leaves_the_carry(kind, x_BTI) -> None:
+def test_padding(kind, x_BTI) -> None:
     layer = KINDS[kind](HIDDEN)
     variables = layer.init(jax.random.key(0), x_BTI)
     is_padding = jnp.arange(WINDOW)[None] >= jnp.array([[4], [7], [1]])

@@ -158,7 +158,7 @@ H = 7
         pytest.param("float16", 6, None, marks=[pytest.mark.slow, pytest.mark.fp16]),
     ],
 )
-def test_it_agrees_with_the_reference(compute, inputs, recompute_every, random):
+def test_reference(compute, inputs, recompute_every, random):
     """To rounding under a gradient; without one to the bit."""
     # The reference in float32 is the judge of the half types too.
     given, direction, _, exact = exact_case(T, B, H, inputs)
@@ -182,7 +182,7 @@ def test_it_agrees_with_the_reference(compute, inputs, recompute_every, random):
 @pytest.mark.parametrize(
     "compute", ["bfloat16", pytest.param("float16", marks=[pytest.mark.slow, pytest.mark.fp16])]
 )
-def test_a_long_window(compute: str, random: np.random.Generator) -> None:
+def test_long_window(compute: str, random: np.random.Generator) -> None:
     """Of 256 steps: in half types JAX adds each to a sum in that type, ours are one in float32.
 
     Recomputing takes a fraction of the memory.
@@ -206,7 +206,7 @@ def test_a_long_window(compute: str, random: np.random.Generator) -> None:
     assert ours["wmh"] < plain["wmh"] / 2
 
 
-def test_a_cell_in_the_compute_type_keeps_it() -> None:
+def test_cell_in_the_compute_type() -> None:
     (carry, x, weights), direction, _, exact = exact_case(T, B, H, None)
     given = Carry(carry.h, jnp.asarray(carry.c, jnp.bfloat16)), x, weights
     for options in ({"recompute_every": 4}, {"loops": INTERPRETED}):
@@ -229,9 +229,7 @@ def equations(jaxpr: Any) -> Iterator[Any]:
     ("compute", "inputs", "recompute_every"),
     [("float32", None, 4), ("float32", 6, None), ("bfloat16", None, None), ("bfloat16", 6, 4)],
 )
-def test_loops_are_scans_and_products_have_operands_of_the_compute_type(
-    compute, inputs, recompute_every, random
-):
+def test_operations_of_the_program(compute, inputs, recompute_every, random):
     given = arguments(random, T, B, H, inputs=inputs)
     direction = directions(random, given)
     options = {"recompute_every": recompute_every}
@@ -245,7 +243,7 @@ def test_loops_are_scans_and_products_have_operands_of_the_compute_type(
 
 
 @pytest.mark.parametrize("inputs", [None, 16])
-def test_memory_without_a_gradient_does_not_grow_with_the_window(inputs, random):
+def test_memory_without_a_gradient(inputs, random):
     def temporary_bytes(window: int) -> int:
         program = jax.jit(partial(run_layer, compute=jnp.float32))
         compiled = program.lower(*arguments(random, window, 4, 32, inputs=inputs)).compile()
@@ -266,7 +264,7 @@ def test_memory_without_a_gradient_does_not_grow_with_the_window(inputs, random)
         pytest.param("float16", None, 3, (5, 3, 256), marks=[pytest.mark.slow, pytest.mark.fp16]),
     ],
 )
-def test_our_own_kernels_compute_the_same(compute, inputs, recompute_every, sizes):
+def test_our_kernels(compute, inputs, recompute_every, sizes):
     """Pallas's interpreter runs them here, whatever the processor."""
     t, b, h = sizes
     given, direction, exact_made, exact = exact_case(t, b, h, inputs)
@@ -290,9 +288,7 @@ def test_our_own_kernels_compute_the_same(compute, inputs, recompute_every, size
         ("0.10.2", 128, (9, 0), False, None),
     ],
 )
-def test_our_own_kernels_say_what_they_need(
-    version, hidden, capability, fp8, needed, monkeypatch
-) -> None:
+def test_needs_of_our_kernels(version, hidden, capability, fp8, needed, monkeypatch) -> None:
     monkeypatch.setattr(jax, "__version__", version)
     if needed is None:
         require_gpu(hidden, capability, fp8=fp8)

@@ -36,7 +36,7 @@ def both(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[mlstm.TrainedM
     return small, mlstm.load(tmp_path / "run", compute="fp32", reader="jax")
 
 
-def test_the_states_and_scores_are_those_of_jax(both) -> None:
+def test_states_and_scores(both) -> None:
     """Of many texts in any batch, and of one byte by byte."""
     small, other = both
     architecture = other.config.model
@@ -61,7 +61,7 @@ def test_the_states_and_scores_are_those_of_jax(both) -> None:
     np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
-def test_a_seed_gives_the_text_that_it_gives_jax(both) -> None:
+def test_generated_text(both) -> None:
     small, other = both
     held = {3: 2.0} if "c" in other.config.model.states else {}
     for how in ({}, {"temperature": 0.0}, {"top_k": 5}, {"top_p": 0.5}, {"set_unit": held}):
@@ -73,7 +73,7 @@ def test_a_seed_gives_the_text_that_it_gives_jax(both) -> None:
     assert b"".join(row[0] for row in pieces) == b"".join(row[0] for row in alone)
 
 
-def test_random_numbers_are_those_of_jax(random) -> None:
+def test_random_numbers(random) -> None:
     key = jax.random.key(2**32 - 1, impl="threefry2x32")
     numbers = np.arange(4, dtype=np.uint32)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
@@ -90,7 +90,7 @@ def test_random_numbers_are_those_of_jax(random) -> None:
         np.testing.assert_array_equal(draw(ours, logits_BV, how), theirs)
 
 
-def test_what_numpy_cannot_read_is_read_by_jax(run, tmp_path) -> None:
+def test_what_numpy_cannot_read(run, tmp_path) -> None:
     """A run with checkpoints; a Transformer; weights that were damaged: JAX's loader names them."""
     assert not isinstance(mlstm.load(run.folder).loaded, SmallModel)
     with pytest.raises(UserError, match="reader is 'numpy', but it must be auto or jax"):
@@ -107,7 +107,7 @@ def test_what_numpy_cannot_read_is_read_by_jax(run, tmp_path) -> None:
         mlstm.load(file)
 
 
-def test_the_reader_of_much_text_is_jax_where_that_is_worth_it(monkeypatch, tmp_path) -> None:
+def test_choice_of_the_reader(monkeypatch, tmp_path) -> None:
     write_imported(tmp_path / "run", as_weights(draw_model("mlstm")))
     monkeypatch.setattr("mlstm_jax.api.model.is_worth_jax", lambda size: size > 10)
     for how, readers in (("auto", [True, False]), ("numpy", [True]), ("jax", [False])):
@@ -116,7 +116,7 @@ def test_the_reader_of_much_text_is_jax_where_that_is_worth_it(monkeypatch, tmp_
         assert [key[0] for key in model._featurizers] == readers
 
 
-def test_int8_products_are_exact_to_the_rounding_of_their_factors(random) -> None:
+def test_int8_products(random) -> None:
     """Of many rows and of each alone, on any processor, also where the sums are largest."""
     pytest.importorskip("onnxruntime")
     shape = (96, 40)
@@ -140,7 +140,7 @@ def test_int8_products_are_exact_to_the_rounding_of_their_factors(random) -> Non
         np.testing.assert_array_equal(product(row[None])[0], expected)
 
 
-def test_int8_reads_whole_texts_and_each_alone(both) -> None:
+def test_int8_texts(both) -> None:
     pytest.importorskip("onnxruntime")
     small, _ = both
     int8 = mlstm.load(small.path, compute="int8")
@@ -154,7 +154,7 @@ def test_int8_reads_whole_texts_and_each_alone(both) -> None:
     assert "several texts in int8" in repr(int8)
 
 
-def test_what_int8_cannot_read_is_named(run, tmp_path, monkeypatch) -> None:
+def test_what_int8_cannot_read(run, tmp_path, monkeypatch) -> None:
     for folder, reader in ((run.folder, "auto"), ("reviews-1024", "jax")):
         with pytest.raises(UserError, match="compute is 'int8', but"):
             mlstm.load(folder, compute="int8", reader=reader)
@@ -183,7 +183,7 @@ cli.main(["generate", "reviews-1024", "--bytes", "5"])
 """
 
 
-def test_a_small_model_is_read_without_jax(tmp_path) -> None:
+def test_reading_without_jax(tmp_path) -> None:
     """Nothing is compiled, and no cache is made."""
     (tmp_path / "new.csv").write_text("text\nI loved it.\n", encoding="utf-8")
     root = Path(mlstm.__file__).parents[1]

@@ -42,7 +42,7 @@ def gradient(compute: str) -> Program:
     ("compute", "rows"),
     [("float32", 8), ("float32", 16), ("float32", 300), ("bfloat16", 8), ("bfloat16", 16)],
 )
-def test_a_product_of_a_loop_is_that_of_its_operands(compute, kind, rows, random) -> None:
+def test_products_of_a_loop(compute, kind, rows, random) -> None:
     """With few rows and a large matrix, the matrix is the left operand on a CPU."""
     transposed = kind == "transposed W"
     w_IO = random.normal(size=(512, 2048)).astype(compute)
@@ -60,7 +60,7 @@ def test_a_product_of_a_loop_is_that_of_its_operands(compute, kind, rows, random
 
 
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
-def test_no_loop_copies_a_whole_stack(compute: str) -> None:
+def test_copies_of_stacks(compute: str) -> None:
     """A stack that is read and written in one step is copied unless the reading comes last."""
     program = gradient(compute)
     loops = [name for name, _, in_loop in places(program) if in_loop]
@@ -74,7 +74,7 @@ def test_no_loop_copies_a_whole_stack(compute: str) -> None:
     assert copied == []
 
 
-def test_every_product_of_half_types_stays_one() -> None:
+def test_products_of_half_types() -> None:
     """XLA multiplies in float32 where a transposed operand keeps it from its own product."""
     x_BH = jnp.zeros((B, H), jnp.bfloat16)
     w_HH = jnp.zeros((H, H), jnp.bfloat16)
@@ -85,7 +85,7 @@ def test_every_product_of_half_types_stays_one() -> None:
     assert {one.operands for one in found} == expected
 
 
-def test_types_are_read_with_their_bytes() -> None:
+def test_parsed_types() -> None:
     text = """
 ENTRY %main (a: u16[2,3]) -> (f32[3,3], s8[]) {
   %a = u16[2,3]{1,0} parameter(0)
@@ -110,7 +110,7 @@ ENTRY %main (a: u16[2,3]) -> (f32[3,3], s8[]) {
     assert [one.operands for one in products(program)] == [("bf16", "bf16")]
 
 
-def test_the_branches_of_a_conditional_are_read() -> None:
+def test_parsed_conditional() -> None:
     text = """
 %one (a: f32[4]) -> f32[4] {
   %a = f32[4]{0} parameter(0)

@@ -27,7 +27,7 @@ def small(kind: str, compute: str = "fp32", **model: object) -> tuple[LanguageMo
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_forward_and_gradient_agree_with_float64(kind: str, random: np.random.Generator) -> None:
+def test_forward_and_gradient(kind: str, random: np.random.Generator) -> None:
     model, params = small(kind)
     batch = random.integers(0, 256, (2, 9), dtype=np.uint8)
     exact_params = jax.tree.map(np.float64, params)
@@ -53,7 +53,7 @@ def test_forward_and_gradient_agree_with_float64(kind: str, random: np.random.Ge
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_padding_is_not_seen_nor_what_follows(kind: str, random: np.random.Generator) -> None:
+def test_what_a_place_sees(kind: str, random: np.random.Generator) -> None:
     """What follows is seen by BERT alone."""
     model, params = small(kind)
     bytes_BT = random.integers(0, 256, (2, 9), dtype=np.uint8)
@@ -76,7 +76,7 @@ def test_padding_is_not_seen_nor_what_follows(kind: str, random: np.random.Gener
     assert (difference_T[:5] > 1e-4).all() if kind == "bert" else not difference_T[:5].any()
 
 
-def test_a_text_is_read_in_windows_as_in_one(random: np.random.Generator) -> None:
+def test_windows_of_a_text(random: np.random.Generator) -> None:
     """As long as it has no more bytes than the model has positions; rows may end early."""
     model, params = small("transformer")
     bytes_BT = random.integers(0, 256, (2, 9), dtype=np.uint8)
@@ -102,7 +102,7 @@ def test_a_text_is_read_in_windows_as_in_one(random: np.random.Generator) -> Non
             np.testing.assert_array_equal(text, bytes_BT[row, :length])
 
 
-def test_a_long_text_is_read_with_the_last_positions(random: np.random.Generator) -> None:
+def test_long_text(random: np.random.Generator) -> None:
     model, params = small("transformer")
     bytes_BT = random.integers(0, 256, (2, 27), dtype=np.uint8)
     carry = model.reading_carry(2)
@@ -114,7 +114,7 @@ def test_a_long_text_is_read_with_the_last_positions(random: np.random.Generator
     assert_close(found.logits_BTV, last.logits_BTV[:, -3:], TERMS)
 
 
-def test_dropout_multiplies_the_branches(random: np.random.Generator) -> None:
+def test_dropout(random: np.random.Generator) -> None:
     """With every branch dropped, only the embedding is left; with factors of 1, nothing changes."""
     model, params = small("transformer")
     bytes_BT = random.integers(0, 256, (2, 9), dtype=np.uint8)
@@ -132,7 +132,7 @@ def test_dropout_multiplies_the_branches(random: np.random.Generator) -> None:
     assert_close(dropped[:, :, 0], first, 3)
 
 
-def test_positions_start_as_waves_of_the_bytes_size() -> None:
+def test_first_positions() -> None:
     """A shift by n places is the same linear map everywhere: their products depend on n only."""
     model = Transformer(hidden=64, heads=2, layers=1, positions=128, embedding_std=0.5)
     start = jax.jit(Input(model, jnp.float32).init, static_argnums=3)
@@ -148,7 +148,7 @@ def test_positions_start_as_waves_of_the_bytes_size() -> None:
 
 
 @pytest.mark.parametrize("seen", ["causal", "causal, some keys", "lengths"])
-def test_attention_is_that_of_jax(seen: str, random: np.random.Generator) -> None:
+def test_attention(seen: str, random: np.random.Generator) -> None:
     """Over more places than a block of queries has, with a gradient."""
     rows = 2
     size = 70
@@ -183,7 +183,7 @@ def test_attention_is_that_of_jax(seen: str, random: np.random.Generator) -> Non
     assert_close(ours, both(jax.nn.dot_product_attention, is_causal=causal, **mask), terms)
 
 
-def test_the_products_of_a_plan_are_those_that_xla_counts() -> None:
+def test_counted_products() -> None:
     """A third are those of the forward pass; XLA counts norms and softmax, too."""
     model, params = make("fp32", "bert", hidden=32, heads=1, positions=512)
     bytes_BT = jnp.zeros((1, 512), jnp.uint8)
@@ -196,5 +196,5 @@ def test_the_products_of_a_plan_are_those_that_xla_counts() -> None:
 @pytest.mark.parametrize(
     ("capability", "expected"), [("7.0", (7, 0)), ("10.0", (10, 0)), ("gfx942", None), (None, None)]
 )
-def test_the_capability_of_a_gpu(capability, expected) -> None:
+def test_capability_of_a_gpu(capability, expected) -> None:
     assert gpu_capability(SimpleNamespace(compute_capability=capability)) == expected

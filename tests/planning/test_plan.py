@@ -72,13 +72,13 @@ def large_step(compute: Any, recurrent: Any) -> Config:
         ),
     ],
 )
-def test_seconds_per_iteration_are_those_measured(config, machine, measured, tolerance):
+def test_measured_seconds(config, machine, measured, tolerance):
     for row in planning.plan(config, machine, list(measured), 38.8e9):
         for seconds in measured[row.devices]:
             assert row.seconds_per_iteration == pytest.approx(seconds, rel=tolerance)
 
 
-def test_the_papers_hours() -> None:
+def test_hours_of_the_paper() -> None:
     """Section VI's table: 8 to 128 GPUs, 3 epochs or 100,000 iterations of 38.8 GB."""
     rows = planning.plan(paper(), "dgx1_v100", [8, 16, 32, 64, 128], 38.8e9)
     hours = [row.hours for row in rows]
@@ -87,7 +87,7 @@ def test_the_papers_hours() -> None:
 
 
 @pytest.mark.parametrize("data", [Data(batch=128), Data(batch_per_device=128)])
-def test_efficiency_compares_a_device_with_one_alone(data: Data) -> None:
+def test_efficiency(data: Data) -> None:
     config = Config(data=data, precision=Precision(compute="bf16"))
     alone, *several = planning.plan(config, "h100", [1, 8, 64])
     assert alone.efficiency == 1
@@ -96,7 +96,7 @@ def test_efficiency_compares_a_device_with_one_alone(data: Data) -> None:
         assert row.efficiency == pytest.approx(of_each / alone.bytes_per_second)
 
 
-def test_memory_is_what_the_compiler_counts() -> None:
+def test_counted_memory() -> None:
     """XLA's own count of the steps that the benchmark compiled, within a third."""
     rows = json.loads((RESULTS / "train_step_cpu_memory.json").read_text())["rows"]
     ours = [row for row in rows if row["implementation"] == "ours"]
@@ -113,7 +113,7 @@ def test_memory_is_what_the_compiler_counts() -> None:
 
 
 @pytest.mark.parametrize("kind", ["lstm", "transformer"])  # GRU and BERT are as these
-def test_memory_of_other_models_is_what_the_compiler_counts(kind: str) -> None:
+def test_counted_memory_of_other_kinds(kind: str) -> None:
     """XLA's own count of a gradient that JAX derives, within a third."""
     model = Architecture.kinds[kind](hidden=128, layers=2)
     config = Config(model=model, data=Data(batch=16, window=64))
@@ -133,7 +133,7 @@ def test_memory_of_other_models_is_what_the_compiler_counts(kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "lamb", "lars", "muon"])
-def test_moments_are_what_an_optimizer_keeps(name: Any) -> None:
+def test_moments(name: Any) -> None:
     options = Optimizer(name=name)
     model = Model(hidden=512)
     state = jax.eval_shape(build(options, model, lambda _: 1.0).init, parameter_shapes(model))
@@ -144,7 +144,7 @@ def test_moments_are_what_an_optimizer_keeps(name: Any) -> None:
     )
 
 
-def test_a_measured_rate_gives_the_measured_time() -> None:
+def test_measured_rate() -> None:
     results = RESULTS / "train_step_cpu_memory.json"
     rows = {
         row["recompute_every"]: row
@@ -161,7 +161,7 @@ def test_a_measured_rate_gives_the_measured_time() -> None:
         assert row.seconds_per_iteration == pytest.approx(rows[every]["median_s"], rel=tolerance)
 
 
-def test_a_window_that_is_not_longer_than_recompute_every_costs_no_second_pass() -> None:
+def test_window_without_recomputing() -> None:
     machine = load_machine(MACHINES / "h100.json")
 
     def seconds(every: int | None) -> float:
@@ -172,7 +172,7 @@ def test_a_window_that_is_not_longer_than_recompute_every_costs_no_second_pass()
     assert seconds(64) == seconds(65) == seconds(None) < seconds(63)
 
 
-def test_fp8_takes_rates_of_its_own() -> None:
+def test_rates_of_fp8() -> None:
     precision = Precision(compute="bf16", recurrent="fp8")
     config = Config(model=Model(hidden=64), precision=precision)
     with pytest.raises(UserError, match="no step_flops_per_s of fp8"):
@@ -181,14 +181,14 @@ def test_fp8_takes_rates_of_its_own() -> None:
     assert "bf16 with fp8 in the recurrent products" in said
 
 
-def test_a_plan_that_does_not_fit_into_memory_says_so() -> None:
+def test_too_little_memory() -> None:
     for rows, fits in ((1, True), (2_000_000, False)):
         plan = planning.plan(vary(paper(), data__batch_per_device=rows), "dgx1_v100", [1])
         assert plan[0].fits == fits
         assert ("! more than the" in str(plan)) != fits
 
 
-def test_a_transformer_has_the_positions_of_the_window() -> None:
+def test_positions_of_a_transformer() -> None:
     config = Config(model=Transformer(hidden=64, layers=1, heads=1), data=Data(window=2048))
     said = str(planning.plan(vary(config, precision__compute="bf16"), "h200", [1]))
     count = parameter_count(resolve(config, Hardware(1)))
@@ -196,7 +196,7 @@ def test_a_transformer_has_the_positions_of_the_window() -> None:
     assert count > parameter_count(config)
 
 
-def test_muon_costs_what_the_compiler_counts() -> None:
+def test_counted_products_of_muon() -> None:
     """Newton-Schulz of all matrices, by XLA's own count, on one device."""
     options = Optimizer(name="muon", muon_decoder=True)
     config = Config(model=Model(hidden=256, layers=2), optimizer=options)
@@ -220,7 +220,7 @@ def test_muon_costs_what_the_compiler_counts() -> None:
     assert planning.update_seconds(half, machine, 1) == pytest.approx(planned / rates["bf16"])
 
 
-def test_without_devices_a_plan_has_those_that_can_share_the_batch() -> None:
+def test_plan_without_devices() -> None:
     config = vary(Config(model=Model(hidden=16)), data__batch=24)
     rows = planning.plan(config, "h200", corpus_bytes=1e9)
     assert [row.devices for row in rows] == [1, 2, 4, 8]
@@ -243,7 +243,7 @@ _H200 = json.loads((MACHINES / "h200.json").read_text())
     ],
     ids=lambda text: text[:40],
 )
-def test_a_bad_description_is_named(text: str, message: str, tmp_path: Path) -> None:
+def test_bad_descriptions(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "machine.json").write_text(text)
     with pytest.raises(UserError, match=message):
         load_machine(tmp_path / "machine.json")

@@ -80,7 +80,7 @@ FP8 = {"precision__recurrent": "fp8_emulated", "devices__count": 2}  # its maxim
         *(pytest.param(x, {}, marks=pytest.mark.slow) for x in ("lstm", "gru", "transformer")),
     ],
 )
-def test_every_kind_learns_and_resumes_to_the_bit(kind, changes, corpus, tmp_path) -> None:
+def test_learning_and_resuming(kind, changes, corpus, tmp_path) -> None:
     config = make_config(
         corpus,
         tmp_path / "run",
@@ -110,7 +110,7 @@ def test_every_kind_learns_and_resumes_to_the_bit(kind, changes, corpus, tmp_pat
 
 
 @pytest.mark.parametrize(("kind", "window"), [("bert", 16), ("transformer", 8)])
-def test_evaluation_reads_windows_of_the_model(kind, window, corpus) -> None:
+def test_windows_of_evaluation(kind, window, corpus) -> None:
     sizes = Architecture.kinds[kind](hidden=8, embedding=8, layers=1)
     model = LanguageModel(sizes.for_windows(16), Precision())
     split = open_corpus(corpus).split("valid")
@@ -119,7 +119,7 @@ def test_evaluation_reads_windows_of_the_model(kind, window, corpus) -> None:
     assert evaluator.stream.batch(0, 16).inputs_BT.shape == (16, window)
 
 
-def test_which_models_are_bidirectional() -> None:
+def test_bidirectional_models() -> None:
     masked = Train(objective="masked-bytes")
     sizes = {"hidden": 8, "heads": 2, "layers": 1}
     transformer = resolve(Config(model=Transformer(**sizes), train=masked), Hardware(1)).model
@@ -136,7 +136,7 @@ def test_which_models_are_bidirectional() -> None:
     ("kind", "options"),
     [*((kind, {}) for kind in sorted(Architecture.kinds)), ("lstm", {"weight_norm": True})],
 )
-def test_matrices_and_large_gradients_are_named(kind: str, options: dict) -> None:
+def test_matrices_and_large_gradients(kind: str, options: dict) -> None:
     model = Architecture.kinds[kind](hidden=8, embedding=4, layers=2, classes=2, **options)
     shapes = expected_shapes(model)
     matrices = {name for name in shapes if model.matrices(name)}

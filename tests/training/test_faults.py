@@ -43,7 +43,7 @@ def cut_short(folder: Path, step: int) -> None:
     os.truncate(largest, largest.stat().st_size // 2)
 
 
-def test_a_damaged_checkpoint_is_set_aside(corpus, straight, stopped, capfd) -> None:
+def test_damaged_checkpoints(corpus, straight, stopped, capfd) -> None:
     for step in (10, 20, 30):
         cut_short(stopped, step)
     with pytest.raises(UserError, match=r"step 30 cannot be read .* step 20 .* step 10 "):
@@ -69,14 +69,14 @@ def test_a_damaged_checkpoint_is_set_aside(corpus, straight, stopped, capfd) -> 
         ({"data__batch": 4}, r"data.batch: 8 → 4.*`reset_carry`"),
     ],
 )
-def test_a_resume_that_does_not_fit_is_refused(changes, field, corpus, straight) -> None:
+def test_resume_that_does_not_fit(changes, field, corpus, straight) -> None:
     before = (straight / "config.json").read_text()
     with pytest.raises(UserError, match=field):
         run_train(vary(config_of(corpus, straight, 50), **changes))
     assert (straight / "config.json").read_text() == before
 
 
-def test_a_resume_with_another_corpus_is_refused(rated_corpus, straight) -> None:
+def test_resume_with_another_corpus(rated_corpus, straight) -> None:
     before = (straight / "config.json").read_text()
     with pytest.raises(UserError, match="trained on another corpus"):
         run_train(config_of(rated_corpus, straight, 50))
@@ -84,13 +84,13 @@ def test_a_resume_with_another_corpus_is_refused(rated_corpus, straight) -> None
 
 
 @pytest.mark.parametrize("field", ["precision__recurrent=fp8", "devices__kernels=pallas"])
-def test_kernels_without_a_gpu_are_refused(field, corpus, tmp_path) -> None:
+def test_kernels_without_a_gpu(field, corpus, tmp_path) -> None:
     name, value = field.split("=")
     with pytest.raises(UserError, match=rf"{value}', .* JAX found none"):
         run_train(vary(config_of(corpus, tmp_path / "run", 40), **{name: value}))
 
 
-def test_a_checkpoint_of_another_run_is_named(corpus, straight, stopped) -> None:
+def test_checkpoint_of_another_run(corpus, straight, stopped) -> None:
     """Whether the checkpoint was moved, or environment.json; a run moved as a whole is itself."""
     sibling = run_train(config_of(corpus, stopped.parent / "sibling", 2))
     config = config_of(corpus, stopped, 40)
@@ -115,7 +115,7 @@ def test_a_checkpoint_of_another_run_is_named(corpus, straight, stopped) -> None
     assert_same_run(moved, straight)
 
 
-def test_damaged_metrics_are_set_aside(corpus, stopped, capfd) -> None:
+def test_damaged_metrics(corpus, stopped, capfd) -> None:
     path = stopped / metrics.FILE
     path.write_bytes(path.read_bytes().replace(b'"bpc": 7', b'"bpc": 6', 1))
     with pytest.raises(UserError, match=r"metrics\.jsonl.*checkpoint of step 30"):
@@ -126,7 +126,7 @@ def test_damaged_metrics_are_set_aside(corpus, stopped, capfd) -> None:
     assert runs.values(lines_of(stopped)["train"], "step") == [35, 40]
 
 
-def test_a_run_may_have_any_name(corpus, tmp_path, monkeypatch) -> None:
+def test_odd_names_of_runs(corpus, tmp_path, monkeypatch) -> None:
     folder = tmp_path / "thesis [2024]*?\\ é" / os.fsdecode(b"a\xff") / "run"
     folder.parent.mkdir(parents=True)
     monkeypatch.setattr("tempfile.tempdir", str(folder.parent))
@@ -136,7 +136,7 @@ def test_a_run_may_have_any_name(corpus, tmp_path, monkeypatch) -> None:
     assert steps_in(folder) == [10, 20]
 
 
-def test_an_unreadable_first_checkpoint_stops_a_run(corpus, tmp_path, monkeypatch) -> None:
+def test_unreadable_first_checkpoint(corpus, tmp_path, monkeypatch) -> None:
     """With the path as it is Orbax writes this one, but cannot read it."""
     monkeypatch.setattr(
         "mlstm_jax.output.plain_path", lambda folder: nullcontext(folder.absolute())
@@ -145,7 +145,7 @@ def test_an_unreadable_first_checkpoint_stops_a_run(corpus, tmp_path, monkeypatc
         run_train(config_of(corpus, tmp_path / "[1]", 40))
 
 
-def test_lost_checkpoints_are_no_new_start(corpus, straight, stopped) -> None:
+def test_lost_checkpoints(corpus, straight, stopped) -> None:
     shutil.rmtree(stopped / "checkpoints")
     config = config_of(corpus, stopped, 40)
     log = stopped / "metrics.jsonl"
@@ -174,7 +174,7 @@ def test_lost_checkpoints_are_no_new_start(corpus, straight, stopped) -> None:
         (1000, ["resumed", "diverged"], False),
     ],
 )
-def test_metrics_tell_of_a_checkpoint_that_is_gone(every, events, lost, tmp_path) -> None:
+def test_metrics_without_checkpoints(every, events, lost, tmp_path) -> None:
     train = Train(eval_every=1000, checkpoint_every=every)
     run_folder.write_folder(Config(out=str(tmp_path), train=train))
     write_lines(tmp_path, train_line(40))
@@ -185,7 +185,7 @@ def test_metrics_tell_of_a_checkpoint_that_is_gone(every, events, lost, tmp_path
         require_new(tmp_path)
 
 
-def test_a_full_disk_costs_only_steps(corpus, straight, stopped, capfd) -> None:
+def test_full_disk(corpus, straight, stopped, capfd) -> None:
     config = config_of(corpus, stopped, 40)
     file = runs.write_config(config, stopped.parent / "config.py")
     # No file can grow beyond 30 kB: the metrics fit, the parameters do not.
@@ -204,7 +204,7 @@ def test_a_full_disk_costs_only_steps(corpus, straight, stopped, capfd) -> None:
     assert_same_run(stopped, straight)
 
 
-def test_a_run_that_diverges_at_once_starts_over(corpus, tmp_path) -> None:
+def test_divergence_at_once(corpus, tmp_path) -> None:
     """Every checkpoint is from after the divergence, so none is left; a short run ends so, too."""
     wild = Optimizer(learning_rate=3.0, decay_steps=10**6)  # the loss stays above 50 bits
     for steps, patience in ((3, 100), (40, 4)):
@@ -218,7 +218,7 @@ def test_a_run_that_diverges_at_once_starts_over(corpus, tmp_path) -> None:
     assert lines_of(tmp_path)["eval"][-1]["bpc"] < 8
 
 
-def test_a_restart_keeps_the_count_of_high_losses(corpus: Path, tmp_path: Path) -> None:
+def test_count_of_high_losses(corpus: Path, tmp_path: Path) -> None:
     high = {"train__divergence_bpc": 0.01, "train__divergence_steps": 9}  # always too high
     config = config_of(corpus, tmp_path / "run", 80, train__checkpoint_every=3, **high)
 
@@ -233,7 +233,7 @@ def test_a_restart_keeps_the_count_of_high_losses(corpus: Path, tmp_path: Path) 
     assert resumed.value.step == 9
 
 
-def test_a_resume_with_other_initial_parameters(corpus, stopped, tmp_path):
+def test_other_initial_parameters(corpus, stopped, tmp_path):
     """Those at the same path may have been trained further."""
     first = run.as_weights(run.load_run(stopped))
     later = first._replace(params=jax.tree.map(lambda x: x + 1, first.params))
@@ -260,7 +260,7 @@ def test_a_resume_with_other_initial_parameters(corpus, stopped, tmp_path):
     assert run_folder.inputs_of(folder)["start_from"] == fingerprint(first.params)
 
 
-def test_a_diverged_run_returns_to_a_good_step(corpus, tmp_path, capfd) -> None:
+def test_divergence(corpus, tmp_path, capfd) -> None:
     """The seventh update, of a session with a high rate; five losses tell, from the eighth on."""
     chosen = Optimizer(learning_rate=5e-3, schedule="constant", clip_norm=None)
     config = config_of(corpus, tmp_path, 49, optimizer=chosen)
@@ -280,7 +280,7 @@ def test_a_diverged_run_returns_to_a_good_step(corpus, tmp_path, capfd) -> None:
 
 
 @pytest.mark.fp16
-def test_a_run_that_always_overflows_stops(corpus, tmp_path) -> None:
+def test_overflow(corpus, tmp_path) -> None:
     precision = Precision(compute="fp16", max_consecutive_skips=6)
     model = Model(hidden=16, embedding=8, embedding_std=1e6)
     config = config_of(corpus, tmp_path, 80, model=model, precision=precision)
@@ -291,7 +291,7 @@ def test_a_run_that_always_overflows_stops(corpus, tmp_path) -> None:
     assert (last["event"], last["step"], stopped.value.exit_code) == ("diverged", 6, 1)
 
 
-def test_other_rows_go_on_with_a_fresh_carry(corpus, stopped, tmp_path, capfd):
+def test_other_rows(corpus, stopped, tmp_path, capfd):
     shutil.copytree(stopped, tmp_path / "straight")
     before = [line for line in runs.lines_without_time(stopped) if line["step"] <= 30]
     config = config_of(corpus, stopped, 40, data__batch=4)
@@ -336,7 +336,7 @@ with watchdog:
 
 
 @pytest.mark.parametrize("stream", [subprocess.PIPE, None])
-def test_the_watchdog_ends_a_stuck_process(stream) -> None:
+def test_watchdog(stream) -> None:
     """Also if standard error is closed."""
     closed = [] if stream else ["sh", "-c", 'exec "$@" 2>&-', "sh"]
     command = [*closed, sys.executable, "-c", WATCHED]

@@ -30,7 +30,7 @@ from tests.training import runs
 from tests.training.runs import assert_same_run, config_of, copy_until, lines_of, lines_without_time
 
 
-def test_killed_it_ends_as_if_never_stopped(corpus, tmp_path, launcher) -> None:
+def test_killed(corpus, tmp_path, launcher) -> None:
     folder = tmp_path / "run"
     config = config_of(corpus, folder, 300, train__eval_every=100, train__checkpoint_every=50)
     random = np.random.default_rng()
@@ -58,7 +58,7 @@ def terminal_hangs_up() -> Iterator[None]:
     ("number", "code"), [(signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGINT, 130)]
 )
 @pytest.mark.usefixtures("terminal_hangs_up")
-def test_a_signal_stops_it_with_a_checkpoint(number, code, corpus, tmp_path, monkeypatch, capfd):
+def test_signals(number, code, corpus, tmp_path, monkeypatch, capfd):
     plain = TrainStream.batch
 
     def stop(self: TrainStream, step: int, *more: Any) -> Any:
@@ -79,7 +79,7 @@ def test_a_signal_stops_it_with_a_checkpoint(number, code, corpus, tmp_path, mon
     assert steps_in(tmp_path / "run")[-1] == last["step"] < 50
 
 
-def test_a_signal_after_the_last_step(corpus: Path, tmp_path: Path) -> None:
+def test_signal_after_the_last_step(corpus: Path, tmp_path: Path) -> None:
     """A sweep would begin its next run."""
 
     def stop(line: dict[str, Any]) -> None:
@@ -93,7 +93,7 @@ def test_a_signal_after_the_last_step(corpus: Path, tmp_path: Path) -> None:
     assert lines_of(tmp_path)["event"][-1]["event"] == "finished"
 
 
-def test_a_second_signal_leaves_no_error(capfd) -> None:
+def test_second_signal(capfd) -> None:
     """Python writes each signal to a pipe; without a reader it would report an error."""
     received = []
     before = signal.signal(signal.SIGUSR1, lambda number, _: received.append(number))
@@ -111,7 +111,7 @@ def test_a_second_signal_leaves_no_error(capfd) -> None:
     assert not capfd.readouterr().err
 
 
-def test_the_run_folder_holds_what_it_says(straight: Path) -> None:
+def test_run_folder(straight: Path) -> None:
     lines = lines_of(straight)
     train = lines["train"]
     evals = lines["eval"]
@@ -130,7 +130,7 @@ def test_the_run_folder_holds_what_it_says(straight: Path) -> None:
     assert list((straight / "tensorboard").glob("events.*"))
 
 
-def test_the_newest_checkpoints_and_the_best_are_kept(corpus, tmp_path) -> None:
+def test_kept_checkpoints(corpus, tmp_path) -> None:
     folder = tmp_path / "run"
     every = {"train__eval_every": 10, "train__checkpoint_every": 5, "train__keep_checkpoints": 2}
     config = config_of(corpus, folder, 15, **every, train__divergence_steps=100)
@@ -152,7 +152,7 @@ def test_the_newest_checkpoints_and_the_best_are_kept(corpus, tmp_path) -> None:
         run.load_run(folder, "7")
 
 
-def test_a_busy_folder_and_a_finished_run(corpus, straight, tmp_path) -> None:
+def test_busy_folder_and_finished_run(corpus, straight, tmp_path) -> None:
     folder = copy_until(straight, 40, tmp_path / "run")
     config = config_of(corpus, folder, 40)
     before = lines_without_time(folder)
@@ -166,7 +166,7 @@ def test_a_busy_folder_and_a_finished_run(corpus, straight, tmp_path) -> None:
     assert lines_without_time(folder) == before
 
 
-def test_a_finished_run_can_be_made_longer(corpus, straight, tmp_path, monkeypatch) -> None:
+def test_longer_run(corpus, straight, tmp_path, monkeypatch) -> None:
     """A device holds one copy of the state; a save may move it: on GPUs through pinned memory."""
     held: list[float] = []
     whole = Checkpoints.save
@@ -199,7 +199,7 @@ def test_a_finished_run_can_be_made_longer(corpus, straight, tmp_path, monkeypat
     assert resumed["changed"] == ["train.steps: 40 → 45"]
 
 
-def test_a_folder_that_is_no_run(corpus: Path, tmp_path: Path) -> None:
+def test_no_run(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no checkpoint to resume from"):
         run_train(config_of(corpus, tmp_path / "none", 2), Session(resume=True))
     assert not (tmp_path / "none").exists()
@@ -209,7 +209,7 @@ def test_a_folder_that_is_no_run(corpus: Path, tmp_path: Path) -> None:
         run_train(config_of(corpus, tmp_path / "taken", 2))
 
 
-def test_a_line_has_rate_and_waiting_time(corpus, tmp_path, monkeypatch) -> None:
+def test_rate_and_waiting_time(corpus, tmp_path, monkeypatch) -> None:
     """The disk takes a third of a second a batch, where a step takes a few milliseconds."""
     plain = TrainStream.batch
     complete = []
@@ -242,7 +242,7 @@ print(os.environ["XLA_FLAGS"])
 """
 
 
-def test_deterministic_kernels_are_requested_before_jax_starts(corpus, tmp_path, monkeypatch):
+def test_deterministic_kernels(corpus, tmp_path, monkeypatch):
     config = config_of(corpus, tmp_path / "run", 2, train__deterministic=True)
     with pytest.raises(UserError, match=r"JAX has started without it; set XLA_FLAGS to --xla_gpu"):
         run_train(config)
@@ -252,7 +252,7 @@ def test_deterministic_kernels_are_requested_before_jax_starts(corpus, tmp_path,
     assert said.stdout.split() == [b"--xla_dump_to=", b"--xla_gpu_deterministic_ops=true"]
 
 
-def test_a_run_takes_the_memory_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """JAX refuses to start where both names are set."""
     new = "XLA_CLIENT_MEM_FRACTION"
     old = "XLA_PYTHON_CLIENT_MEM_FRACTION"

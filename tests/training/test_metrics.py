@@ -21,7 +21,7 @@ def write(folder: Path) -> list[dict]:
     return metrics.read_metrics(folder / "metrics.jsonl")
 
 
-def test_metrics_are_written_as_json_and_for_tensorboard(tmp_path, capsys) -> None:
+def test_json_and_tensorboard(tmp_path, capsys) -> None:
     pytest.importorskip("tensorboard")
     assert write(tmp_path) == [{"kind": "train", "step": 1, **LINE, "noise_scale": None}]
     (events,) = (tmp_path / "tensorboard").iterdir()
@@ -29,7 +29,7 @@ def test_metrics_are_written_as_json_and_for_tensorboard(tmp_path, capsys) -> No
     assert not capsys.readouterr().err
 
 
-def test_without_tensorboard_there_are_the_lines_alone(tmp_path, monkeypatch, capsys) -> None:
+def test_without_tensorboard(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
     assert len(write(tmp_path)) == 1
     assert not (tmp_path / "tensorboard").exists()
@@ -65,7 +65,7 @@ NAN = float("nan")
         (OF_TRAINING | {"loss_scale": {}}, "loss_scale "),
     ],
 )
-def test_a_wrong_line_is_named(wrong, named, tmp_path) -> None:
+def test_wrong_lines(wrong, named, tmp_path) -> None:
     """By its number and field, by whatever reads it: the log of a run that resumes is one."""
     write(tmp_path)
     with (tmp_path / "metrics.jsonl").open("ab") as file:
@@ -76,7 +76,7 @@ def test_a_wrong_line_is_named(wrong, named, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(("reduction", "expected"), [("mean", 1.5), ("max", 2.0), ("last", 7.0)])
-def test_a_metric_needs_its_declaration_alone(reduction, expected, monkeypatch) -> None:
+def test_new_metric(reduction, expected, monkeypatch) -> None:
     """A tally, its line and the line of progress follow; the last step of these had no loss."""
     new = tally.Metric("new", reduction, shown="new {:.1f}")
     monkeypatch.setitem(tally.METRICS, "new", new)
@@ -90,7 +90,7 @@ def test_a_metric_needs_its_declaration_alone(reduction, expected, monkeypatch) 
     assert kept["new"].dtype == jnp.float32
 
 
-def test_the_documentation_has_every_metric() -> None:
+def test_documented_metrics() -> None:
     page = (ROOT / "docs/run_folder.md").read_text(encoding="utf-8")
     for name in tally.METRICS:
         assert f"`{name}`" in page

@@ -25,7 +25,7 @@ def ask(step: int = 3, counted: np.ndarray | None = None, first: int = 0) -> tup
     return bytes_BT, mask(bytes_BT, counted_BT, step, np.arange(first, ROWS))
 
 
-def test_shares_of_masked_and_replaced_bytes() -> None:
+def test_masked_and_replaced_bytes() -> None:
     """Each share is within five standard deviations of a binomial's."""
     bytes_BT, asked = ask()
     chosen = np.asarray(asked.weight_BT) > 0
@@ -47,7 +47,7 @@ def test_shares_of_masked_and_replaced_bytes() -> None:
     assert (np.abs(chosen.sum(axis=0) - ROWS * share) < 6 * np.sqrt(ROWS * share)).all()
 
 
-def test_a_row_weighs_as_many_bytes_as_count() -> None:
+def test_weight_of_a_row() -> None:
     counted = np.arange(SIZE) < np.array([SIZE, 7, 1, 0] * (ROWS // 4))[:, None]
     _, asked = ask(counted=counted)
     np.testing.assert_allclose(asked.weight_BT.sum(axis=1), counted.sum(axis=1), rtol=1e-6)
@@ -57,7 +57,7 @@ def test_a_row_weighs_as_many_bytes_as_count() -> None:
     np.testing.assert_array_equal((weight > 0).sum(axis=1)[:4], [30, 2, 1, 0])
 
 
-def test_masks_depend_on_seed_step_and_row() -> None:
+def test_seeds_of_masks() -> None:
     _, asked = ask()
     _, again = ask(first=20)
     np.testing.assert_array_equal(asked.inputs_BT[20:], again.inputs_BT)
@@ -66,7 +66,7 @@ def test_masks_depend_on_seed_step_and_row() -> None:
     assert len({tuple(row) for row in np.asarray(asked.weight_BT > 0)}) == ROWS
 
 
-def test_a_model_learns_the_objective_that_it_names() -> None:
+def test_names_of_objectives() -> None:
     assert set(OBJECTIVES) == set(get_args(ObjectiveName))
     for name, objective in OBJECTIVES.items():
         config = Config(model=Model(hidden=8), train=Train(objective=name))

@@ -38,12 +38,12 @@ TERMS = 55 + 15 + 12
         ({"scaling": "legw", "warmup_epochs": 0.1}, 2e-3),
     ],
 )
-def test_peak_rate_of_16_times_the_rows(chosen: dict, expected: float) -> None:
+def test_peak_rates(chosen: dict, expected: float) -> None:
     assert schedule.peak_rate(Optimizer(**chosen), 128) == 5e-4
     assert schedule.peak_rate(Optimizer(**chosen), 2048) == pytest.approx(expected)
 
 
-def test_adam_after_a_change_of_batch() -> None:
+def test_change_of_batch() -> None:
     """Of a gradient that is always the same, the update is the rate, whatever β2 is and was."""
     chosen = Optimizer(learning_rate=1.0, b2_half_life=710e3, clip_norm=None)
     rate = optax.constant_schedule(1.0)
@@ -81,7 +81,7 @@ UNUSUAL = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_optimizer_is_what_its_record_says(name: str) -> None:
+def test_records(name: str) -> None:
     """Its moments are numbers of its state; another's fields are refused, and unset by `vary`.
 
     The documentation and the help of `train` name it.
@@ -105,7 +105,7 @@ def test_an_optimizer_is_what_its_record_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("chosen", [{"b2": 1 - 1e-9}, {"b2_half_life": 1e11}])
-def test_a_b2_of_1_is_refused(chosen: dict) -> None:
+def test_b2_of_1(chosen: dict) -> None:
     """Adam would divide by zero: NaN for every parameter whose gradient is zero."""
     with pytest.raises(UserError, match=r"optimizer\.b2"):
         optimizer.build(
@@ -141,11 +141,11 @@ def rates(steps: int, *at: int, **chosen: Any) -> np.ndarray:
          [0.01, 0.5, 1, 1, (1 + 1 / 32) / 2, 1 / 32]),
     ],
 )  # fmt: skip
-def test_shapes_of_warm_up_and_decay(steps, at, chosen, expected) -> None:
+def test_warm_up_and_decay(steps, at, chosen, expected) -> None:
     assert_close(rates(steps, *at, **chosen), np.array(expected), OPERATIONS)
 
 
-def test_legw_keeps_the_updates_of_the_warm_up() -> None:
+def test_legw() -> None:
     """k times the epochs, each of 1/k of the updates."""
     chosen = Optimizer(scaling="legw", warmup_epochs=0.25)
     for k in (1, 64):
@@ -153,7 +153,7 @@ def test_legw_keeps_the_updates_of_the_warm_up() -> None:
 
 
 @pytest.mark.parametrize("chosen", [{"warmup_steps": 200}, {"warmup_epochs": 1e300}])
-def test_a_too_long_warm_up_is_refused(chosen: dict) -> None:
+def test_too_long_warm_up(chosen: dict) -> None:
     with pytest.raises(UserError, match=r"optimizer\.warmup_steps"):
         schedule.resolve(Optimizer(**chosen), 8, 100, 1e9)
 
@@ -186,7 +186,7 @@ MATRICES = [("layer_0", "wh_v"), ("decoder_kernel",)]
         ("lars", {"weight_decay": 0.1, "trust_coefficient": 0.02}),
     ],
 )
-def test_optimizers_against_their_equations(name, chosen, random) -> None:
+def test_equations(name, chosen, random) -> None:
     """Few steps in float64 NumPy; decay and trust ratio on the matrices alone."""
     options = Optimizer(name=name, learning_rate=0.01, **chosen)
     numbers = schedule.resolve(options, 128, 10)
@@ -274,7 +274,7 @@ MUON_TERMS = int(3.4445**5) * 3 * 6
 
 
 @pytest.mark.parametrize("decoder", [False, True])
-def test_muon_against_its_equations(random: np.random.Generator, decoder: bool) -> None:
+def test_equations_of_muon(random: np.random.Generator, decoder: bool) -> None:
     """Three updates in float64; the layers' matrices by Muon, all else by Adam."""
     rates = {"learning_rate": 0.01, "muon_learning_rate": 0.05, "muon_momentum": 0.8}
     rest = {"muon_decoder": decoder, "weight_decay": 0.1, "clip_norm": None}
@@ -329,7 +329,7 @@ def test_newton_schulz_in_bf16(random: np.random.Generator) -> None:
     assert optimizer.muon_type("fp16") == optimizer.muon_type("fp32") == np.float32
 
 
-def test_devices_share_the_matrices_out(random: np.random.Generator) -> None:
+def test_muon_on_devices(random: np.random.Generator) -> None:
     options = Optimizer(name="muon")
     params = draw(random, MUON_SHAPES)
     gradient = draw(random, MUON_SHAPES)
@@ -353,7 +353,7 @@ def test_devices_share_the_matrices_out(random: np.random.Generator) -> None:
     assert part["flops"] < 0.6 * whole["flops"]
 
 
-def test_the_half_life_of_the_second_moment() -> None:
+def test_half_life_of_the_second_moment() -> None:
     """β2^(half-life / bytes of an update) = ½, at any batch."""
     options = Optimizer(b2_half_life=709_783)
     assert optimizer.second_moment_decay(options, 16 * 64) == pytest.approx(0.999, abs=1e-6)

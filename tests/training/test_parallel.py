@@ -40,7 +40,7 @@ def summed(tree: Any, others: Any) -> Any:
     return parallel.sum_over_devices(tree, others, EARLY, AXIS)
 
 
-def test_large_parts_are_pieces_in_the_order_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_of_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the sums of one piece to the bit; one device has nothing in pieces."""
     trees = make_trees(4)
     four = Parallel(jax.local_devices()[:4])
@@ -62,7 +62,7 @@ def test_large_parts_are_pieces_in_the_order_given(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, jnp.bfloat16, np.uint8])
-def test_every_bit_place_and_order_counts(dtype: Any, random: np.random.Generator) -> None:
+def test_checksum_of_replicas(dtype: Any, random: np.random.Generator) -> None:
     a, b = (random.normal(size=(4, 4)).astype(np.float32) for _ in range(2))
     assert len({int(fold(one)) for one in ([a, b], [b, a], [a.T, b], [a], [a, b, b])}) == 5
     array = random.integers(0, 2, (3, 4)).astype(dtype)
@@ -75,7 +75,7 @@ def test_every_bit_place_and_order_counts(dtype: Any, random: np.random.Generato
             assert int(folded([raw.view(array.dtype).reshape(3, 4)])) != before
 
 
-def test_a_different_bit_is_named(random: np.random.Generator) -> None:
+def test_different_bit(random: np.random.Generator) -> None:
     devices = Parallel(jax.local_devices()[:4])
     matrix = random.normal(size=(7, 5)).astype(np.float32)
     half = random.normal(size=9).astype(jnp.bfloat16)
@@ -93,7 +93,7 @@ def test_a_different_bit_is_named(random: np.random.Generator) -> None:
     assert "device 1" not in str(found.value)
 
 
-def test_every_device_gets_the_copy_of_the_first(random: np.random.Generator) -> None:
+def test_copy_of_the_first_device(random: np.random.Generator) -> None:
     devices = Parallel(jax.local_devices()[:4])
     numbers = random.normal(size=(4, 7, 5)).astype(np.float32)
     scales = np.arange(4, dtype=np.int32)
@@ -104,7 +104,7 @@ def test_every_device_gets_the_copy_of_the_first(random: np.random.Generator) ->
         np.testing.assert_array_equal(shard.data[0], expected)
 
 
-def test_a_wrong_sum_over_devices_ends_a_run(monkeypatch) -> None:
+def test_wrong_sum(monkeypatch) -> None:
     monkeypatch.setattr(jax.lax, "psum", lambda x, _: x)
     with pytest.raises(RuntimeError, match="gave 1, not 6"):
         parallel.connect_devices(Cluster(Distributed(), Path()), Devices(count=3))

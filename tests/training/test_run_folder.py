@@ -25,7 +25,7 @@ from tests.training.runs import config_of, copy_until, make_config, train_line, 
 
 
 @pytest.mark.parametrize("error", ["ENOSYS", "EOPNOTSUPP", "EACCES", "EPERM", "EIO"])
-def test_a_file_system_without_locks_is_warned_of(error, tmp_path, monkeypatch, capsys) -> None:
+def test_file_system_without_locks(error, tmp_path, monkeypatch, capsys) -> None:
     """But where one refuses a lock, another process may have it."""
     number = getattr(errno, error)
 
@@ -46,7 +46,7 @@ def test_a_file_system_without_locks_is_warned_of(error, tmp_path, monkeypatch, 
     assert bool(re.search(warning, capsys.readouterr().err)) != has_locks
 
 
-def test_a_refused_start_leaves_no_run(tmp_path: Path) -> None:
+def test_refused_start(tmp_path: Path) -> None:
     """What the message advises, such as another batch, can be done in the same folder."""
     for name in (".lock", "config.partial"):
         (tmp_path / name).touch()
@@ -58,7 +58,7 @@ def test_a_refused_start_leaves_no_run(tmp_path: Path) -> None:
         (tmp_path / "checkpoints/50.orbax-checkpoint-tmp").mkdir(parents=True, exist_ok=True)
 
 
-def test_a_transformer_that_resumes_keeps_its_positions(tmp_path: Path) -> None:
+def test_positions_of_a_transformer(tmp_path: Path) -> None:
     plain = Config(out=str(tmp_path))
     config = vary(plain, model=Transformer(hidden=8, embedding=8, heads=2), data__window=16)
     shorter = vary(config, data__window=8)
@@ -91,14 +91,14 @@ def test_a_transformer_that_resumes_keeps_its_positions(tmp_path: Path) -> None:
         ({"precision__recurrent": "fp8_emulated"}, None, "xla"),
     ],
 )
-def test_a_run_keeps_its_proven_kernels(fields, capability, kernels) -> None:
+def test_chosen_kernels(fields, capability, kernels) -> None:
     config = vary(Config(), precision__compute="bf16", **fields)
     made = resolve(config, Hardware(capability=capability))
     assert made.devices.kernels == kernels
     assert resolve(config, Hardware(), made) == made
 
 
-def test_a_run_keeps_its_compute_type() -> None:
+def test_chosen_compute_type() -> None:
     config = Config(model=Model(hidden=48))
     # So few units are hardly faster in bf16.
     assert resolve(config, Hardware(fastest=host.fastest_compute)).precision.compute == "fp32"
@@ -110,9 +110,7 @@ def test_a_run_keeps_its_compute_type() -> None:
 @pytest.mark.parametrize(
     ("hidden", "rows", "limit"), [(1_000_000, 8, None), (64, 8, 1e6), (64, 100_000, 1e9)]
 )
-def test_too_large_a_run_makes_no_folder(
-    hidden, rows, limit, corpus, tmp_path, monkeypatch
-) -> None:
+def test_too_large_run(hidden, rows, limit, corpus, tmp_path, monkeypatch) -> None:
     if limit:
         monkeypatch.setattr(host, "memory_limits", lambda: {"it": limit, "other": 1e12})
     config = make_config(corpus, tmp_path / "run", model=Model(hidden=hidden))
@@ -138,7 +136,7 @@ def bert(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("straight", {"precision__cell": "compute"}, "precision.cell is compute, not fp32"),
     ],
 )
-def test_the_config_of_a_sibling_is_refused(name, change, said, request, tmp_path) -> None:
+def test_config_of_a_sibling(name, change, said, request, tmp_path) -> None:
     folder = shutil.copytree(request.getfixturevalue(name), tmp_path / "run")
     before = vary(run.read_config(folder), out=str(folder), train__steps=50)
     (folder / "config.json").write_text(to_json(vary(before, **change)))
@@ -149,7 +147,7 @@ def test_the_config_of_a_sibling_is_refused(name, change, said, request, tmp_pat
         run_train(vary(before, **change))
 
 
-def test_the_config_of_imported_weights_cannot_change(straight: Path, tmp_path: Path) -> None:
+def test_config_of_imported_weights(straight: Path, tmp_path: Path) -> None:
     folder = tmp_path / "imported"
     run.write_imported(folder, run.as_weights(run.load_run(straight)))
     config = run.read_config(folder)
@@ -159,7 +157,7 @@ def test_the_config_of_imported_weights_cannot_change(straight: Path, tmp_path: 
             run.load_run(folder)
 
 
-def test_a_kill_while_checkpoints_are_deleted(corpus, tmp_path, monkeypatch) -> None:
+def test_kill_while_deleting(corpus, tmp_path, monkeypatch) -> None:
     """The first file of each deleted folder is gone when the process dies."""
     folder = tmp_path / "run"
     every = {"train__checkpoint_every": 5, "train__keep_checkpoints": 1, "train__eval_every": 30}
@@ -187,7 +185,7 @@ def test_a_kill_while_checkpoints_are_deleted(corpus, tmp_path, monkeypatch) -> 
     assert not (folder / FOLDER / "deleted").exists()
 
 
-def test_a_checkpoint_vanishes_from_a_reader(straight, tmp_path, monkeypatch) -> None:
+def test_checkpoint_that_vanishes(straight, tmp_path, monkeypatch) -> None:
     """A run that trains deletes the best checkpoint, for a better one."""
     folder = copy_until(straight, 40, tmp_path / "run")
     restore = Checkpoints.restore_params
@@ -201,7 +199,7 @@ def test_a_checkpoint_vanishes_from_a_reader(straight, tmp_path, monkeypatch) ->
     assert run.load_run(folder).step == 20
 
 
-def test_another_length_and_another_rate_compile_nothing(corpus, tmp_path, caplog) -> None:
+def test_no_second_compilation(corpus, tmp_path, caplog) -> None:
     run_train(config_of(corpus, tmp_path / "one", 2))
     other = config_of(corpus, tmp_path / "two", 3, optimizer__learning_rate=1e-3)
     with jax.log_compiles():

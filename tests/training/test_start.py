@@ -36,7 +36,7 @@ def following(corpus: Path, first: Path, out: Path, **changes: Any) -> Config:
     return config_of(corpus, out, 20, **(LARGER | start | changes))
 
 
-def test_a_start_with_the_optimizer_is_exact(corpus, straight, tmp_path):
+def test_start_with_the_optimizer(corpus, straight, tmp_path):
     config = following(corpus, straight, tmp_path / "run")
     run_train(config)
     start = load_start(config)
@@ -68,14 +68,14 @@ def test_a_start_with_the_optimizer_is_exact(corpus, straight, tmp_path):
         ({"optimizer__warmup_steps": 20, "optimizer__decay_steps": None}, "the warm-up is 20 upd"),
     ],
 )
-def test_a_start_that_does_not_fit_is_refused(changes, message, corpus, straight, tmp_path) -> None:
+def test_start_that_does_not_fit(changes, message, corpus, straight, tmp_path) -> None:
     with pytest.raises(UserError, match=message):
         run_train(following(corpus, straight, tmp_path / "run", **changes))
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("wrong", [5, -1, 2.5])
-def test_ratings_that_are_no_class_numbers_are_refused(wrong: float, tmp_path: Path) -> None:
+def test_ratings_that_are_no_classes(wrong: float, tmp_path: Path) -> None:
     """Stars from 1 to 5, for example: class 5 of five would be learned as no class at all."""
     records = [{"text": f"review {n}", "rating": wrong if n % 9 == 0 else 1} for n in range(180)]
     made = tmp_path / "corpus"
@@ -85,7 +85,7 @@ def test_ratings_that_are_no_class_numbers_are_refused(wrong: float, tmp_path: P
         open_rows(config, open_corpus(made))
 
 
-def test_berts_recipe_is_two_runs_of_a_sweep(corpus: Path, tmp_path: Path) -> None:
+def test_recipe_of_bert(corpus: Path, tmp_path: Path) -> None:
     """Short windows, then long ones; the rate goes on where the first part's ends."""
     recipe = sweep.load_sweep(Path("bert_tiny_recipe"))
     small = {"model__hidden": 16, "model__embedding": 16, "model__layers": 1}
@@ -112,7 +112,7 @@ def test_berts_recipe_is_two_runs_of_a_sweep(corpus: Path, tmp_path: Path) -> No
     np.testing.assert_allclose(rates[14:], expected, rtol=2e-2)
 
 
-def test_a_run_waits_for_its_start(corpus: Path, tmp_path: Path, capsys) -> None:
+def test_order_of_runs(corpus: Path, tmp_path: Path, capsys) -> None:
     first = config_of(corpus, Path("one"), 2)
     wild = {"optimizer__learning_rate": 1e4, "optimizer__clip_norm": None}
     runs = {

@@ -130,7 +130,7 @@ def plain(corpus: Path) -> Trainer:
 TERMS = 8 * 16 + 2 * (2 * 24 + 8)
 
 
-def test_half_of_the_rows_make_half_an_update(plain: Trainer) -> None:
+def test_half_of_the_rows(plain: Trainer) -> None:
     """Although Adam undoes the scale of the gradient."""
     before = plain.host_state.params
     states = []
@@ -152,7 +152,7 @@ def test_half_of_the_rows_make_half_an_update(plain: Trainer) -> None:
 
 
 @pytest.mark.parametrize("compute", ["fp32", pytest.param("bf16", marks=pytest.mark.slow), FP16])
-def test_shard_map_has_the_bits_of_pmap(corpus: Path, compute: str) -> None:
+def test_shard_map_and_pmap(corpus: Path, compute: str) -> None:
     """And each of them compiles it once."""
     config = make_config(corpus, compute=compute, all_reduce="compute")
     trainers = [Trainer(config, 4, mapped_by=way) for way in typing.get_args(parallel.MappedBy)]
@@ -189,7 +189,7 @@ FP8 = {"precision": Precision(compute="bf16", recurrent="fp8_emulated")}
         pytest.param(rated(BERT), 2, 2, 10, 2 * TERMS, "fp32", marks=pytest.mark.slow),
     ],
 )
-def test_devices_and_micro_batches_make_one_update(
+def test_devices_and_micro_batches(
     changes, devices, micro_batches, steps, terms, unit, corpus, rated_corpus
 ) -> None:
     """1 x 8 rows = 4 x 2 rows = 2 x 2 rows on two devices, the carry included."""
@@ -212,7 +212,7 @@ def test_devices_and_micro_batches_make_one_update(
     parts.assert_replicas_are_equal()
 
 
-def test_the_loss_of_labels(random) -> None:
+def test_loss_of_labels(random) -> None:
     """And its gradient, in NumPy; a missing label, whatever its logits, changes nothing."""
     logits_BTK = (20 * random.normal(size=(3, 5, 4))).astype(np.float32)
     labels_BT = random.choice(np.array([0, 1, 2, 3, np.nan], np.float32), (3, 5))
@@ -243,7 +243,7 @@ def test_the_loss_of_labels(random) -> None:
 
 
 @pytest.mark.slow
-def test_dropout_of_other_units_at_every_step(corpus: Path) -> None:
+def test_dropout(corpus: Path) -> None:
     """The decoder's gradient is the outer product of what is kept and the error: one row tells."""
     config = configs.vary(
         make_config(corpus), data__batch=1, model__hidden=400, optimizer__clip_norm=None
@@ -268,7 +268,7 @@ def test_dropout_of_other_units_at_every_step(corpus: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_noise_of_the_gradient(corpus: Path, plain: Trainer) -> None:
+def test_noise_of_the_gradient(corpus: Path, plain: Trainer) -> None:
     """Four parts, on four devices or one after the other, against the formulas in NumPy."""
     config = make_config(corpus)
     found = []
@@ -308,7 +308,7 @@ def test_the_noise_of_the_gradient(corpus: Path, plain: Trainer) -> None:
 
 
 @pytest.mark.parametrize("recompute_every", [None, pytest.param(4, marks=pytest.mark.slow)])
-def test_devices_share_the_gradients_of_micro_batches_once(corpus, recompute_every, monkeypatch):
+def test_one_all_reduce(corpus, recompute_every, monkeypatch):
     """Autodiff of a scan can put an all-reduce into its loop, and run it once a byte."""
     monkeypatch.setattr(parallel, "LEAST_BYTES", 1)
     lowered = Trainer(make_config(corpus), 4, 2, recompute_every).lower()
@@ -325,14 +325,14 @@ def test_devices_share_the_gradients_of_micro_batches_once(corpus, recompute_eve
     assert " while(" in entry
 
 
-def test_large_gradients_are_sent_when_they_are_ready(corpus, monkeypatch) -> None:
+def test_early_all_reduces(corpus, monkeypatch) -> None:
     monkeypatch.setattr(parallel, "LEAST_BYTES", 1)
     # The decoder's, Wmh's, Wh's, and the rest.
     assert Trainer(make_config(corpus), 4).lower().as_text().count("optimization_barrier") == 3
 
 
 @pytest.mark.fp16
-def test_an_overflow_skips_a_step_everywhere(corpus: Path) -> None:
+def test_overflow(corpus: Path) -> None:
     trainer = started(make_config(corpus, compute="fp16", initial_loss_scale=1024.0), 4)
     trainer.run(0, 6)
     before = trainer.host_state
@@ -373,7 +373,7 @@ def test_an_overflow_skips_a_step_everywhere(corpus: Path) -> None:
 
 
 @pytest.mark.fp16
-def test_an_overflow_of_the_gradient_alone(corpus: Path) -> None:
+def test_overflow_of_the_gradient(corpus: Path) -> None:
     trainer = started(make_config(corpus, compute="fp16", initial_loss_scale=1024.0), 4)
     state = trainer.host_state
     scale = state.loss_scale._replace(scale=np.float32(2.0**24))
@@ -383,7 +383,7 @@ def test_an_overflow_of_the_gradient_alone(corpus: Path) -> None:
     assert metrics.tally["skipped"] == 1
 
 
-def test_a_reset_is_a_fresh_carry(plain: Trainer) -> None:
+def test_reset(plain: Trainer) -> None:
     batch = plain.stream.batch(0)._replace(reset_B=np.ones(8, bool))
     carries = [plain.host_carry, jax.tree.map(np.ones_like, plain.host_carry)]
     found = []
@@ -393,7 +393,7 @@ def test_a_reset_is_a_fresh_carry(plain: Trainer) -> None:
     jax.tree.map(np.testing.assert_array_equal, *found)
 
 
-def test_the_tally_is_the_mean_of_a_line(plain: Trainer) -> None:
+def test_tally_of_a_line(plain: Trainer) -> None:
     losses = []
     for step, updates in enumerate((1, 2, 3, 4, 5, 1, 2)):
         tally = plain.run(step, step + 1).tally
@@ -402,7 +402,7 @@ def test_the_tally_is_the_mean_of_a_line(plain: Trainer) -> None:
     assert losses[5] < losses[4] / 4
 
 
-def test_a_step_without_a_target(plain: Trainer) -> None:
+def test_step_without_a_target(plain: Trainer) -> None:
     """The last one of an epoch, if all rows that still read have one byte left."""
     before = plain.run(0, 2)
     params = plain.host_state.params
@@ -424,7 +424,7 @@ def test_a_step_without_a_target(plain: Trainer) -> None:
         ({"compute": "bf16"}, "yny", [1, 1, 1]),
     ],
 )
-def test_the_loss_scale(chosen: dict[str, Any], finite: str, expected: list[float]) -> None:
+def test_loss_scale(chosen: dict[str, Any], finite: str, expected: list[float]) -> None:
     precision = Precision(**{"compute": "fp16", "growth_interval": 1} | chosen)
     scale = init_loss_scale(precision)
     adjust = jax.jit(adjust_loss_scale, static_argnums=2)

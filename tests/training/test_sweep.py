@@ -55,7 +55,7 @@ def out(swept: tuple[Path, Path, str], tmp_path: Path) -> Path:
     return Path(shutil.copytree(swept[1], tmp_path / "out"))
 
 
-def test_a_sweep_ends_with_a_table(swept: tuple[Path, Path, str]) -> None:
+def test_table(swept: tuple[Path, Path, str]) -> None:
     _, out, shown = swept
     assert "2 of 2: 8 / wild" in shown
     assert "diverged: stopped at step" in shown
@@ -69,7 +69,7 @@ def test_a_sweep_ends_with_a_table(swept: tuple[Path, Path, str]) -> None:
     assert (tame["batch"], tame["steps"]) == ("8", "12")
 
 
-def test_a_sweep_goes_on_where_it_stopped(swept, out, capsys) -> None:
+def test_sweep_that_goes_on(swept, out, capsys) -> None:
     spec = swept[0]
     table = (out / "table.md").read_text()
     log = out / "8/tame/metrics.jsonl"
@@ -88,7 +88,7 @@ def test_a_sweep_goes_on_where_it_stopped(swept, out, capsys) -> None:
     assert sweep.result(key, config).status == "unfinished"
 
 
-def test_a_sweep_leaves_other_configs_and_corpora_alone(corpus, text_file, out, tmp_path) -> None:
+def test_other_configs_and_corpora(corpus, text_file, out, tmp_path) -> None:
     other = write_spec(tmp_path / "other.py", corpus, train__seed=1)
     assert "contains a run with another config (train.seed: 0 → 1)" in run_sweep(other, out)
     # The same corpus at another place; then another one there.
@@ -100,7 +100,7 @@ def test_a_sweep_leaves_other_configs_and_corpora_alone(corpus, text_file, out, 
     assert re.search(r"8/tame contains .*fingerprint of corpus: ", run_sweep(same, out))
 
 
-def test_two_processes_share_a_sweep(swept, out, capsys) -> None:
+def test_two_processes(swept, out, capsys) -> None:
     spec = swept[0]
     shutil.rmtree(out / "8/tame")
     held = sweep.in_folders(sweep.load_sweep(spec), out)["8", "tame"]
@@ -110,7 +110,7 @@ def test_two_processes_share_a_sweep(swept, out, capsys) -> None:
     assert "1 of 2: 8 / tame" in run_sweep(spec, out)
 
 
-def test_two_processes_write_the_tables_at_once(tmp_path: Path, monkeypatch) -> None:
+def test_two_processes_and_tables(tmp_path: Path, monkeypatch) -> None:
     """One begins and ends while the other is between its two steps."""
     runs = {("8", "tame"): Config()}
     rename = os.replace
@@ -125,7 +125,7 @@ def test_two_processes_write_the_tables_at_once(tmp_path: Path, monkeypatch) -> 
     assert sorted(os.listdir(tmp_path)) == ["table.csv", "table.md"]
 
 
-def test_the_figures_of_a_run(tmp_path: Path) -> None:
+def test_figures_of_a_run(tmp_path: Path) -> None:
     """Before it begins those of its config; then those of the run."""
     planned = vary(Config(), data__batch=16, optimizer__name="lamb")
     per_device = vary(planned, data__batch_per_device=4)
@@ -142,7 +142,7 @@ def test_the_figures_of_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_sweep_of_rows_per_device_goes_on(corpus: Path, tmp_path: Path, devices: int) -> None:
+def test_rows_per_device(corpus: Path, tmp_path: Path, devices: int) -> None:
     config = make_config(corpus, tmp_path, model=Transformer(hidden=8, heads=2))
     config = vary(config, data__batch_per_device=4)
     run_folder.write_folder(resolve(config, Hardware(devices)))
@@ -152,7 +152,7 @@ def test_a_sweep_of_rows_per_device_goes_on(corpus: Path, tmp_path: Path, device
         sweep.require_same_run(other)
 
 
-def test_one_process_trains_all_runs(tmp_path, capsys, monkeypatch) -> None:
+def test_devices_of_a_sweep(tmp_path, capsys, monkeypatch) -> None:
     """With one number of virtual devices, each run in one process: JAX connects them only once."""
     two = vary(Config(), devices__virtual_cpu=2)
     runs = {("2", "a"): two, ("4", "a"): vary(two, devices__virtual_cpu=4)}
@@ -170,7 +170,7 @@ def test_one_process_trains_all_runs(tmp_path, capsys, monkeypatch) -> None:
     sweep.prepare({("a", "b"): vary(Config(), distributed__processes=1)})
 
 
-def test_a_file_without_runs_is_named(tmp_path: Path) -> None:
+def test_wrong_runs(tmp_path: Path) -> None:
     (tmp_path / "spec.py").write_text("runs = {}")
     with pytest.raises(UserError, match=r"spec\.py sets no `runs"):
         sweep.load_sweep(tmp_path / "spec.py")
@@ -183,7 +183,7 @@ def test_a_file_without_runs_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_every_sweep_of_the_project_loads(path: Path) -> None:
+def test_sweeps_of_the_project(path: Path) -> None:
     runs = sweep.load_sweep(path)
     assert len(runs) > 1
     assert len({to_json(config) for config in runs.values()}) == len(runs)
@@ -192,7 +192,7 @@ def test_every_sweep_of_the_project_loads(path: Path) -> None:
     assert "Hardware:" in text
 
 
-def test_the_rates_of_the_papers_fig_5() -> None:
+def test_rates_of_the_papers_fig_5() -> None:
     printed = {
         "linear": [8e-3, 1.6e-2, 3.2e-2, 6.4e-2, 1.3e-1],
         "sqrt": [2e-3, 2.8e-3, 4e-3, 5.8e-3, 8e-3],

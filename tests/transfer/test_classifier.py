@@ -49,7 +49,7 @@ def make(random: np.random.Generator, count: int, classes: int = 2) -> Examples:
 
 
 @pytest.mark.parametrize(("classes", "validated"), [(2, True), (3, True), (3, False)])
-def test_informative_units_rank_first(classes, validated, random) -> None:
+def test_ranking(classes, validated, random) -> None:
     valid = make(random, 100, classes) if validated else None
     train = make(random, 200, classes)
     choice = best_fit(train, valid, NAMES[classes])
@@ -62,7 +62,7 @@ def test_informative_units_rank_first(classes, validated, random) -> None:
     np.testing.assert_allclose(found.probabilities(test.features).sum(axis=1), 1)
 
 
-def test_the_best_unit_separates_the_classes(random: np.random.Generator) -> None:
+def test_best_unit(random: np.random.Generator) -> None:
     data = make(random, 400)
     data.features[:, 18] *= 1e-3  # small, and so of little weight
     data.features[:, 3] = 7  # never moves
@@ -78,7 +78,7 @@ def test_the_best_unit_separates_the_classes(random: np.random.Generator) -> Non
 
 
 @pytest.mark.parametrize("count", [300, 30])
-def test_probabilities_are_scikit_learns(count: int, random: np.random.Generator) -> None:
+def test_probabilities(count: int, random: np.random.Generator) -> None:
     """With an L1 penalty; with an L2 penalty of fewer examples than the 40 features."""
     data = make(random, count)
     # Units of any scale and place, and one that never moves.
@@ -99,7 +99,7 @@ def test_probabilities_are_scikit_learns(count: int, random: np.random.Generator
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_a_prior_says_what_few_labels_cannot(classes: int, random: np.random.Generator) -> None:
+def test_prior_and_few_labels(classes: int, random: np.random.Generator) -> None:
     """Its direction is dense: ten examples do not show it. Its sign is learned."""
     weights_D = random.normal(size=40)
 
@@ -176,7 +176,7 @@ ABOVE = [0.11] * 5
     ],
 )
 @pytest.mark.parametrize("is_validated", [True, False])
-def test_a_prior_changes_as_little_as_the_standard_errors_allow(
+def test_change_of_a_prior(
     count, names, as_is, with_it, without, chosen, is_validated, monkeypatch
 ) -> None:
     """Here that of each difference of two losses is 0.1, but for the best's from itself."""
@@ -202,7 +202,7 @@ def test_a_prior_changes_as_little_as_the_standard_errors_allow(
 
 
 @pytest.mark.parametrize(("features", "best"), [(60, 2), (61, 3)])
-def test_many_labels_choose_by_errors_and_few_by_the_loss(features, best, monkeypatch) -> None:
+def test_choice_of_C(features, best, monkeypatch) -> None:
     """The third C has the most right answers, and the fourth the smallest loss."""
 
     def losses_of(C: float, prior: Classifier | None) -> Any:
@@ -217,7 +217,7 @@ def test_many_labels_choose_by_errors_and_few_by_the_loss(features, best, monkey
     assert choice.accuracy == (50 if best == 2 else 40) / 60
 
 
-def test_few_labels_judge_a_prior(random: np.random.Generator) -> None:
+def test_right_and_wrong_priors(random: np.random.Generator) -> None:
     """It stays if it is right, and goes if it tells nothing."""
 
     def examples(count: int, weights_D: Any) -> Examples:
@@ -239,7 +239,7 @@ def test_few_labels_judge_a_prior(random: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("names", [["a", "b"], OTHER])
 @pytest.mark.parametrize("count", [4, 6, 8, 60])
-def test_the_order_of_two_classes_changes_no_answer(count, names, random) -> None:
+def test_order_of_classes(count, names, random) -> None:
     prior = a_prior(random.normal(size=80), 0.1, OTHER)
     values = random.normal(size=(count + 50, 80)).astype(np.float32)
     labels = np.tile([0, 1], count // 2)
@@ -253,7 +253,7 @@ def test_the_order_of_two_classes_changes_no_answer(count, names, random) -> Non
 
 
 @pytest.mark.parametrize(("C", "is_validated"), [(0.0, False), (1.0, False), (1.0, True)])
-def test_held_out_examples_are_classified_with_the_prior(C, is_validated, random) -> None:
+def test_held_out_examples(C, is_validated, random) -> None:
     """It knows what 40 examples of 400 features cannot tell."""
     prior = a_prior(random.normal(size=400), 0.0, OTHER)
     values = random.normal(size=(80, 400)).astype(np.float32)
@@ -266,7 +266,7 @@ def test_held_out_examples_are_classified_with_the_prior(C, is_validated, random
 
 
 @pytest.mark.parametrize(("prior", "C"), [(prior_of(40), 0), (None, CS[-1])])
-def test_a_single_example_of_a_class_cannot_be_held_out(prior, C, random) -> None:
+def test_single_example(prior, C, random) -> None:
     alone = Examples(make(random, 4).features, np.array([1, 0, 0, 0]))
     choice = best_fit(alone, None, NAMES[2], prior)
     assert (choice.classifier.C, choice.has_prior, choice.held_out_NK) == (
@@ -278,7 +278,7 @@ def test_a_single_example_of_a_class_cannot_be_held_out(prior, C, random) -> Non
 
 
 @pytest.mark.parametrize("chosen", [["a", "c"], ["c", "a"], ["b", "c"], ["c", "b", "a"]])
-def test_a_choice_between_some_classes_scales_their_probabilities(chosen, random) -> None:
+def test_choice_between_classes(chosen, random) -> None:
     classes = ["a", "b", "c"]
     every = Classifier(
         random.normal(size=(3, 5)), random.normal(size=3), classes, math.inf, softmax=True
@@ -292,7 +292,7 @@ def test_a_choice_between_some_classes_scales_their_probabilities(chosen, random
     np.testing.assert_allclose(found.probabilities(features), expected, rtol=1e-12)
 
 
-def test_a_prior_of_three_classes_is_between_the_first_and_the_last(random) -> None:
+def test_prior_of_three_classes(random) -> None:
     about = Description("h+mean_h", False, "", None)
     classes = ["bad", "so so", "good"]
     own = Classifier(
@@ -314,7 +314,7 @@ def test_a_prior_of_three_classes_is_between_the_first_and_the_last(random) -> N
     assert transfer._prior(own, units[:10]) is None
 
 
-def test_two_classes_change_places(random) -> None:
+def test_turned_classes(random) -> None:
     both = a_prior(random.normal(size=5), 0.5, ["a", "b"])
     features = random.normal(size=(20, 5)).astype(np.float32)
     turned = both.between(["b", "a"]).probabilities(features)
@@ -322,7 +322,7 @@ def test_two_classes_change_places(random) -> None:
 
 
 @pytest.mark.parametrize("chosen", [["a"], ["a", "a"], ["a", "d"], []])
-def test_a_choice_between_unknown_or_too_few_classes_is_named(chosen, random) -> None:
+def test_refused_classes(chosen, random) -> None:
     every = Classifier(np.zeros((3, 5)), np.zeros(3), ["a", "b", "c"], math.inf, softmax=True)
     with pytest.raises(UserError, match="classes"):
         every.between(chosen)
@@ -331,7 +331,7 @@ def test_a_choice_between_unknown_or_too_few_classes_is_named(chosen, random) ->
         one_against_rest.between(["a", "b"])
 
 
-def test_a_subset_has_every_class() -> None:
+def test_subset() -> None:
     labels = np.array([0] * 95 + [1] * 4 + [2])
     data = Examples(np.arange(100.0, dtype=np.float32)[:, None], labels)
     for seed in range(5):
@@ -341,7 +341,7 @@ def test_a_subset_has_every_class() -> None:
         np.testing.assert_array_equal(labels[few.features[:, 0].astype(int)], few.labels)
 
 
-def test_the_learning_curve_chooses_C_for_each_draw(random: np.random.Generator) -> None:
+def test_learning_curve(random: np.random.Generator) -> None:
     train = make(random, 100)
     test = make(random, 500)
     strong = fit(train, NAMES[2], CS[0])

@@ -39,7 +39,7 @@ def fields_of(classifier: Classifier) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("made", [PLAIN, WORDS], ids=["states", "words"])
-def test_what_is_written_is_read(tmp_path: Path, made: Classifier) -> None:
+def test_round_trip(tmp_path: Path, made: Classifier) -> None:
     about = dataclasses.replace(ABOUT, text_column="review", step=7)
     made._replace(about=about).save(tmp_path)
     again = load_classifier(tmp_path)
@@ -76,7 +76,7 @@ def test_what_is_written_is_read(tmp_path: Path, made: Classifier) -> None:
         (WORDS, {"idf": np.ones(5)}, r"idf of classifier\.safetensors does not match its checksum"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path, made, change, message) -> None:
+def test_wrong_fields(tmp_path, made, change, message) -> None:
     """A field or an array is replaced; None: without the array."""
     made.save(tmp_path)
     fields = json.loads((tmp_path / "classifier.json").read_text())
@@ -92,7 +92,7 @@ def test_what_is_wrong_is_named(tmp_path, made, change, message) -> None:
         load_classifier(tmp_path)
 
 
-def test_files_that_are_damaged_or_elsewhere_are_named(tmp_path, monkeypatch) -> None:
+def test_damaged_and_missing_files(tmp_path, monkeypatch) -> None:
     def load(message: str, folder: str = "") -> None:
         with pytest.raises(UserError, match=message):
             load_classifier(tmp_path / folder)
@@ -117,7 +117,7 @@ def test_files_that_are_damaged_or_elsewhere_are_named(tmp_path, monkeypatch) ->
     load(r"has no classifier\.json")
 
 
-def test_a_classifier_of_another_model_is_refused(run) -> None:
+def test_classifier_of_another_model(run) -> None:
     about = dataclasses.replace(ABOUT, model=fingerprint(run.params), step=run.step)
     made = PLAIN._replace(about=about)
     made.require_model("it", run)

@@ -24,14 +24,14 @@ LABELS = [1, 0] * 5
 NEW = [f"{word} {n}" for n in range(5, 8) for word in ("good", "bad")]
 
 
-def test_a_text_is_known_in_another_case_and_without_line_breaks() -> None:
+def test_digests() -> None:
     same = ["A film.<br /><br />A  PLOT &amp; b", " a film. a plot\n& b ", "A film. A plot & b"]
     assert len({*digests(same, "radford").tolist()}) == 1
     # What the package has on disk depends on this value.
     assert digests(["my guitar"], "radford").tolist() == [2349237758]
 
 
-def test_texts_of_the_fit_are_noted_and_reported(model, tmp_path) -> None:
+def test_texts_of_the_fit(model, tmp_path) -> None:
     out = tmp_path / "out"
     test = ([*NEW[:4], TEXTS[1].upper()], [1, 0, 1, 0, 0])
     options = mlstm.TransferOptions(state="mean_h")
@@ -58,7 +58,7 @@ def test_texts_of_the_fit_are_noted_and_reported(model, tmp_path) -> None:
         assert classify.is_negligible(count, total) == is_left_out
 
 
-def test_a_classifier_that_is_written_again_is_read_again(model, tmp_path) -> None:
+def test_rewritten_classifier(model, tmp_path) -> None:
     about = Description("c", False, model.loaded.fingerprint, None)
     made = Classifier(np.ones((1, 64)), np.zeros(1), ["a", "b"], 1.0, about=about)
     made.save(tmp_path)
@@ -70,7 +70,7 @@ def test_a_classifier_that_is_written_again_is_read_again(model, tmp_path) -> No
     assert first["a"] != pytest.approx(0.5)
 
 
-def test_texts_that_the_model_has_read_are_noted(model, monkeypatch, tmp_path) -> None:
+def test_texts_of_the_model(model, monkeypatch, tmp_path) -> None:
     np.save(tmp_path / "read.npy", np.sort(digests(TEXTS, "radford")))
     monkeypatch.setattr(shipped, "rated_texts", lambda path: tmp_path / "read.npy")
     told = "are in the model's own training data with their ratings, so their accuracy looks better"
@@ -93,7 +93,7 @@ def test_texts_that_the_model_has_read_are_noted(model, monkeypatch, tmp_path) -
         mlstm.Features(model).fit(NEW, LABELS[:6])
 
 
-def test_the_model_in_the_box_knows_what_it_has_read(tmp_path: Path) -> None:
+def test_texts_of_the_shipped_model(tmp_path: Path) -> None:
     """Of every ten labelled reviews of IMDB the first eight, and the sentences of SST's fit."""
     run = load_run(Path("reviews-1024"))
     read = classify.read_with_ratings(run)
@@ -117,7 +117,7 @@ def test_the_model_in_the_box_knows_what_it_has_read(tmp_path: Path) -> None:
     assert is_read_N[:, 8:].mean() < 0.01
 
 
-def test_of_a_long_text_both_ends_are_read(tmp_path, capsys) -> None:
+def test_ends_of_a_long_text(tmp_path, capsys) -> None:
     """A text that is not longer than `at_most` is read as it is."""
     model = mlstm.load(shipped.MODEL)
     ends = "It was a dull, stupid mess. ", "I loved it, and so did my family."

@@ -18,7 +18,7 @@ from mlstm_jax.transfer.features import Featurizer, features_key
 from tests.transfer.pieces import COLUMNS, answers_of, write_reviews
 
 
-def test_transfer_and_classify_from_the_outside(run, tmp_path, random, capsys, refused) -> None:
+def test_transfer_and_classify(run, tmp_path, random, capsys, refused) -> None:
     train, test = (write_reviews(tmp_path / f"{n}.csv", random, n) for n in (70, 100))
     out = tmp_path / "out"
     with train.open("a") as file:  # Nothing is learned from what `classify` gives no label.
@@ -82,9 +82,7 @@ def test_transfer_and_classify_from_the_outside(run, tmp_path, random, capsys, r
     assert "exists; choose another folder" in refused(*command)
 
 
-def test_several_states_are_transferred_and_resumed(
-    run, tmp_path, random, monkeypatch, capsys, refused
-) -> None:
+def test_several_states(run, tmp_path, random, monkeypatch, capsys, refused) -> None:
     """All layers, of texts without words; stopped between two states."""
     letters = np.array(list("acdefghiklmnpqrstvwy"))
     for name, count in (("train", 10), ("test", 6), ("others", 10)):
@@ -154,7 +152,7 @@ def test_several_states_are_transferred_and_resumed(
         np.testing.assert_allclose(edges[:: len(edges) - 1], np.percentile(values, [0.5, 99.5]))
 
 
-def test_features_of_another_reading_or_other_units_have_another_key(run: Run) -> None:
+def test_keys_of_features(run: Run) -> None:
     readers = [
         Featurizer(run),
         Featurizer(run, states=["h"]),

@@ -33,7 +33,7 @@ def one_device() -> Parallel:
     return Parallel(jax.local_devices()[:1])
 
 
-def test_features_are_the_states_after_the_text(run: Run) -> None:
+def test_states_after_the_text(run: Run) -> None:
     read = Featurizer(run, states=("c", "h", "mean_h"), all_layers=True, devices=one_device())
     apply = jax.jit(run.model.apply)
     for text, row in zip(TEXTS, read(TEXTS), strict=True):
@@ -47,7 +47,7 @@ def test_features_are_the_states_after_the_text(run: Run) -> None:
             assert_close(part, np.ravel(state), TERMS)
 
 
-def test_features_do_not_depend_on_batch_mates_order_or_calls(run: Run) -> None:
+def test_batches(run: Run) -> None:
     """Up to rounding: products of other numbers of rows add in other orders."""
     read = Featurizer(run, devices=one_device())
     together = read(TEXTS * 10)
@@ -58,7 +58,7 @@ def test_features_do_not_depend_on_batch_mates_order_or_calls(run: Run) -> None:
     np.testing.assert_array_equal(read(TEXTS * 10), together)
 
 
-def test_a_file_is_read_in_parts(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_a_file(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features, "_MOST_TEXTS", 3)
     file = tmp_path / "texts.jsonl"
     out = tmp_path / "features.npz"
@@ -82,7 +82,7 @@ def test_a_file_is_read_in_parts(run: Run, tmp_path: Path, monkeypatch: pytest.M
             list(source)
 
 
-def test_what_is_odd_about_a_text_is_told(run, tmp_path, monkeypatch) -> None:
+def test_long_text(run, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(features, "_LONG", 500)
     with pytest.warns(Note, match=f"{len(run.cleaned(TEXTS)[2])} bytes"):
         Featurizer(run)(TEXTS)
@@ -91,7 +91,7 @@ def test_what_is_odd_about_a_text_is_told(run, tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize(
     "lengths", [[], [0], [5, 0, 1, 33, 130], [400, *range(60)], [16] * 70, [*range(150)]]
 )
-def test_every_byte_of_a_text_is_read_once_in_its_row(lengths: list[int]) -> None:
+def test_steps_of_reading(lengths: list[int]) -> None:
     random = np.random.default_rng(0)
     texts = [random.bytes(n) for n in lengths]
     read = 0
@@ -123,7 +123,7 @@ def test_every_byte_of_a_text_is_read_once_in_its_row(lengths: list[int]) -> Non
     assert cells <= 2 * read + 64 * 2 * 16 + 8 * 16
 
 
-def test_reading_begins_with_the_rows_that_cost_least() -> None:
+def test_cheapest_rows() -> None:
     for lengths, most in (
         ([], 1),
         ([90], 1),
@@ -137,7 +137,7 @@ def test_reading_begins_with_the_rows_that_cost_least() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 50, 300, 2000])
-def test_sizes_that_gain_little_are_left_out(count: int) -> None:
+def test_fewer_programs(count: int) -> None:
     """On a GPU, where each size and window is a program to compile."""
     lengths = np.random.default_rng(0).lognormal(5.5, 1, count).astype(int)
     texts = [bytes(int(n)) for n in lengths]
@@ -154,7 +154,7 @@ def test_sizes_that_gain_little_are_left_out(count: int) -> None:
     assert cost <= larger_cost <= 1.05 * cost
 
 
-def test_several_rows_can_be_read_in_bf16_while_one_stays_fp32(run: Run) -> None:
+def test_several_rows_in_bf16(run: Run) -> None:
     in_bf16 = with_compute(run, "bf16").model
     mixed, exact = (
         Featurizer(one, states=("c", "mean_h"), devices=one_device())
@@ -168,7 +168,7 @@ def test_several_rows_can_be_read_in_bf16_while_one_stays_fp32(run: Run) -> None
     assert_close(several, expected, TERMS, "bfloat16")
 
 
-def test_auto_reads_small_models_and_those_of_other_types_as_they_are(run: Run) -> None:
+def test_auto(run: Run) -> None:
     assert with_compute(run, "auto") is run
     ours = load_run(Path("reviews-1024"))
     assert bool(with_compute(ours, "auto").batch_model) == host.multiplies_bf16_faster()
@@ -176,7 +176,7 @@ def test_auto_reads_small_models_and_those_of_other_types_as_they_are(run: Run) 
     assert (fixed.batch_model, fixed.model) == (None, ours.model)
 
 
-def test_the_gain_of_bf16_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gain_of_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(cache.FOLDER, str(tmp_path))
     kept = cache.Cache(cache.folder())
     key = f"bf16_{jaxlib.__version__}"
@@ -188,7 +188,7 @@ def test_the_gain_of_bf16_is_measured_once(tmp_path: Path, monkeypatch: pytest.M
         assert measure() == answer
 
 
-def test_units_layers_and_states_are_columns_of_the_whole(run: Run) -> None:
+def test_units_layers_and_states(run: Run) -> None:
     """Two states side by side stand in the order of their name, whatever else is read."""
     whole = Featurizer(run, states=("c",), all_layers=True)
     read = Featurizer(run, states=("mean_h", "c+mean_h", "h"), all_layers=True)
@@ -205,7 +205,7 @@ def test_units_layers_and_states_are_columns_of_the_whole(run: Run) -> None:
         Featurizer(run, units=[64])
 
 
-def test_the_command_keeps_the_places_of_records(run, tmp_path, capsys) -> None:
+def test_places_of_records(run, tmp_path, capsys) -> None:
     source = tmp_path / "a.csv"
     out = tmp_path / "out.npz"
     source.write_text('review,x\nthe guitar is good,1\n"",2\nmy cable is bad,3\n')

@@ -44,7 +44,7 @@ def first_parameters(config: Config) -> dict[str, Any]:
     return fresh_state(config, model, flatten(start.params)).params
 
 
-def test_a_run_starts_from_the_parameters_of_another(run: Run, tmp_path: Path) -> None:
+def test_first_parameters(run: Run, tmp_path: Path) -> None:
     model = dataclasses.replace(run.config.model, classes=3)
     config = Config(model=model, train=Train(start_from=str(run.folder)))
     params = first_parameters(config)
@@ -65,7 +65,7 @@ def test_a_run_starts_from_the_parameters_of_another(run: Run, tmp_path: Path) -
             first_parameters(vary(base, **changes))
 
 
-def test_the_corpus_of_labelled_texts_is_the_same_again(tmp_path: Path) -> None:
+def test_corpus_of_labelled_texts(tmp_path: Path) -> None:
     classes = ["x", "y"]
     train = Labelled(["a b", "c", "a b", " "], ["x", "y", "y", "x"])
     valid = Labelled(["d"], ["y"])
@@ -87,7 +87,7 @@ def test_the_corpus_of_labelled_texts_is_the_same_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_the_head_is_a_classifier_of_h(random: np.random.Generator, count: int) -> None:
+def test_head(random: np.random.Generator, count: int) -> None:
     """Its probabilities are those of the model's own logits at the text's end."""
     run = draw("mlstm", layers=1)
     config = vary(run.config, model__classes=count)
@@ -106,7 +106,7 @@ def test_the_head_is_a_classifier_of_h(random: np.random.Generator, count: int) 
     assert_close(found[0], jax.nn.softmax(read.labels_BTK[0, -1]), terms=4 * 12)
 
 
-def test_a_classifier_that_is_too_sure_is_calibrated(random) -> None:
+def test_calibration(random) -> None:
     features = random.normal(size=(4000, 3)).astype(np.float32)
     weights_KD = np.array([[1.0, -2.0, 0.5]])
     scores_N = features @ weights_KD[0] + 0.5
@@ -167,12 +167,12 @@ def test_finetune_from_the_outside(tmp_path, random, capsys, monkeypatch, refuse
     assert json.loads((out / "report.json").read_text()) == result
 
 
-def test_few_texts_have_small_batches() -> None:
+def test_batches_of_few_texts() -> None:
     windows = {(10_000, 1): 32, (10_000, 6): 36, (160, 1): 4, (47, 1): 2, (1, 1): 1}
     assert {given: finetune._rows(*given) for given in windows} == windows
 
 
-def test_the_given_parameters_are_tuned(run, tmp_path, monkeypatch) -> None:
+def test_given_parameters(run, tmp_path, monkeypatch) -> None:
     """Even if `start_from` would take a better checkpoint, or a path has become another's."""
     doubled = jax.tree.map(lambda x: 2 * x, run.params)
     other = dataclasses.replace(run, params=doubled)
@@ -194,7 +194,7 @@ def test_the_given_parameters_are_tuned(run, tmp_path, monkeypatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["transformer", "bert"])
-def test_a_transformer_is_tuned_on_windows_of_single_documents(kind, corpus, tmp_path) -> None:
+def test_windows_of_single_documents(kind, corpus, tmp_path) -> None:
     """The documents around one tell nothing: classes alternate at random."""
     base = Config(
         out=str(tmp_path / "base"),

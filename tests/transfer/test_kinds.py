@@ -44,7 +44,7 @@ def untrained(request: pytest.FixtureRequest) -> Run:
     return draw(request.param)
 
 
-def test_features_and_heat_maps_are_the_states(untrained: Run) -> None:
+def test_features_and_heat_maps(untrained: Run) -> None:
     states = untrained.config.model.states
     every = Featurizer(untrained, states=(*states, "mean_h"), all_layers=True, devices=one_device())
     found = every(TEXTS).reshape(2, len(states) + 1, 2, 12)
@@ -63,7 +63,7 @@ def test_features_and_heat_maps_are_the_states(untrained: Run) -> None:
     np.testing.assert_array_equal(shown.values, again.values)
 
 
-def test_a_model_that_reads_both_ways_has_no_score_after_each_character() -> None:
+def test_score_of_a_bidirectional_model() -> None:
     run = draw("bert")
     about = Description("mean_h", False, "any", None)
     weights_KD = np.linspace(0, 1, 12)[None]
@@ -73,7 +73,7 @@ def test_a_model_that_reads_both_ways_has_no_score_after_each_character() -> Non
     assert Viewer(run, classifier).model({})["scores"] == []
 
 
-def test_a_state_that_the_model_lacks_is_refused(untrained: Run) -> None:
+def test_missing_state(untrained: Run) -> None:
     kind = untrained.config.model
     wrong: Any = "x" if "c" in kind.states else "c"
     known = ", ".join((*kind.states, "mean_h"))
@@ -81,7 +81,7 @@ def test_a_state_that_the_model_lacks_is_refused(untrained: Run) -> None:
         Featurizer(untrained, states=(wrong,))
 
 
-def test_a_sample_is_the_models_own(untrained: Run) -> None:
+def test_sample(untrained: Run) -> None:
     """At temperature 0 each byte is the likeliest after the text so far."""
     reader = Reader(untrained)
     if untrained.config.model.bidirectional:
@@ -101,7 +101,7 @@ def test_a_sample_is_the_models_own(untrained: Run) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(set(Architecture.kinds) - {"mlstm"}))
-def test_its_weights_go_to_a_file_and_back(kind: str, tmp_path: Path) -> None:
+def test_round_trip(kind: str, tmp_path: Path) -> None:
     untrained = draw(kind)
     weights.save(tmp_path / "model.safetensors", as_weights(untrained))
     found = load_run(tmp_path / "model.safetensors")

@@ -26,7 +26,7 @@ from mlstm_jax.transfer.labels import (
 )
 
 
-def test_bad_labels_are_named(tmp_path: Path) -> None:
+def test_bad_labels(tmp_path: Path) -> None:
     for name, content, message in (
         ("a.csv", "label,text\n10,good\n,none\n", "label of record 2, in 'label', must be"),
         ("a.csv", "stars,text\n10,good\n", r"has no label in 'label'.*`label_column`"),
@@ -41,7 +41,7 @@ def test_bad_labels_are_named(tmp_path: Path) -> None:
             require_classes(read_labelled(tmp_path / name, None, "label"))
 
 
-def test_labels_are_strings_in_the_order_of_numbers(tmp_path: Path) -> None:
+def test_order_of_labels(tmp_path: Path) -> None:
     lines = tmp_path / "b.jsonl"
     records = [{"text": "a", "kind": 1.0}, {"text": "b", "kind": "neg"}, {"text": "c", "kind": 2}]
     lines.write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -76,7 +76,7 @@ def write_table(path: Path, rows: str) -> None:
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore:the labels .* are read as one class")
-def test_labels_are_the_same_in_every_format(tmp_path, suffix, values, expected) -> None:
+def test_labels_of_every_format(tmp_path, suffix, values, expected) -> None:
     path = tmp_path / f"a.{suffix}"
     texts = ["t", "u", "v", "w"]
     read: Any = partial(read_labelled, path, None)
@@ -92,7 +92,7 @@ def test_labels_are_the_same_in_every_format(tmp_path, suffix, values, expected)
         assert read()[:2] == (texts, expected)
 
 
-def test_labels_of_every_type_and_those_that_are_merged() -> None:
+def test_labels_of_every_type() -> None:
     values = {
         "1": [1, 1.0, np.float32(1), Decimal("1.0")],
         "true": [True],
@@ -111,7 +111,7 @@ def test_labels_of_every_type_and_those_that_are_merged() -> None:
         of_classes(["a"] * 4, [1, 1.0, " a", "a"], ["label"] * 4)
 
 
-def test_labels_that_differ_only_in_form_are_noted() -> None:
+def test_labels_that_look_alike() -> None:
     for names, told in (
         (["pos", "Pos", "neg"], "'Pos', 'pos' differ only"),
         (["so so", "soso", "x"], "'so so', 'soso' differ only"),
@@ -141,7 +141,7 @@ def test_labels_that_differ_only_in_form_are_noted() -> None:
     ],
 )
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_a_column_without_labels_is_named_with_its_type(tmp_path, suffix, value, kind) -> None:
+def test_column_without_labels(tmp_path, suffix, value, kind) -> None:
     path = tmp_path / f"a.{suffix}"
     write_table(path, f"SELECT 'a text' AS text, {value} AS label FROM range(2)")
     if "DATE" in value and suffix == "jsonl":  # there it is a string
@@ -152,7 +152,7 @@ def test_a_column_without_labels_is_named_with_its_type(tmp_path, suffix, value,
         read_labelled(path, None)
 
 
-def test_a_fifth_is_held_out_by_content(random: np.random.Generator) -> None:
+def test_held_out_texts(random: np.random.Generator) -> None:
     """Of each class, the same in any order, with equal texts on one side and no class lost."""
     texts = [f"text {n % 90}" for n in range(100)]  # ten twice
     labels = ["a" if n % 90 < 60 else "b" for n in range(100)]
@@ -175,7 +175,7 @@ def test_a_fifth_is_held_out_by_content(random: np.random.Generator) -> None:
         with_held_out({"train": Labelled(["a", "b"], ["a", "b"], name="x")}, "none", "test")
 
 
-def test_no_text_is_on_both_sides_in_another_form() -> None:
+def test_forms_of_a_text() -> None:
     """Held out, and in each fold of a cross-validation."""
     plain = [f"text {n}<br />of a film" for n in range(60)]
     texts = [*plain, *map(str.upper, plain), *(text.replace("<br />", "  ") for text in plain)]
@@ -210,7 +210,7 @@ def test_no_text_is_on_both_sides_in_another_form() -> None:
         ([f"v{n / 7:.3f}" for n in range(80)], False),
     ],
 )
-def test_numbers_are_no_classes(labels, are_numbers) -> None:
+def test_numbers_and_classes(labels, are_numbers) -> None:
     found = Labelled(["a text"] * 80, labels, name="x")
     if are_numbers:
         with pytest.raises(UserError, match=r"^x has .* numbers, not classes.*Features"):

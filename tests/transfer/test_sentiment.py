@@ -42,7 +42,7 @@ def test_invented_texts(model, text, label) -> None:
     assert list(shares) == ["negative", "neutral", "positive"]
 
 
-def test_two_classes_are_the_three_without_neutral(model) -> None:
+def test_two_classes(model) -> None:
     three = model.classify(ALL)
     two = model.classify(ALL, classes=("negative", "positive"))
     for whole, part in zip(three, two, strict=True):
@@ -50,20 +50,20 @@ def test_two_classes_are_the_three_without_neutral(model) -> None:
         assert part == pytest.approx({"negative": 1 - share, "positive": share}, abs=1e-6)
 
 
-def test_both_readers_agree(model) -> None:
+def test_both_readers(model) -> None:
     of_jax = mlstm.load("sentiment", reader="jax", compute="fp32")
     for ours, theirs in zip(model.classify(ALL), of_jax.classify(ALL), strict=True):
         assert ours == pytest.approx(theirs, abs=1e-5)
 
 
-def test_a_text_says_the_same_alone_and_among_others(model) -> None:
+def test_texts_alone(model) -> None:
     together = model.classify(ALL)
     for text, shares in zip(ALL, together, strict=True):
         (alone,) = model.classify([text])
         assert alone == pytest.approx(shares, abs=1e-5)
 
 
-def test_the_score_along_a_text_ends_in_its_probability(model) -> None:
+def test_score_along_a_text(model) -> None:
     heat = model.heatmap(ALL[0], score="sentiment/sentiment")
     (shares,) = model.classify(ALL[:1])
     odds = shares["positive"] / (1 - shares["positive"])

@@ -31,7 +31,7 @@ def model() -> mlstm.TrainedModel:
     return mlstm.load(NAME)
 
 
-def test_its_files_are_small_and_its_card_names_them() -> None:
+def test_files() -> None:
     folder = shipped.model(Path(NAME))
     weights = folder / "weights.safetensors"
     assert weights.stat().st_size <= 16e6
@@ -40,12 +40,12 @@ def test_its_files_are_small_and_its_card_names_them() -> None:
     assert json.loads(about["mlstm_jax"])["fingerprint"] in (folder / "card.md").read_text()
 
 
-def test_it_has_learned_english(model: mlstm.TrainedModel) -> None:
+def test_english(model: mlstm.TrainedModel) -> None:
     # Of an untrained model it is 8; compressors are at about 4 for a text so short.
     assert model.bits_per_character([GOOD[0] + " " + BAD[0]]) < 2.5
 
 
-def test_it_comes_with_a_classifier(model: mlstm.TrainedModel) -> None:
+def test_own_classifier(model: mlstm.TrainedModel) -> None:
     found = model.classify(GOOD + BAD)
     best = [max(one, key=lambda name: one[name]) for one in found]
     assert best == ["positive"] * 2 + ["negative"] * 2
@@ -63,7 +63,7 @@ def test_it_comes_with_a_classifier(model: mlstm.TrainedModel) -> None:
 NEW = ["This is great, I love it.", "It is a waste of money."]
 
 
-def test_four_labels_change_nothing_whatever_the_names_of_the_classes(model) -> None:
+def test_four_labels(model) -> None:
     of_names = {}
     for blame, praise in (("down", "up"), ("rotten", "fresh"), ("negative", "Positive")):
         labels = [praise, praise, blame, blame]
@@ -77,7 +77,7 @@ def test_four_labels_change_nothing_whatever_the_names_of_the_classes(model) -> 
         assert shares == pytest.approx(of_names["up"], rel=1e-9)
 
 
-def test_a_prior_is_the_models_own_classifier() -> None:
+def test_prior() -> None:
     own = load_classifier(shipped.model(Path(NAME) / "sentiment"))
     units = [Column(state, 0, unit) for state in ("c", "mean_h") for unit in range(1024)]
     assert transfer._prior(own, units[:1024]) is None
@@ -88,7 +88,7 @@ def test_a_prior_is_the_models_own_classifier() -> None:
     assert not prior.weights_KD[0, :1024].any()
 
 
-def test_a_sample_in_bf16_is_the_same_alone_and_among_others(model: mlstm.TrainedModel) -> None:
+def test_samples_in_bf16(model: mlstm.TrainedModel) -> None:
     run = dataclasses.replace(model.run, batch_model=with_compute(model.run, "bf16").model)
     reader = Reader(run)
     how = SamplingOptions(bytes=64, seed=1, temperature=1.0)
@@ -105,7 +105,7 @@ UNLIKE = [
 ]
 
 
-def test_it_notes_texts_unlike_its_training_texts(model, tmp_path, monkeypatch, capsys) -> None:
+def test_unlike_texts(model, tmp_path, monkeypatch, capsys) -> None:
     """In Python, in the notes of the command and on the page; a few English words are like them."""
     like = [GOOD[0], "good", "Great!", "not bad at all"]
     with warnings.catch_warnings(action="error"):
@@ -126,7 +126,7 @@ def test_it_notes_texts_unlike_its_training_texts(model, tmp_path, monkeypatch, 
         assert viewer.read({"text": text})["unlike"] == (text in UNLIKE)
 
 
-def test_commands_take_its_name(tmp_path, monkeypatch, capsys) -> None:
+def test_commands(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     Path("new.txt").write_text("\n".join(GOOD + BAD))
     cli.main(["features", NAME, "new.txt", "--out", "features.npz"])
@@ -138,7 +138,7 @@ def test_commands_take_its_name(tmp_path, monkeypatch, capsys) -> None:
     assert capsys.readouterr().out == (shipped.model(Path(NAME)) / "card.md").read_text()
 
 
-def test_a_folder_of_ones_own_goes_before_it(run, tmp_path, monkeypatch) -> None:
+def test_folder_of_the_same_name(run, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path(NAME).symlink_to(run.folder)
     found = mlstm.load(NAME)

@@ -45,7 +45,7 @@ from tests.transfer.test_kinds import draw
 pytestmark = pytest.mark.numeric
 
 
-def test_generated_text_is_of_the_corpus_and_of_the_seed(run: Run) -> None:
+def test_generated_text(run: Run) -> None:
     read = Reader(run)
 
     def write(seed: int, bytes: int = 130, temperature: float = 0.5) -> bytes:
@@ -62,7 +62,7 @@ def test_generated_text_is_of_the_corpus_and_of_the_seed(run: Run) -> None:
     assert len(whole(generate(read, "", SamplingOptions(bytes=70)))[0]) == 70
 
 
-def test_a_sample_depends_on_its_number_alone_and_ends_by_itself(run: Run) -> None:
+def test_samples_and_stops(run: Run) -> None:
     read = Reader(run)
     how = SamplingOptions(bytes=200, seed=5, temperature=1.0, samples=3)
     three = whole(generate(read, "my ", how))
@@ -76,7 +76,7 @@ def test_a_sample_depends_on_its_number_alone_and_ends_by_itself(run: Run) -> No
         assert len({len(text) for text in stopped}) > 1
 
 
-def test_draws_are_from_the_top_k_and_top_p(random: np.random.Generator) -> None:
+def test_top_k_and_top_p(random: np.random.Generator) -> None:
     """Against the definitions in NumPy, over many draws from one distribution."""
     logits = random.normal(size=256).astype(np.float32) * 6
     falling = np.argsort(-logits)
@@ -93,7 +93,7 @@ def test_draws_are_from_the_top_k_and_top_p(random: np.random.Generator) -> None
         assert (drawn == falling[0]).mean() == pytest.approx(expected, abs=0.04)
 
 
-def test_a_held_unit_stays_where_it_is_and_changes_the_text(run: Run) -> None:
+def test_held_units(run: Run) -> None:
     """The likeliest text with units held is that of a model whose state is set before each byte."""
     held = {unit: 5.0 if unit % 4 else -5.0 for unit in range(0, 64, 2)}
     how = SamplingOptions(bytes=40, temperature=0, set_unit=held)
@@ -115,7 +115,7 @@ def test_a_held_unit_stays_where_it_is_and_changes_the_text(run: Run) -> None:
     assert found != whole(generate(Reader(run), "my ", dataclasses.replace(how, set_unit=None)))[0]
 
 
-def test_generation_draws_from_the_model(run: Run) -> None:
+def test_frequencies_of_a_byte(run: Run) -> None:
     """The first byte's frequencies are softmax of the logits."""
     reader = Reader(run)
     logits_V = reader(prompt_bytes("the guitar ", run.cleaning)).logits_V
@@ -126,7 +126,7 @@ def test_generation_draws_from_the_model(run: Run) -> None:
     assert abs(share - expected) < 4 * np.sqrt(expected * (1 - expected) / 64)
 
 
-def test_prompts_are_cleaned_as_the_corpus_was() -> None:
+def test_cleaned_prompts() -> None:
     for prompt, cleaning, expected in (
         ("", "radford", b"\n "),
         ("a &amp; b\nc", "radford", b"\n a & b c"),
@@ -137,7 +137,7 @@ def test_prompts_are_cleaned_as_the_corpus_was() -> None:
         assert prompt_bytes(prompt, cleaning) == expected
 
 
-def test_characters_of_cut_and_damaged_text() -> None:
+def test_characters() -> None:
     text = "naïve — 日本".encode()
     assert "".join(as_text(iter([text[:3], text[3:7], text[7:], b"\xff"]))) == "naïve — 日本�"
     texts, ends = characters("é日".encode() + b"\xffa\xe6\x97")
@@ -149,7 +149,7 @@ SCORE = Score(loss=1.0, bpc=1.4, bytes_scored=100, seconds=1.0)
 HEAT_TEXT = "my café is <great> & good $5"
 
 
-def test_a_heat_map_is_a_page_of_its_own(run: Run) -> None:
+def test_page_of_a_heat_map(run: Run) -> None:
     """Nothing to fetch, nothing to run, the text escaped."""
     made = heat(Reader(run), HEAT_TEXT, 7)
     page = as_html(made)
@@ -162,7 +162,7 @@ def test_a_heat_map_is_a_page_of_its_own(run: Run) -> None:
     assert page.split("<span style")[largest + 1].startswith(f'="background:{full}')
 
 
-def test_a_heat_map_shows_the_unit_after_each_character(run: Run) -> None:
+def test_values_of_a_heat_map(run: Run) -> None:
     """In each state of each layer; the last value is the feature of `transfer`."""
     text = prompt_bytes(HEAT_TEXT, run.cleaning)
     reader = Reader(run)
@@ -183,12 +183,12 @@ def test_a_heat_map_shows_the_unit_after_each_character(run: Run) -> None:
             assert names[state] in page
 
 
-def test_text_is_light_on_full_blue_alone() -> None:
+def test_ink() -> None:
     """Orange and white are too bright for white text (contrast of WCAG 2.2)."""
     assert [ink(colour(value, 1.0)) for value in (-1, -0.2, 0, 1)] == ["#fff", *["#111"] * 3]
 
 
-def test_one_outlier_leaves_the_others_their_colours(run: Run) -> None:
+def test_scale_and_outliers(run: Run) -> None:
     made = heat(Reader(run), "my guitar is good " * 30, 3)
     assert made.scale < np.abs(made.values).max()
     assert (np.abs(made.values) > made.scale).mean() <= 0.01
@@ -211,7 +211,7 @@ def compiled_programs() -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("several_in_bf16", [False, True])
-def test_a_first_answer_compiles_no_more_than_it_needs(several_in_bf16: bool) -> None:
+def test_programs_of_a_first_answer(several_in_bf16: bool) -> None:
     # Of sizes of its own, so that no other test has compiled its programs.
     run = draw("mlstm", hidden=20 + 8 * several_in_bf16, layers=1)
     if several_in_bf16:
@@ -225,7 +225,7 @@ def test_a_first_answer_compiles_no_more_than_it_needs(several_in_bf16: bool) ->
     assert len(compiled) == 1  # a window of one row; the weights are known
 
 
-def test_texts_of_all_lengths_share_their_programs(run: Run) -> None:
+def test_programs_of_all_lengths(run: Run) -> None:
     with compiled_programs() as compiled:
         read = Reader(run)
         longest = "my cable sounds great " * 9
@@ -237,7 +237,7 @@ def test_texts_of_all_lengths_share_their_programs(run: Run) -> None:
             assert prompt == longest or compiled[seen:] == []
 
 
-def test_a_corpus_prepared_anew_is_refused(run, text_file, corpus, tmp_path, capsys, refused):
+def test_corpus_prepared_anew(run, text_file, corpus, tmp_path, capsys, refused):
     """The same place, another seed: what was trained on may be in any split now."""
     shutil.copytree(run.folder, folder := tmp_path / "run")
     shutil.copytree(corpus, own := tmp_path / "corpus")
@@ -259,7 +259,7 @@ def test_a_corpus_prepared_anew_is_refused(run, text_file, corpus, tmp_path, cap
     assert "not the training corpus" in report_of(load(folder).run, own, SCORE, "")
 
 
-def test_a_run_needs_checkpoints_and_its_own_config(run: Run, tmp_path: Path) -> None:
+def test_incomplete_runs(run: Run, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a run folder"):
         load_run(tmp_path)
     exported = tmp_path / "mine.npz"
@@ -285,7 +285,7 @@ def test_a_run_needs_checkpoints_and_its_own_config(run: Run, tmp_path: Path) ->
             load_run(tmp_path)
 
 
-def test_a_config_of_another_model_is_refused(run, tmp_path) -> None:
+def test_config_of_another_model(run, tmp_path) -> None:
     shutil.copytree(run.folder, copy := tmp_path / "copy")
     config = json.loads((copy / "config.json").read_text())
     for change in ({"hidden": 65}, {"hidden": 2**20}, {"layers": 1}):
@@ -307,7 +307,7 @@ def classifier_of(width: int, classes: int = 2, **fields: object) -> Classifier:
 
 
 @pytest.mark.parametrize(("classes", "fields"), [(2, {}), (3, {}), (3, {"softmax": True})])
-def test_scores_are_the_log_odds_of_what_is_answered(classes: int, fields: dict) -> None:
+def test_log_odds(classes: int, fields: dict) -> None:
     classifier = classifier_of(8, classes, **fields)
     features = np.random.default_rng(1).normal(size=(50, 8)).astype(np.float32)
     scores = classifier.scores(features)
@@ -331,7 +331,7 @@ def test_scores_are_the_log_odds_of_what_is_answered(classes: int, fields: dict)
         ("transformer", "mean_h", False),
     ],
 )
-def test_the_last_score_is_the_classifiers_own(run, kind, state, all_layers) -> None:
+def test_last_score(run, kind, state, all_layers) -> None:
     """And that after each character is what it answers to the text up to there."""
     read = draw(kind) if kind else run
     featurizer = Featurizer(read, states=(state,), all_layers=all_layers, devices=one_device())
@@ -354,7 +354,7 @@ def test_the_last_score_is_the_classifiers_own(run, kind, state, all_layers) -> 
     np.testing.assert_array_equal(negative.values, -made.values)
 
 
-def test_a_page_has_the_score_after_each_word() -> None:
+def test_score_after_each_word() -> None:
     texts = list("\n so bad ")
     values = np.array([0, 0, 1, 2.26, 0, -0.5, -1, -3.04, 0])
     made = Heatmap(texts, values, 3.0, "Score of <good>", "log-odds of <good>", "run", by_word=True)

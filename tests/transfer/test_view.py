@@ -83,7 +83,7 @@ def ask(url: str, body: Any, **headers: str) -> tuple[int, Any]:
         return error.code, json.loads(text) if text.startswith("{") else text
 
 
-def test_it_answers_as_the_library_does(page: str, run: Run, classifier: Path) -> None:
+def test_answers(page: str, run: Run, classifier: Path) -> None:
     text = "my café is good"
     chosen = load_classifier(classifier)
     rows = np.abs(chosen.weights_KD).sum(axis=1)[1]
@@ -111,7 +111,7 @@ def test_it_answers_as_the_library_does(page: str, run: Run, classifier: Path) -
 
 
 @pytest.mark.parametrize(("state", "all_layers"), [("mean_h", False), ("c+mean_h", True)])
-def test_a_classifier_on_the_mean_of_h_is_shown_as_it_reads(run, state, all_layers):
+def test_classifier_of_a_mean(run, state, all_layers):
     text = "my piano is good"
     featurizer = Featurizer(run, states=(state,), all_layers=all_layers)
     width = len(featurizer.columns)
@@ -133,7 +133,7 @@ def test_a_classifier_on_the_mean_of_h_is_shown_as_it_reads(run, state, all_laye
     assert (other["state"], other["layer"]) == ("c", 1)
 
 
-def test_bad_requests_are_refused(page: str) -> None:
+def test_bad_requests(page: str) -> None:
     for path, body, status, message in (
         ("read", b"{", 400, "not JSON"),
         ("read", b'{"text": ' + b"9" * 5000 + b"}", 400, "not JSON"),
@@ -157,7 +157,7 @@ def test_bad_requests_are_refused(page: str) -> None:
         assert message in found[1]["error"]
 
 
-def test_any_text_and_number_is_answered(page: str) -> None:
+def test_any_text_and_number(page: str) -> None:
     """Lone surrogates, nothing but references, and numbers that Python does not read."""
     for text in ("\ud800", "&nbsp;", "&#" + "9" * 5000 + ";", "\0\x1b", " "):
         for path in ("read", "generate"):
@@ -172,7 +172,7 @@ def test_any_text_and_number_is_answered(page: str) -> None:
                 assert status == 200 or (status == 400 and found["error"]), found
 
 
-def test_inf_and_nan_are_reported(run: Run) -> None:
+def test_inf_and_nan(run: Run) -> None:
     """Weights that are finite, and what is made of them is not."""
     params = jax.tree.map(lambda array: np.full_like(array, 1e38), run.params)
     large = dataclasses.replace(run, params=params)
@@ -203,7 +203,7 @@ def test_a_page_by_ipv6(run: Run) -> None:
             assert ask(f"{address.url}read", {"text": "a"}, Host=name)[0] == 400
 
 
-def test_connections_are_limited(run, monkeypatch) -> None:
+def test_limits_of_connections(run, monkeypatch) -> None:
     """In their number, and in the time in which they ask."""
     monkeypatch.setattr(server, "_MOST_CONNECTIONS", 4)
     monkeypatch.setattr(server, "_SECONDS_TO_ASK", 2.0)
@@ -224,7 +224,7 @@ def test_connections_are_limited(run, monkeypatch) -> None:
         assert ask(f"{address.url}read", {"text": "a"})[0] == 200
 
 
-def test_an_answer_ends_when_nobody_waits_for_it(run: Run) -> None:
+def test_answer_without_a_reader(run: Run) -> None:
     viewer = Viewer(run, None)
     request = {"text": "a piano " * 2400, "bytes": 2000}
 
@@ -246,7 +246,7 @@ def test_an_answer_ends_when_nobody_waits_for_it(run: Run) -> None:
     assert len(answers[1]["characters"]) == len("\n ") + len(texts[1])
 
 
-def test_a_long_text_makes_nobody_wait_and_ends_with_the_server(command_environment) -> None:
+def test_long_text_beside_a_short_one(command_environment) -> None:
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     command = [sys.executable, "-m", "mlstm_jax", "view", "--port", "0"]
     process = subprocess.Popen(command, env=command_environment, **pipe)
@@ -270,7 +270,7 @@ def test_a_long_text_makes_nobody_wait_and_ends_with_the_server(command_environm
     assert not found or found[0][0] == 503
 
 
-def test_nothing_but_the_page_is_served(page: str) -> None:
+def test_served_files(page: str) -> None:
     for path in ("", "view.js", "view.css"):
         with urllib.request.urlopen(page + path) as response:
             assert response.status == 200
@@ -288,7 +288,7 @@ def test_nothing_but_the_page_is_served(page: str) -> None:
     assert ask(f"{page}read", {"text": "a"}, **{"Content-Type": "text/plain"})[0] == 415
 
 
-def test_an_address_that_is_taken_or_elsewhere_is_named(page, run, refused) -> None:
+def test_taken_and_foreign_addresses(page, run, refused) -> None:
     port = page.rstrip("/").rpartition(":")[2]
     assert f"cannot listen on 127.0.0.1:{port}" in refused("view", run.folder, "--port", port)
     assert "0 to 65535" in refused("view", run.folder, "--port", 99999)
@@ -302,7 +302,7 @@ def test_an_address_that_is_taken_or_elsewhere_is_named(page, run, refused) -> N
 
 
 @pytest.mark.filterwarnings("ignore")  # of the browser's driver
-def test_the_page_in_a_browser(page: str) -> None:
+def test_browser(page: str) -> None:
     """One types, and sees; every request stays on this machine."""
     sync_api = pytest.importorskip("playwright.sync_api")
     names = ("chromium", "chromium-browser", "google-chrome")

@@ -45,7 +45,7 @@ def made(model: TrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Trans
     ("classes", "count", "validated"), [(2, 60, True), (3, 60, True), (3, 60, False)]
 )
 @pytest.mark.parametrize("counted", words.COUNTED)
-def test_counts_are_scikit_learns(counted, classes, count, validated) -> None:
+def test_counts_of_scikit_learn(counted, classes, count, validated) -> None:
     names = list(ENDS)[:classes]
     train = labelled(names, count)
     valid = labelled(names, 30, count)
@@ -72,7 +72,7 @@ def without_spaces(texts: Labelled) -> Labelled:
     return texts._replace(texts=["".join(text.split()) for text in texts.texts])
 
 
-def test_texts_without_spaces_are_counted_by_characters(random) -> None:
+def test_counts_of_characters(random) -> None:
     """Chinese letters at random, and among them a word of the class or of none."""
 
     def texts(count: int) -> Labelled:
@@ -97,7 +97,7 @@ def test_texts_without_spaces_are_counted_by_characters(random) -> None:
 
 
 @pytest.mark.parametrize("count", [999, 1000])
-def test_of_a_thousand_texts_a_word_counts_if_two_have_it(count: int) -> None:
+def test_rare_words(count: int) -> None:
     train = Labelled(["odd", *["good", "bad"] * 500][:count], ["x", *["x", "y"] * 500][:count])
     found = words.fit(train, Labelled(["good"], ["x"]), ["x", "y"]).words
     assert ("odd" in found.vocabulary) == (count < 1000)
@@ -115,19 +115,19 @@ def test_of_a_thousand_texts_a_word_counts_if_two_have_it(count: int) -> None:
         ([0.4] * 5 + [0.9] * 395, [0.9] * 396 + [0.4] * 4, 1),
     ],
 )
-def test_both_together_are_taken_if_they_are_clearly_better(states, counts, weight) -> None:
+def test_weight_of_words(states, counts, weight) -> None:
     states_NK, words_NK = (np.stack([1 - np.array(p), p], axis=1) for p in (states, counts))
     assert words.best_weight(states_NK, words_NK, np.ones(400, np.int64)) == weight
 
 
-def test_the_report_says_which_one_is_better(made) -> None:
+def test_verdict_of_the_report(made) -> None:
     for weight, said in ((1, "Words alone are better here"), (0, "leave `words` out")):
         result = replace(made.result, word_weight=weight)
         assert said in experiment.as_markdown(result, "mine", [])
     assert made.result.word_weight == made.classifier.words.weight == WEIGHT
 
 
-def test_the_saved_classifier_is_a_mean_of_both(model, made) -> None:
+def test_saved_classifier(model, made) -> None:
     again = load_classifier(made.folder)
     found = made.classifier.words
     assert repr(again).startswith("Classifier of 64 features and 36 words and pairs: 3 classes")
@@ -157,7 +157,7 @@ def test_the_saved_classifier_is_a_mean_of_both(model, made) -> None:
     assert row in (made.folder / "report.md").read_text()
 
 
-def test_what_needs_the_states_alone_refuses_words(model, made, tmp_path, refused) -> None:
+def test_refused_with_words(model, made, tmp_path, refused) -> None:
     alone = "for a classifier of states alone.*without `words`"
     with pytest.raises(UserError, match=f"score after each character is {alone}"):
         model.heatmap("my guitar is bad", score=made)

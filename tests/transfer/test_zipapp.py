@@ -44,7 +44,7 @@ def answers(program: Path, texts: list[str], tmp_path: Path) -> Any:
     return json.loads(done.stdout)
 
 
-def test_its_answers_are_those_of_classify(program: Path, tmp_path: Path) -> None:
+def test_answers_of_classify(program: Path, tmp_path: Path) -> None:
     assert program.stat().st_size < 13e6
     found = answers(program, TEXTS, tmp_path)
     with pytest.warns(Note) as notes:
@@ -60,7 +60,7 @@ def test_its_answers_are_those_of_classify(program: Path, tmp_path: Path) -> Non
     (".jsonl", '{"text": "I loved it."}\n{"text": "It broke,\\nand smells."}\n{"text": ""}\n'),
     (".txt", "I loved it.\nIt broke, and smells.\n\n"),
 ])  # fmt: skip
-def test_it_labels_a_file(program: Path, tmp_path: Path, suffix: str, content: str) -> None:
+def test_labels_of_a_file(program: Path, tmp_path: Path, suffix: str, content: str) -> None:
     file = tmp_path / f"new{suffix}"
     file.write_text(content, encoding="utf-8")
     run = [sys.executable, str(program)]
@@ -75,7 +75,7 @@ def test_it_labels_a_file(program: Path, tmp_path: Path, suffix: str, content: s
 
 
 @pytest.mark.parametrize("cleaning", ["radford", "none"])
-def test_texts_are_cleaned_as_the_package_does(cleaning: Any) -> None:
+def test_cleaning(cleaning: Any) -> None:
     nasty = [
         "a\r\nb\rc\nd",
         " &amp;lt; ",
@@ -113,7 +113,7 @@ def test_other_kinds_and_classifiers(kind: str, softmax: bool, tmp_path: Path) -
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-def test_what_cannot_be_packed_is_refused(tmp_path: Path) -> None:
+def test_refused_packs(tmp_path: Path) -> None:
     made = Classifier(np.ones((1, 12)), np.zeros(1), ["a", "b"], 1.0)
     transformer: Loaded = draw("transformer")
     for name, loaded, message in (
