@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax import output
+from mlstm_jax import fields, output
 from mlstm_jax.errors import UserError
 from mlstm_jax.fields import InvalidField
 
@@ -76,10 +76,15 @@ def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**inner, FIELD: of_json(inner)}
 
 
-def opened(values: Any) -> Any:
+def read_json(text: str | bytes) -> dict[str, Any]:
+    """Return the object in the text of a file, without its checksum; see `opened`."""
+    return opened(fields.parse(text))
+
+
+def opened(values: Any) -> dict[str, Any]:
     """Return the other fields of a sealed object; raise InvalidField if they have changed."""
     if not isinstance(values, Mapping):
-        return values  # `fields.build` says that it is not an object
+        raise InvalidField("it is not an object with named fields")
     if FIELD not in values:
         raise InvalidField(f"it has no {FIELD}: this version did not write it, or it was edited")
     inner = _inner(values)
@@ -98,7 +103,7 @@ def to_json(values: Mapping[str, Any]) -> str:
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write an object with its checksum, atomically; `opened(fields.parse(...))` reads it."""
+    """Write an object with its checksum, atomically; `read_json` reads its text."""
     output.write_text(path, to_json(values))
 
 

@@ -54,6 +54,8 @@ class Between(NamedTuple):
     @property
     def rule(self) -> str:
         """The range in words."""
+        if self.least == self.most:
+            return f"{self.least:,}"
         if self.ends == "[]" and self.most < math.inf:
             return f"{self.least:,} to {self.most:,}"
         rule = f"{_END[self.ends[0]]} {self.least:,}"

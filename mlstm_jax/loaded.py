@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from mlstm_jax import digest, shipped
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import UserError
-from mlstm_jax.fields import InvalidField, parse
+from mlstm_jax.fields import InvalidField
 from mlstm_jax.interop import arrays, weights
 from mlstm_jax.model.architecture import Sizes
 from mlstm_jax.model.int8_product import int8_product
@@ -160,11 +160,10 @@ def _small(folder: Path) -> SmallModel | None:
     if file.suffix != ".safetensors" or not file.is_file():
         return None
     text, stored = arrays.safetensors(file, weights.KEY)
-    about = digest.opened(parse(text or "{}"))
+    about = weights.metadata(text or "{}")
     model = about["model"]
     if folder.is_dir():
-        config: Any = digest.opened(parse((folder / "config.json").read_bytes()))
-        model.pop("binary_labels", None)  # a head of earlier versions
+        config = digest.read_json((folder / "config.json").read_bytes())
         if config["model"] != model:
             return None
     kind = model.get("kind", "mlstm")

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax import digest, fields
+from mlstm_jax import digest
 from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.digest import Extent
 
@@ -23,9 +23,6 @@ FOLDER = "checkpoints"
 SET_ASIDE = "set-aside"
 # The file of a checkpoint: checkpoints/STEP/meta/metadata.
 ITEM, FILE = "meta", "metadata"
-
-# Fields of a Meta that earlier versions wrote; the others have what they say.
-_FORMER = ("origin",)
 
 Sums = dict[str, dict[str, int]]  # by item and by an array's path in it
 
@@ -103,11 +100,8 @@ def read_record(folder: Path, step: int) -> Record:
     Raises OSError, ValueError, KeyError or TypeError if the file is damaged, or of another step.
     """
     path = folder / FOLDER / str(step) / ITEM / FILE
-    content = digest.opened(fields.parse(path.read_bytes()))
-    values = content.pop("meta")
-    for name in _FORMER:
-        values.pop(name, None)
-    meta = Meta(**values)
+    content = digest.read_json(path.read_bytes())
+    meta = Meta(**content.pop("meta"))
     meta = meta._replace(metrics=Extent(*meta.metrics))
     record = Record(meta=meta, **content)
     if record.step != step:

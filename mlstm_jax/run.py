@@ -13,7 +13,6 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,16 +84,13 @@ def read_environment(folder: Path) -> dict[str, Any] | None:
     """
     path = folder / ENVIRONMENT
     try:
-        content = digest.opened(fields.parse(path.read_bytes()))
-        if not (isinstance(content, Mapping) and isinstance(content.get("run"), str)):
-            raise fields.InvalidField("it has no id of a run")
+        return digest.read_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except OSError as error:
         raise FileError(with_remedy(f"{path}: cannot be read", error)) from error
     except fields.InvalidField as error:
         raise UserError(f"{path}: is damaged ({error}); restore it, or remove it.") from error
-    return dict(content)
 
 
 def id_of(folder: Path) -> str | None:

@@ -218,7 +218,6 @@ def test_differences_that_forbid_a_resume() -> None:
         ('{"optimizer": {"learning_rate": NaN}}', "optimizer.learning_rate is nan, but it must"),
         ('{"train": {"epochs": 1' + "0" * 400 + "}}", "train.epochs is 1000"),
         ('{"model": []}', "model is [], but it must be an object"),
-        ('{"phases": [{"steps": 1, "batch": 2}]}', "there is no field 'phases'"),
         ("[]", "it is not an object with named fields"),
         ("not json", "not JSON"),
         ("[" * 100_000, "not JSON"),
@@ -249,8 +248,6 @@ def test_round_trip_of_json() -> None:
     assert from_json(to_json(config), Path("x")) == config
     assert (type(config.data.batch), type(config.optimizer.learning_rate)) == (int, float)
     assert from_json(digest.to_json({}), Path("x")) == Config()
-    # A field of an earlier version that nobody had set.
-    assert from_json(digest.to_json({"phases": []}), Path("x")) == Config()
 
 
 @pytest.mark.parametrize(

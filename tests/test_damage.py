@@ -21,7 +21,7 @@ from mlstm_jax.data.corpus import SPLITS, open_corpus
 from mlstm_jax.data.stream import EvaluationStream, TrainStream
 from mlstm_jax.digest import of_array
 from mlstm_jax.errors import KnownError
-from mlstm_jax.interop import published, weights
+from mlstm_jax.interop import weights
 from mlstm_jax.training import metrics
 from mlstm_jax.training.run_folder import inputs_of
 from mlstm_jax.training.train import train as run_train
@@ -121,7 +121,7 @@ def readers(written: dict[str, Path]) -> dict[str, Read]:
         "classifier": lambda: read_classifier(written["classifier"]),
         # A file that differs is written anew.
         "features": lambda: read_features(written["features"] / "a.npz", "key"),
-        "openai": lambda: published.read_openai(written["openai"] / "files").params,
+        "openai": lambda: weights.read_openai(written["openai"] / "files").params,
         "sources": lambda: read_sources(written["sources"] / "files"),
     }
 

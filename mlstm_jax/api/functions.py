@@ -9,7 +9,7 @@ from mlstm_jax.api.model import TrainedModel, load
 from mlstm_jax.config import Config, load_file
 from mlstm_jax.errors import UserError, extra
 from mlstm_jax.fields import public
-from mlstm_jax.interop import published, weights
+from mlstm_jax.interop import weights
 from mlstm_jax.run import write_imported
 from mlstm_jax.training.session import Session
 from mlstm_jax.training.train import train as run_train
@@ -81,7 +81,7 @@ def import_weights(
         out: run folder to create.
     """
     readers: dict[str, Callable[[Path], weights.ModelWeights]] = {
-        "openai": published.read_openai,
+        "openai": weights.read_openai,
         "mlstm": weights.load_weights,
     }
     write_imported(Path(out), readers[kind](Path(source)))

@@ -198,9 +198,8 @@ def nearest_fields(section: Any, name: str) -> list[str]:
     return [usual] if usual in names else nearest(name, names)
 
 
-# Fields of earlier versions, by their dotted names: what each is called now, in its section; None:
-# it is gone, and a config may have it only unset.
-_RENAMED: dict[str, str | None] = {"phases": None}
+# Fields of earlier versions by their dotted names, and what each is called now, in its section.
+_RENAMED: dict[str, str] = {}
 
 
 def to_json(config: Config) -> str:
@@ -215,9 +214,7 @@ def from_json(text: str | bytes, source: Path) -> Config:
     or if another version wrote it, with fields that this one does not know.
     """
     try:
-        values = digest.opened(fields.parse(text))
-        if not isinstance(values, Mapping):
-            raise fields.InvalidField("it is not an object with named fields")
+        values = digest.read_json(text)
     except fields.InvalidField as error:
         raise UserError(
             f"{source} is not the config of a run ({error}); restore the file. For other values "
@@ -238,21 +235,10 @@ def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
         name: dict(part) if isinstance(part, Mapping) else part for name, part in values.items()
     }
     for old, new in _RENAMED.items():
-        *section, name = old.split(".")
-        part = values
-        for key in section:
-            part = part.get(key, {})
-        if name not in part:
-            continue
-        if new is not None:
+        section, _, name = old.rpartition(".")
+        part = values.get(section) if section else values
+        if isinstance(part, dict) and name in part:
             part[new.rpartition(".")[2]] = part.pop(name)
-        elif not part[name]:  # as where nobody had set it
-            del part[name]
-    optimizer = values.get("optimizer", {})
-    if isinstance(optimizer, dict) and optimizer.get("name") in OPTIMIZERS:
-        # An earlier version allowed fields that only others have, without an effect.
-        for name in others_fields(optimizer["name"]):
-            optimizer.pop(name, None)
     return values
 
 

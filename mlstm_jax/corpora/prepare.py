@@ -22,7 +22,6 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
-from mlstm_jax.corpora import compression
 from mlstm_jax.corpora.documents import CleanDocument, Recipe, Reject, Unit
 from mlstm_jax.corpora.options import (
     DEFAULTS,
@@ -33,7 +32,7 @@ from mlstm_jax.corpora.options import (
 )
 from mlstm_jax.corpora.readers import OnRead, limited_lines, read_cleaned
 from mlstm_jax.corpora.records import Rejects, check_rejects_file
-from mlstm_jax.corpora.sources import PYDOC, Source, find_sources
+from mlstm_jax.corpora.sources import PYDOC, READ_ERRORS, Source, find_sources
 from mlstm_jax.corpora.writer import (
     Report,
     SortedDocuments,
@@ -52,8 +51,6 @@ from mlstm_jax.errors import UserError, note
 from mlstm_jax.fields import public, require_kind
 from mlstm_jax.output import atomic_directory, partial_folder, remove_leftovers
 from mlstm_jax.terminal import ProgressLine
-
-_READ_ERRORS: tuple[type[Exception], ...] = (OSError, *compression.ERRORS)
 
 Sources = str | Path | Sequence[str | Path]
 
@@ -254,7 +251,7 @@ def _raw_documents(source: Source, document: Unit, on_read: OnRead | None) -> It
                 parts.append(line)
                 has_text = has_text or not is_blank
                 was_blank = is_blank
-    except _READ_ERRORS as error:
+    except READ_ERRORS as error:
         raise UserError(f"{source}: cannot be read: {error}; fetch or create it again.") from error
     if parts:
         yield b"".join(parts)

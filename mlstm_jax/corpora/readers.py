@@ -11,7 +11,6 @@ from contextlib import suppress
 from functools import partial
 from typing import BinaryIO
 
-from mlstm_jax.corpora import compression
 from mlstm_jax.corpora.columns import read_parquet, read_tfds
 from mlstm_jax.corpora.documents import (
     CleanDocument,
@@ -34,7 +33,7 @@ from mlstm_jax.corpora.records import (
     reject,
     text_records,
 )
-from mlstm_jax.corpora.sources import STDIN, Source, check_source
+from mlstm_jax.corpora.sources import COMPRESSION_ERRORS, GZIP, STDIN, Source, check_source
 from mlstm_jax.corpora.tables import csv_records
 from mlstm_jax.errors import UserError, note
 
@@ -164,7 +163,7 @@ def read_source(
                 excerpt = as_json(text)
                 why = f"its text is {excerpt[:EXCERPT]}, not a string"
                 yield reject("text of another type", source, where, why, excerpt)
-    except compression.ERRORS as error:
+    except COMPRESSION_ERRORS as error:
         damage = _damage(source, records, error)
         if not damage.is_note:
             first_reject = first_reject or damage
@@ -178,7 +177,7 @@ def read_source(
 
 def _damage(source: Source, records: int, error: Exception) -> Reject:
     """The reject of compressed data, or a note on other bytes behind them."""
-    kind = source.compression or compression.GZIP
+    kind = source.compression or GZIP
     if records and str(error).startswith(kind.behind):
         why = (
             f"left out the bytes behind its {kind.name} data, which are not {kind.name}; if a part "
@@ -218,7 +217,7 @@ def _records(source: Source, recipe: Recipe, on_read: OnRead | None) -> Iterator
 
 def _scan(source: Source, recipe: Recipe) -> Iterator[Line]:
     """Yield the lines of a file from its start, as far as they can be read."""
-    with source.open() as raw, suppress(*compression.ERRORS):  # reported when the file is read
+    with source.open() as raw, suppress(*COMPRESSION_ERRORS):  # reported when the file is read
         yield from _lines(source, raw, recipe, None)
 
 

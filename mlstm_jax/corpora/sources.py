@@ -3,6 +3,7 @@
 import codecs
 import errno
 import glob
+import gzip
 import io
 import os
 import re
@@ -10,13 +11,13 @@ import shutil
 import stat
 import sys
 import tempfile
+import zlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, NamedTuple, cast
 
-from mlstm_jax.corpora.compression import COMPRESSIONS, Compression
 from mlstm_jax.corpora.documents import TEXT_COLUMNS
 from mlstm_jax.errors import UserError, note
 
@@ -37,6 +38,36 @@ _POINTERS = {
 # The fields of a CSV header: a word, or several.
 _HEADER_FIELD = re.compile(r"\s*(\"?)[^\W\d]\w*([ _.-]\w+)*\1\s*")
 DELIMITERS = (",", "\t", ";", "|")
+
+
+class Compression(NamedTuple):
+    """A kind of compressed files of lines: how it is named, recognised and read, and how it fails.
+
+    A reader must fail on a file that is cut short. zstandard's ends there without an error, so
+    whoever adds it must compare the end of the file with its frame.
+    """
+
+    name: str
+    suffix: str
+    magic: bytes  # the first bytes of a file
+    open: Callable[[BinaryIO], BinaryIO]
+    errors: tuple[type[Exception], ...]  # of data that are cut short or damaged
+    behind: str  # the beginning of the error on other bytes behind whole data
+
+
+GZIP = Compression(
+    name="gzip",
+    suffix=".gz",
+    magic=b"\x1f\x8b",
+    open=cast(Callable[[BinaryIO], BinaryIO], gzip.open),
+    errors=(EOFError, gzip.BadGzipFile, zlib.error),
+    behind="Not a gzipped file",
+)
+COMPRESSIONS = (GZIP,)
+COMPRESSION_ERRORS: tuple[type[Exception], ...] = tuple(
+    error for kind in COMPRESSIONS for error in kind.errors
+)
+READ_ERRORS: tuple[type[Exception], ...] = (OSError, *COMPRESSION_ERRORS)
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,12 @@ Each block of a file is compared with its checksum when it is first read.
 import hashlib
 import io
 import json
-import reprlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from mlstm_jax import digest, fields
 from mlstm_jax.digest import CheckedBytes
@@ -79,7 +78,7 @@ class SplitManifest:
 class Manifest:
     """The sources and options of a corpus, and its contents."""
 
-    format_version: int
+    format_version: Annotated[int, Between(FORMAT_VERSION, FORMAT_VERSION)]
     seed: int
     cleaning: Cleaning
     split: tuple[float, float, float] | None  # weights of train, valid, test; None: given splits
@@ -100,15 +99,7 @@ class Manifest:
     def from_json(cls, text: str | bytes, where: Path) -> "Manifest":
         """Return the manifest in `text`, read from the file `where`; UserError if it is damaged."""
         try:
-            values = fields.parse(text)
-            given = values if isinstance(values, dict) else {}
-            version = given.get("format_version", FORMAT_VERSION)
-            if version != FORMAT_VERSION:
-                shown = reprlib.repr(version)
-                raise InvalidField(
-                    f"format_version is {shown}, but this program reads {FORMAT_VERSION}"
-                )
-            manifest = fields.build(cls, digest.opened(values))
+            manifest = fields.build(cls, digest.read_json(text))
             if not _names_all_files(manifest.splits):
                 raise InvalidField(f"splits must be {', '.join(SPLITS)}, and name their files")
         except InvalidField as error:
@@ -200,13 +191,15 @@ class Corpus:
         files = files_of(name)
         try:
             data = CheckedBytes(self.path / files.bytes, expected.crc32[files.bytes])
-            offsets = _load(self.path / files.offsets, expected.crc32[files.offsets])
+            if len(data) != expected.bytes:
+                raise InvalidField(f"{files.bytes} has {len(data):,} bytes, not {expected.bytes:,}")
+            offsets = self._array(expected, files.offsets, np.uint64, expected.documents + 1)
+            ends = (int(offsets[0]), int(offsets[-1]))
+            if ends != (0, expected.bytes) or (offsets[1:] < offsets[:-1]).any():
+                raise InvalidField(f"{files.offsets} does not rise from 0 to {expected.bytes:,}")
             ratings = None
             if files.ratings in expected.crc32:
-                ratings = _load(self.path / files.ratings, expected.crc32[files.ratings])
-            split = Split(name, data, offsets, ratings)
-            if wrong := _difference(split, expected):
-                raise InvalidField(wrong)
+                ratings = self._array(expected, files.ratings, np.float32, expected.documents)
         except (InvalidField, FileNotFoundError) as error:
             raise UserError(
                 f"{self.path}: the {name} split is truncated or damaged ({error}); run prepare "
@@ -216,47 +209,27 @@ class Corpus:
             raise FileError(
                 with_remedy(f"{self.path}: the {name} split cannot be read", error)
             ) from error
-        return split
+        return Split(name, data, offsets, ratings)
 
-
-def _load(path: Path, sums: str) -> NDArray[Any]:
-    """Read the array of a .npy file that corpora/writer.py wrote.
-
-    Raises InvalidField if it differs from its checksums, or is no such file.
-    """
-    content = path.read_bytes()
-    if digest.of_blocks(content) != sums:
-        raise InvalidField(f"{path.name} does not match its checksum")
-    header = io.BytesIO(content)
-    try:
-        np.lib.format.read_magic(header)
-        shape, _, dtype = np.lib.format.read_array_header_1_0(header)
-        # `np.load` would first allocate whatever size the header claims.
-        return np.frombuffer(content, dtype, offset=header.tell()).reshape(shape)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise InvalidField(f"{path.name} is no array of the size in its header: {error}") from error
-
-
-def _difference(split: Split, expected: SplitManifest) -> str | None:
-    """Say which file of a split does not fit its manifest, and why; None if all do."""
-    files = files_of(split.name)
-    if len(split.bytes) != expected.bytes:
-        return f"{files.bytes} has {len(split.bytes):,} bytes, not {expected.bytes:,}"
-    arrays: list[tuple[str, NDArray[Any], Any, int]] = [
-        (files.offsets, split.offsets, np.uint64, expected.documents + 1)
-    ]
-    if split.ratings is not None:
-        arrays.append((files.ratings, split.ratings, np.float32, expected.documents))
-    for name, array, dtype, length in arrays:
-        if array.dtype != dtype or array.shape != (length,):
-            return (
-                f"{name} is {array.dtype} {array.shape}, but {expected.documents:,} documents need "
-                f"{np.dtype(dtype)} ({length},)"
-            )
-    ends = (int(split.offsets[0]), int(split.offsets[-1]))
-    if ends != (0, expected.bytes) or (split.offsets[1:] < split.offsets[:-1]).any():
-        return f"{files.offsets} does not rise from 0 to {expected.bytes:,}, the bytes"
-    return None
+    def _array(
+        self, expected: SplitManifest, name: str, dtype: DTypeLike, length: int
+    ) -> NDArray[Any]:
+        """The array of a .npy file; InvalidField if it is not what its manifest says."""
+        content = (self.path / name).read_bytes()
+        if digest.of_blocks(content) != expected.crc32[name]:
+            raise InvalidField(f"{name} does not match its checksum")
+        header = io.BytesIO(content)
+        try:
+            np.lib.format.read_magic(header)
+            found = np.lib.format.read_array_header_1_0(header)
+            # `np.load` would first allocate whatever size the header claims.
+            array = np.frombuffer(content, dtype, offset=header.tell())
+        except ValueError as error:
+            raise InvalidField(f"{name} is no array: {error}") from error
+        if found != ((length,), False, dtype) or array.shape != (length,):
+            shape, _, kind = found
+            raise InvalidField(f"{name} is {kind} {shape}, not {np.dtype(dtype)} ({length},)")
+        return array
 
 
 def open_corpus(path: Path, *, verify: bool = False) -> Corpus:

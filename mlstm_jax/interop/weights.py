@@ -1,4 +1,4 @@
-"""Write and read a model as one .safetensors file, which other programs can read.
+"""Write and read a model as one .safetensors file, which other programs can read; OpenAI's model.
 
 The arrays have the names of language_model.py and of the layers, are float32 or float16 and
 [in, out]: ``embedding``, ``layer_0/wmx_v``, ... One JSON text describes them, the metadata
@@ -14,10 +14,9 @@ Nothing in the file is executed. Equal parameters give equal bytes.
 import dataclasses
 import hashlib
 import json
-import reprlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 from mlstm_jax import digest, fields, output
 from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import UserError, require
+from mlstm_jax.fields import Between
 from mlstm_jax.interop import arrays
 from mlstm_jax.interop.arrays import Arrays
 from mlstm_jax.model.architecture import Architecture, Tree
@@ -33,6 +33,24 @@ FORMAT = 1
 KEY = "mlstm_jax"  # of the metadata
 
 Parameters = Tree  # of float32 arrays, as in language_model.py
+
+
+# Ours, in the order of OpenAI's files, 0.npy to 14.npy; Wh is four files, a quarter of the columns
+# each.
+_OPENAI = (
+    "embedding",
+    "layer_0/wx_v",
+    *["layer_0/wh_v"] * 4,
+    "layer_0/wmx_v",
+    "layer_0/wmh_v",
+    "layer_0/b",
+    "layer_0/wx_g",
+    "layer_0/wh_g",
+    "layer_0/wmx_g",
+    "layer_0/wmh_g",
+    "decoder_kernel",
+    "decoder_bias",
+)
 
 
 class ModelWeights(NamedTuple):
@@ -120,7 +138,7 @@ def save(path: Path, weights: ModelWeights, dtype: str = "float32") -> None:
 class _Metadata:
     """The metadata of a file."""
 
-    format: int
+    format: Annotated[int, Between(FORMAT, FORMAT)]
     model: Architecture
     cleaning: Cleaning
     source: str
@@ -147,25 +165,45 @@ def load_weights(path: Path) -> ModelWeights:
     return ModelWeights(about.model, about.cleaning, params, about.source)
 
 
+def metadata(text: str) -> dict[str, Any]:
+    """The metadata in a file; InvalidField if they are no object, or do not match a checksum."""
+    values = fields.parse(text)
+    if not isinstance(values, dict) or digest.FIELD in values:  # other programs may omit it
+        values = digest.opened(values)
+    model = values.get("model")
+    if isinstance(model, dict) and model.get("binary_labels") == 0:
+        del model["binary_labels"]  # the head of earlier versions, which this model lacks
+    return dict(values)
+
+
 def _about(path: Path, text: str) -> _Metadata:
     # Here: NumPy's reader imports this file, and no config.
     from mlstm_jax.config import renamed
 
     try:
-        values = fields.parse(text)
-        given = values if isinstance(values, dict) else {}
-        version = given.get("format", FORMAT)
-        if version != FORMAT:
-            raise UserError(
-                f"{path}: has format {reprlib.repr(version)}, but this program reads {FORMAT}."
-            )
-        if digest.FIELD in given:  # other programs may omit it
-            values = digest.opened(given)
-        model = given.get("model")
-        if isinstance(model, dict) and model.get("binary_labels") == 0:
-            del model["binary_labels"]  # the head of earlier versions, which this model lacks
-        if isinstance(values, dict):
-            values = renamed(values)
-        return fields.build(_Metadata, values)
+        return fields.build(_Metadata, renamed(metadata(text)))
     except fields.InvalidField as error:
         raise UserError(f"{path}: its metadata are invalid ({error}).") from error
+
+
+def read_openai(folder: Path) -> ModelWeights:
+    """Read the model of generating-reviews-discovering-sentiment (Radford et al. 2017).
+
+    It has our cell, in .npy files with other names: matrices are [in, out], gates are in the order
+    i, f, o, u, and W = g · V / ‖V‖ over columns. UserError names a file that is missing or differs.
+    """
+    from mlstm_jax.config import Model
+
+    ours = {f"{number}.npy": name for number, name in enumerate(_OPENAI)}
+    files = {name: arrays.npy(folder / name) for name in ours}
+    # These two files give the sizes that all others must match.
+    _, width = arrays.sizes(str(folder), files, "0.npy", 2)
+    (hidden,) = arrays.sizes(str(folder), files, "12.npy", 1)
+    model = Model(hidden=hidden, embedding=width)
+    shapes = expected_shapes(model) | {"layer_0/wh_v": (hidden, hidden)}
+    of_files = {name: shapes[parameter] for name, parameter in ours.items()}
+    values = arrays.read_arrays(str(folder), files, of_files)
+    flat = dict(zip(_OPENAI, values.values(), strict=True))
+    flat["layer_0/wh_v"] = np.concatenate(list(values.values())[2:6], axis=1)
+    source = "openai/generating-reviews-discovering-sentiment"
+    return ModelWeights(model, "radford", unflatten(flat), source)

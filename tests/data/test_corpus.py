@@ -173,7 +173,7 @@ def test_what_is_not_a_corpus(tmp_path: Path, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format_version": 99}, rf"format_version is 99, but this program reads {FORMAT_VERSION}"),
+        ({"format_version": 99}, rf"format_version is 99, but it must be {FORMAT_VERSION}"),
         ({"seed": None}, r"not a valid manifest .*seed"),
         ({"splits": {"train": {}}}, r"not a valid manifest .*documents"),
         ({"records": "40"}, r"not a valid manifest .*records is '40', but it must be a whole"),

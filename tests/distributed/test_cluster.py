@@ -14,7 +14,7 @@ from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import Config, Devices, Model, vary
 from mlstm_jax.distributed import require_free_port
 from mlstm_jax.errors import UserError
-from mlstm_jax.interop import published
+from mlstm_jax.interop import weights
 from mlstm_jax.run import write_imported
 from mlstm_jax.training import metrics
 from mlstm_jax.training.session import Session
@@ -225,7 +225,7 @@ def test_other_parameters_on_one(corpus, tmp_path, random, launcher) -> None:
     places = [tmp_path / "one", tmp_path / "two"]
     for place in places:
         write_openai(place, random)
-        write_imported(place / "run", published.read_openai(place))
+        write_imported(place / "run", weights.read_openai(place))
     config = runs.make_config(corpus, tmp_path / "run", model=Model(hidden=7, embedding=5))
     one = vary(config, train__start_from=str(places[0] / "run"))
     two = vary(config, train__start_from=str(places[1] / "run"))

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from mlstm_jax import config
 from mlstm_jax.errors import UserError
-from mlstm_jax.interop import arrays, published, weights
+from mlstm_jax.interop import arrays, weights
 
 SIZES: dict[str, Any] = {"hidden": 4, "embedding": 3, "layers": 2}
 MODEL = config.Model(**SIZES)
@@ -50,7 +50,7 @@ def test_memory_of_wrong_shapes(exported: Any, folder: Path) -> None:
         weights.load_weights(path)
     np.save(folder / "14.npy", np.zeros(2_000_000))
     with at_most(2_000_000), pytest.raises(UserError, match=r"14\.npy has the shape \(2000000,\)"):
-        published.read_openai(folder)
+        weights.read_openai(folder)
 
 
 LARGE = np.full((4, 256), 1e300)
@@ -59,10 +59,10 @@ LARGE = np.full((4, 256), 1e300)
 @pytest.mark.parametrize(
     ("about", "changed", "field"),
     [
-        ([], {}, "the top level"),
+        ([], {}, "not an object"),
         ({"model": None}, {}, "model is None"),
         ({"cleaning": "soap"}, {}, "cleaning is 'soap'"),
-        ({"format": 2}, {}, "format 2"),
+        ({"format": 2}, {}, "format is 2, but it must be 1"),
         ({"layers": 1_000_000}, {}, r"model\.layers"),
         ({"hidden": 10**30}, {}, r"model\.hidden"),
         ({"embedding_std": 10**400}, {}, r"model\.embedding_std"),
@@ -105,7 +105,7 @@ def test_pipes(folder: Path, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / name)
     signal.alarm(20)  # ends the process
     with pytest.raises(UserError, match=r"3\.npy: there is no"):
-        published.read_openai(folder)
+        weights.read_openai(folder)
     with pytest.raises(UserError, match=r"m\.safetensors: there is no"):
         weights.load_weights(tmp_path / "m.safetensors")
     signal.alarm(0)
@@ -119,7 +119,7 @@ def test_nan(folder: Path) -> None:
         with path.open("wb") as file:
             np.save(file, array)
         with pytest.raises(UserError) as error:
-            published.read_openai(folder)
+            weights.read_openai(folder)
         assert f"{path} must be finite numbers" in str(error.value)
         path.write_bytes(before)
 
@@ -163,7 +163,7 @@ def zipped() -> bytes:
 def test_invalid_npy(content: bytes, folder: Path) -> None:
     (folder / "12.npy").write_bytes(content)
     with pytest.raises(UserError, match=r"12\.npy: is not a \.npy file of numbers"):
-        published.read_openai(folder)
+        weights.read_openai(folder)
 
 
 @pytest.mark.parametrize(
@@ -172,15 +172,15 @@ def test_invalid_npy(content: bytes, folder: Path) -> None:
 def test_types_and_orders(kind: str, order: Any, folder: Path) -> None:
     for path in folder.iterdir():  # to numbers that all of the types hold
         np.save(path, np.load(path).astype(np.float16).astype(np.float32))
-    expected = weights.flatten(published.read_openai(folder).params)
+    expected = weights.flatten(weights.read_openai(folder).params)
     for path in folder.iterdir():
         np.save(path, np.array(np.load(path), kind, order=order))
-    for name, array in weights.flatten(published.read_openai(folder).params).items():
+    for name, array in weights.flatten(weights.read_openai(folder).params).items():
         np.testing.assert_array_equal(array, expected[name], strict=True)
     for wrong in ("i4", "c8", "?", "S4", "f4,f4"):
         np.save(folder / "12.npy", np.zeros(7, wrong))
         with pytest.raises(UserError, match=r"12\.npy has .* floating-point"):
-            published.read_openai(folder)
+            weights.read_openai(folder)
 
 
 # --- anything

@@ -14,7 +14,7 @@ import pytest
 import mlstm_jax as mlstm
 from mlstm_jax import cli, config, digest, run
 from mlstm_jax.errors import KnownError, UserError
-from mlstm_jax.interop import published, weights
+from mlstm_jax.interop import weights
 from mlstm_jax.training import run_folder
 from mlstm_jax.transfer.classifier import Classifier
 from tests.tolerance import assert_close
@@ -94,7 +94,7 @@ def assert_same_model(
 
 @pytest.fixture
 def found(folder: Path) -> weights.ModelWeights:
-    return published.read_openai(folder)
+    return weights.read_openai(folder)
 
 
 TEXT = "\n A café: 7 é ".encode()
@@ -102,7 +102,7 @@ TEXT = "\n A café: 7 é ".encode()
 
 def test_weights_of_text(tmp_path, random) -> None:
     forward = write_openai(tmp_path / "given", random)
-    assert_same_model(published.read_openai(tmp_path / "given"), forward, TEXT, tmp_path / "run")
+    assert_same_model(weights.read_openai(tmp_path / "given"), forward, TEXT, tmp_path / "run")
 
 
 def test_round_trip(tmp_path, found, capsys) -> None:
@@ -177,7 +177,7 @@ def test_pickle_of_a_stranger(folder: Path, tmp_path: Path) -> None:
     with (folder / "0.npy").open("wb") as file:
         np.save(file, pickled, allow_pickle=True)
     with pytest.raises(UserError, match=r"0\.npy: is not a \.npy file of numbers"):
-        published.read_openai(folder)
+        weights.read_openai(folder)
     assert not trap.exists()
 
 
