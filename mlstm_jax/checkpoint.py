@@ -336,11 +336,7 @@ class Checkpoints:
             shutil.rmtree(self.folder / FOLDER / _DELETED, ignore_errors=True)
 
     def _attempt(self, step: int, read: Callable[[], Read]) -> Read:
-        """Return the result of `read`, retried after pauses; raise Damaged if all attempts fail.
-
-        Raises OtherRun for a checkpoint of another run, and FileError if this process may not read
-        it, or can open no more files.
-        """
+        """Return the result of `read`, retried after pauses; raise Damaged if all attempts fail."""
         for pause in PAUSES:
             with suppress(Exception):
                 return read()

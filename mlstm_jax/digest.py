@@ -148,10 +148,7 @@ class CheckedBytes:
     """
 
     def __init__(self, path: Path, sums: str) -> None:
-        """Open a file whose blocks have the checksums `sums`; see `BlockSums`.
-
-        Raises OSError if it cannot be opened, and InvalidField if it has another size.
-        """
+        """Open a file whose blocks have the checksums `sums`; InvalidField if it has others."""
         self._path = path
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._file)

@@ -108,10 +108,7 @@ def choose_gpu(index: int, hosts: Sequence[str], visible: Sequence[str | None]) 
 
 
 def _initialize(seconds: float, file: Path, **options: Any) -> None:
-    """Call `jax.distributed.initialize` in a thread: where it waits, Python receives no signal.
-
-    Touches `file` every second. Raises TimeoutError after `seconds`.
-    """
+    """Call `jax.distributed.initialize` in a thread: where it waits, Python receives no signal."""
     done = Future[None]()
 
     def call() -> None:

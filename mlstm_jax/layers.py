@@ -7,6 +7,10 @@ Each reads vectors over time and returns its carry and h after each step::
     carry, h_BTH = layer.apply(variables, x_BTI)
     carry, h_BTH = layer.apply(variables, next_BTI, carry)
 
+`compute` is the type of the matrix products, such as jnp.bfloat16; sums are float32. An mLSTM's
+`recurrent_init` is "uniform", as in the paper, or "orthogonal"; with `weight_norm` the columns of
+an LSTM's or GRU's matrices are normalised, too.
+
 Their gradient is the explicit one of model/mlstm.py and model/gated.py. benchmarks/layers.py
 compares its speed with `flax.linen.RNN`.
 """
@@ -62,13 +66,7 @@ class _Layer(linen.Module):
 
 
 class MLSTM(_Layer):
-    """The multiplicative LSTM with weight normalisation (Krause et al. 2016; Puri et al. 2018).
-
-    Attributes:
-        hidden: units H.
-        compute: type of the matrix products, such as jnp.bfloat16; sums are float32.
-        recurrent_init: "uniform", as in the paper, or "orthogonal".
-    """
+    """The multiplicative LSTM with weight normalisation (Krause et al. 2016; Puri et al. 2018)."""
 
     recurrent_init: Any = "uniform"
 
@@ -77,13 +75,7 @@ class MLSTM(_Layer):
 
 
 class LSTM(_Layer):
-    """The LSTM (Hochreiter and Schmidhuber 1997; Gers et al. 2000).
-
-    Attributes:
-        hidden: units H.
-        compute: type of the matrix products, such as jnp.bfloat16; sums are float32.
-        weight_norm: whether the columns of the matrices are normalised.
-    """
+    """The LSTM (Hochreiter and Schmidhuber 1997; Gers et al. 2000)."""
 
     weight_norm: bool = False
 
@@ -92,13 +84,7 @@ class LSTM(_Layer):
 
 
 class GRU(_Layer):
-    """The gated recurrent unit (Cho et al. 2014).
-
-    Attributes:
-        hidden: units H.
-        compute: type of the matrix products, such as jnp.bfloat16; sums are float32.
-        weight_norm: whether the columns of the matrices are normalised.
-    """
+    """The gated recurrent unit (Cho et al. 2014)."""
 
     weight_norm: bool = False
 

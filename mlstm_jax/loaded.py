@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -89,23 +89,15 @@ class Loaded:
         return [clean(text, self.cleaning) for text in texts]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _MLSTM(Sizes):
-    title: ClassVar[str] = "mLSTM"
+def _kind(title: str, *states: str) -> type[Sizes]:
+    return type(title, (Sizes,), {"title": title, "states": states})
 
 
-@dataclass(frozen=True, kw_only=True)
-class _LSTM(Sizes):
-    title: ClassVar[str] = "LSTM"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _GRU(Sizes):
-    title: ClassVar[str] = "GRU"
-    states: ClassVar[tuple[str, ...]] = ("h",)
-
-
-KINDS: dict[str, type[Sizes]] = {"mlstm": _MLSTM, "lstm": _LSTM, "gru": _GRU}
+KINDS = {
+    "mlstm": _kind("mLSTM", "c", "h"),
+    "lstm": _kind("LSTM", "c", "h"),
+    "gru": _kind("GRU", "h"),
+}
 
 
 @dataclass(frozen=True)

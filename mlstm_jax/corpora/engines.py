@@ -278,10 +278,7 @@ def _read(numbered: tuple[int, Source], recipe: Recipe, digits: int) -> Iterator
 
 
 def _write_part(group: tuple[str, Iterable[Any]], recipe: Recipe, folder: str) -> None:
-    """Write what is told about a source; or sort a group of documents, and write it.
-
-    A worker may repeat this, or two may do it at once: a file is always complete and the same.
-    """
+    """Write what is told about a source, or a sorted group of documents; workers may repeat it."""
     name, values = group
     is_told = name.startswith(_COUNTS)
     part = Path(folder) / (name if is_told else f"{name}.npz")

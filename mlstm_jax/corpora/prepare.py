@@ -194,11 +194,7 @@ def _read_and_sort(
 def _read_given_splits(
     sources: Mapping[str, Sequence[Source]], recipe: Recipe, rejects: Rejects, *, report: Report
 ) -> Iterator[SortedDocuments]:
-    """Count the documents of every split, and yield what to write, in the order of the splits.
-
-    With cleaning "none", a text file is kept byte for byte, and a document is cut after the end of
-    a line or paragraph; otherwise see `clean`. Raises UserError if a source cannot be used.
-    """
+    """Count the documents of every split, and yield what to write, in the order of the splits."""
     on_read = bytes_read(chain(*sources.values()), report)
     counts = []
     sizes = dict.fromkeys(sources, 0)

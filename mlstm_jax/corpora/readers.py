@@ -222,10 +222,7 @@ def _scan(source: Source, recipe: Recipe) -> Iterator[Line]:
 
 
 def _lines(source: Source, raw: BinaryIO, recipe: Recipe, on_read: OnRead | None) -> Iterator[Line]:
-    """Yield the lines with their numbers and line ends.
-
-    Raises UserError if a line is too long, or the whole file is one line with carriage returns.
-    """
+    """Yield the lines with their numbers and line ends."""
     needs_lines = source.kind not in ("json", "jsonl") and recipe.document != "file"
     for number, line in enumerate(limited_lines(source, raw, on_read), 1):
         if number == 1 and needs_lines and line[-1:] != b"\n" and b"\r" in line[:-1]:

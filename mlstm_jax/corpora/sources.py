@@ -292,11 +292,9 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def _files_in(folder: Path, without: Collection[Path]) -> list[Path]:
-    """The files to read in a named folder and its subfolders.
+    """The files to read in a folder and its subfolders; entries that are no files, for errors.
 
-    As in Spark, part files may be empty, and names of other files begin with . or _. Entries that
-    are no files are not skipped silently: `check_source` reports them. A note names the files of
-    unknown kinds, which are left out.
+    As in Spark, part files may be empty, and names of other files begin with . or _.
     """
     files: list[Path] = []
     empty: list[Path] = []
@@ -327,10 +325,7 @@ def _files_in(folder: Path, without: Collection[Path]) -> list[Path]:
 
 
 def _folders_in(folder: Path, hidden: str) -> Iterator[Path]:
-    """Yield a folder and its subfolders, including links to folders, each once.
-
-    Skips subfolders whose name begins with a character of `hidden`.
-    """
+    """Yield a folder and its subfolders, also links, each once; none whose name begins `hidden`."""
     seen: set[tuple[int, int]] = set()
 
     def stop(error: OSError) -> None:

@@ -116,28 +116,22 @@ def _texts(lines: Iterable[Line]) -> Iterator[str]:
 def _is_quoted(form: CsvFormat, header: str, scan: Scan) -> bool:
     """Whether the fields of a file are quoted.
 
-    They are if only then the header has a text column, or if every field with a quote is wholly in
-    quotes. Otherwise they are if reading with quotes rejects fewer records; or rejects no more and
-    leaves no doubtful record, while some are doubtful without quotes: those that a line break cuts
-    have too few fields.
+    They are if only then the header has a text column, if every field with a quote is wholly in
+    quotes, or if reading so leaves fewer records that are rejected or doubtful.
     """
     unquoted = form._replace(quoted=False)
     if not unquoted.has_text_column(header):
         return True
     if not form.has_text_column(header):
         return False
-    has_quotes = False
-    for field in _fields_with_quotes(scan(), form.delimiter):
-        has_quotes = True
-        if not _QUOTED.fullmatch(field):
-            break
-    else:
-        return has_quotes
-    plain = _faults(unquoted, scan())
-    if plain == (0, 0):
+    fields = _fields_with_quotes(scan(), form.delimiter)
+    first = next(fields, None)
+    if first is None:
         return False
-    rejected, doubtful = _faults(form, scan())
-    return rejected < plain[0] or (rejected == plain[0] and doubtful == 0 < plain[1])
+    if _QUOTED.fullmatch(first) and all(map(_QUOTED.fullmatch, fields)):
+        return True
+    plain = _faults(unquoted, scan())
+    return plain > 0 and _faults(form, scan()) < plain
 
 
 def _fields_with_quotes(lines: Iterable[Line], delimiter: str) -> Iterator[str]:
@@ -146,19 +140,16 @@ def _fields_with_quotes(lines: Iterable[Line], delimiter: str) -> Iterator[str]:
             yield from (one for one in line.rstrip("\r\n").split(delimiter) if '"' in one)
 
 
-def _faults(form: CsvFormat, lines: Iterator[Line]) -> tuple[int, int]:
+def _faults(form: CsvFormat, lines: Iterator[Line]) -> int:
     """The number of rejects, and of doubtful records: of fewer fields than others, or joined."""
-    rejected = 0
-    doubtful = 0
+    faults = 0
     sizes: Counter[int] = Counter()  # records by their number of fields
     for row in _Rows(form, lines):
         if not isinstance(row, Reject):
             sizes[len(row[1])] += 1
-        elif row.kind == _JOINED:
-            doubtful += 1
-        elif not row.is_note:
-            rejected += 1
-    return rejected, doubtful + sizes.total() - sizes[max(sizes, default=0)]
+        elif row.kind == _JOINED or not row.is_note:
+            faults += 1
+    return faults + sizes.total() - sizes[max(sizes, default=0)]
 
 
 class _Rows:
@@ -267,10 +258,7 @@ class _Rows:
         return None
 
     def _doubt(self, row: list[str], records: int) -> Finding | None:
-        """What is noted on a row; with all but _JOINED it is skipped.
-
-        Raises UserError if the row is a header with other columns.
-        """
+        """What is noted on a row; with all but _JOINED it is skipped."""
         header = self._header
         delimiter = self._form.delimiter
         if records == 1 or row[self._column].strip() in header:

@@ -14,7 +14,7 @@ Parameters, all float32::
 
 import functools
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,21 +49,11 @@ class ModelOutput(NamedTuple):
     states: Any = None
 
 
-class NumberTypes(Protocol):
-    """The types that a model computes with: the section `precision` of a config has them."""
+class NumberTypes(NamedTuple):
+    """The types that a model computes with; the section `precision` of a config has them, too."""
 
-    @property
-    def compute(self) -> Compute | None:
-        """Operand type of the matrix products; None: fp32."""
-
-    @property
-    def cell(self) -> Literal["fp32", "compute"]:
-        """Type of the cell state c."""
-
-
-class _Fp32(NamedTuple):
-    compute: Compute = "fp32"
-    cell: Literal["fp32", "compute"] = "fp32"
+    compute: Compute | None = None  # operand type of the matrix products; None: fp32
+    cell: Literal["fp32", "compute"] = "fp32"  # type of the cell state c
 
 
 class TrainingInputs(NamedTuple):
@@ -80,7 +70,7 @@ class LanguageModel(linen.Module):
     """Predict each next byte from the previous bytes and the carried state."""
 
     architecture: Architecture
-    precision: NumberTypes
+    precision: NumberTypes | Any
     recompute_every: int | None = None
     # None: XLA's fastest loops for JAX's default backend.
     loops: Loops | None = None
@@ -224,5 +214,5 @@ def _reading_weights(
 @functools.cache
 def parameter_shapes(model: Architecture) -> Parameters:
     """Return only the shapes and types of a model's parameters, as a tree."""
-    shell = LanguageModel(model, _Fp32())
+    shell = LanguageModel(model, NumberTypes())
     return jax.eval_shape(lambda: shell.init_parameters(jax.random.key(0)))

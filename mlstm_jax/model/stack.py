@@ -132,11 +132,7 @@ def _over_time(
     keeping: Keeping,
     steps: Array | int,
 ) -> tuple[Tree, Array, Tree]:
-    """Run the first steps of a window; `inputs` are x and the mask of padding.
-
-    Returns:
-        The carry after them; h after each [T, B, H] in the compute type; and what was kept.
-    """
+    """Run the first steps of a window: the carry after them, h after each, and what was kept."""
 
     def body(t: Array, before: tuple[Array, Tree, Array, Tree]) -> tuple[Array, Tree, Array, Tree]:
         rounded_h, carry, h_TBH, kept = before

@@ -73,11 +73,7 @@ class Evaluator:
     """Scores one split, any number of times, with one compiled step."""
 
     def __init__(self, model: LanguageModel, split: Split, window: int, devices: Parallel) -> None:
-        """Set what is scored.
-
-        A model that predicts the next byte reads the split as any text. A model of masked bytes
-        reads windows as in training, at most the longest that it can.
-        """
+        """Set what is scored; a model of masked bytes reads windows as in training."""
         kind = model.architecture
         if kind.masked:
             window = min(window, kind.longest_window or window)
@@ -91,10 +87,7 @@ class Evaluator:
         self._step = devices.map(make_evaluation_step(model, parallel.AXIS), donate=(1,))
 
     def __call__(self, params: Any, on_step: Callable[[int], None] = lambda step: None) -> Score:
-        """Score the split with parameters replicated on the devices, [N, ...].
-
-        `on_step` is called with the number of windows done.
-        """
+        """Score the split with parameters replicated on the devices, [N, ...]."""
         started = time.monotonic()
         rows = self._devices.rows(self._rows)
 

@@ -125,10 +125,7 @@ def _gradient_of_rows(
     batch: Batch,
     row_B: Array,
 ) -> Gradient:
-    """Compute the gradient over some rows of this device.
-
-    `row_B` are their numbers in the global batch.
-    """
+    """Compute the gradient over some rows of this device, the numbers `row_B` of the batch."""
     dropout_B = _kept_units(config, state.step, row_B, batch.inputs_BT.shape[1])
     counted_BT = _counted(batch)
     keys_B = row_keys(config.train.seed, _OBJECTIVE, state.step, row_B)
