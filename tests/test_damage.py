@@ -101,7 +101,8 @@ def written(rated_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
     made._replace(about=about).save(folder / "classifier")
     (folder / "features").mkdir()
     values = draw.normal(size=(9, 16)).astype(np.float32)
-    write_features(folder / "features/a.npz", values, Featurizer(loaded, states=["h"]), "key")
+    featurizer = Featurizer(loaded, states=["h"])
+    write_features(folder / "features/a.npz", 9, [values], featurizer, key="key")
     for name in OF_STRANGERS:
         (folder / name).mkdir()
     write_openai(folder / "openai/files", draw)

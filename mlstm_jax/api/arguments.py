@@ -19,6 +19,7 @@ from mlstm_jax.corpora.documents import (
 )
 from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import UserError
+from mlstm_jax.transfer.classifier import Classifier
 from mlstm_jax.transfer.labels import Labelled, of_classes, read_labelled
 
 # Texts in memory; or a file of them, of any kind that `prepare` reads, or Path("-").
@@ -44,22 +45,16 @@ class Transferred(Protocol):
         """The classifier."""
 
 
+# What `transfer` or `finetune` returned, its classifier, or its folder.
+AnyClassifier: TypeAlias = Transferred | Classifier | str | Path
 # A file or table of texts with labels, or the texts and the labels.
 LabelledTexts: TypeAlias = str | Path | Table | tuple[Sequence[str], Sequence[object]]
 
 
 def as_texts(texts: Texts, name: str = "texts", *, files: bool = False) -> list[str]:
-    """Return texts in memory as a list.
+    """Return texts in memory as a list; UserError for what would give others than those meant.
 
-    Args:
-        texts: to check.
-        name: of the argument, for messages.
-        files: the argument may also be a `Path`.
-
-    Raises:
-        UserError: `texts` is a single string, which would be read letter by letter; or a table, a
-            dict or a set, which would give other texts than those meant; or an item is not a
-            string.
+    `name` is of the argument; with `files` it may also be a `Path`.
     """
     kind = type(texts).__name__
     if isinstance(texts, (str, bytes)):
@@ -92,12 +87,7 @@ def _has_columns(values: object) -> bool:
 def as_labelled(
     given: Mapping[str, LabelledTexts | None], text_column: str | None, label_column: str | None
 ) -> dict[str, Labelled]:
-    """Return the texts and labels of each set.
-
-    Raises:
-        UserError: a file cannot be read, texts and labels do not fit together, or a label is of
-            the wrong kind.
-    """
+    """Return the texts and labels of each set that is given, from files or from memory."""
     column = label_column or "label"
     sets = {}
     for name, part in given.items():
@@ -128,7 +118,7 @@ def as_labelled(
 def _columns_of(
     name: str, table: Table, text_column: str | None, label_column: str
 ) -> tuple[Any, Any]:
-    """Return the texts and the classes of a table; UserError if it lacks a column."""
+    """The columns of a table's texts and classes."""
     columns = {str(column): column for column in table.columns}  # a number, without a header
     wanted = TEXT_COLUMNS if text_column is None else (text_column,)
     text = next((column for column in wanted if column in columns), wanted[0])
@@ -144,11 +134,7 @@ def _columns_of(
 def span_ends(
     texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]], cleaning: Cleaning
 ) -> list[NDArray[np.int64]]:
-    """Find the last byte of each span of characters in its cleaned text; see `TrainedModel.spans`.
-
-    Returns:
-        Of each text int [spans].
-    """
+    """The last byte of each span in its cleaned text, of each text int [spans]."""
     if len(texts) != len(spans):
         raise UserError(f"spans has {len(spans):,} lists, but texts has {len(texts):,}.")
     ends = []

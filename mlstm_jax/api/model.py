@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from mlstm_jax import output, shipped
 from mlstm_jax.api.arguments import (
+    AnyClassifier,
     LabelledTexts,
     Texts,
-    Transferred,
     as_labelled,
     as_texts,
     noted,
@@ -34,7 +34,7 @@ from mlstm_jax.loaded import (
     load_small,
 )
 from mlstm_jax.transfer import zipapp
-from mlstm_jax.transfer.classifier import Classifier, load_classifier, stamp
+from mlstm_jax.transfer.classifier import Classifier, load_classifier
 from mlstm_jax.transfer.classify import label_texts
 from mlstm_jax.transfer.features import FeatureState, Featurizer, State, TextFile
 from mlstm_jax.transfer.generate import SAMPLING, SamplingOptions, as_text
@@ -105,7 +105,6 @@ class TrainedModel:
         self.hidden = loaded.architecture.hidden
         self._how = reader
         self._featurizers: dict[object, Featurizer] = {}
-        self._classifiers: dict[Path, tuple[object, Classifier]] = {}  # with their `stamp`
 
     @cached_property
     def _jax(self) -> "JaxModel":
@@ -216,7 +215,7 @@ class TrainedModel:
             float32 [texts, H]; of all layers [texts, layers · H]; of c+mean_h twice as many.
         """
         strings = self._texts(texts, text_column)
-        states = None if state is None else (state,)
+        states = state and (state,)
         featurizer = self.featurizer(strings, states, all_layers=all_layers, rows=batch_size)
         return featurizer(strings, "encode", quiet=not show_progress)
 
@@ -248,7 +247,7 @@ class TrainedModel:
     def classify(
         self,
         texts: Texts,
-        classifier: Transferred | Classifier | str | Path | None = None,
+        classifier: AnyClassifier | None = None,
         *,
         classes: Sequence[str] | None = None,
         at_most: Bytes | None = None,
@@ -283,7 +282,7 @@ class TrainedModel:
     def classify_parts(
         self,
         texts: Texts | TextFile,
-        classifier: Transferred | Classifier | str | Path | None = None,
+        classifier: AnyClassifier | None = None,
         *,
         classes: Sequence[str] | None = None,
         at_most: Bytes | None = None,
@@ -291,18 +290,13 @@ class TrainedModel:
         show_progress: bool = False,
     ) -> Iterator[tuple[Sequence[str], list[dict[str, float]]]]:
         """Yield texts, a file's in parts, with the probabilities of each; see `classify`."""
-        chosen = self._classifier(self._own(classifier))
+        chosen = self._classifier(classifier)
         if classes is not None:
             chosen = chosen.between(classes)
         about = chosen.about
         strings = self._texts(texts, text_column or about.text_column)
-        featurizer = self.featurizer(
-            strings,
-            (about.state,),
-            all_layers=about.all_layers,
-            score=bool(about.familiar),
-            at_most=at_most,
-        )
+        how = {"all_layers": about.all_layers, "score": bool(about.familiar), "at_most": at_most}
+        featurizer = self.featurizer(strings, (about.state,), **how)
         return label_texts(self.loaded, strings, chosen, featurizer, quiet=not show_progress)
 
     @public
@@ -337,7 +331,7 @@ class TrainedModel:
         text: str,
         unit: int | None = None,
         *,
-        score: Transferred | str | Path | None = None,
+        score: AnyClassifier | None = None,
         options: HeatmapOptions = HEATMAP,
         **fields: Any,
     ) -> Heatmap:
@@ -559,7 +553,7 @@ class TrainedModel:
         out: str | Path | None = None,
         dtype: Literal["float32", "float16"] = "float32",
         *,
-        classifier: Transferred | Classifier | str | Path | None = None,
+        classifier: AnyClassifier | None = None,
         overwrite: bool = False,
     ) -> Path:
         """Write the model as one .safetensors file, or as a program for Python and NumPy alone.
@@ -588,7 +582,7 @@ class TrainedModel:
                     "`classifier` out."
                 )
             return self._jax.export(path, dtype)
-        zipapp.pack(path, self.loaded, self._classifier(self._own(classifier)))
+        zipapp.pack(path, self.loaded, self._classifier(classifier))
         return path
 
     @cached_property
@@ -607,61 +601,35 @@ class TrainedModel:
         self,
         texts: list[str] | TextFile,
         states: tuple[FeatureState, ...] | None,
-        *,
-        all_layers: bool = False,
-        units: tuple[int, ...] | None = None,
-        rows: int | None = None,
-        score: bool = False,
-        at_most: int | None = None,
+        **how: Any,
     ) -> Featurizer:
-        """Return the featurizer of these arguments, with its compiled programs, for some texts."""
+        """Return the `Featurizer` of some texts with these arguments; it keeps its programs."""
         loaded = self.loaded
         if isinstance(loaded, SmallModel) and self._how == "auto" and self.compute != "int8":
             size = texts.size if isinstance(texts, TextFile) else sum(map(len, texts))
-            if at_most is not None:
+            if how.get("at_most") is not None:
                 count = texts.count if isinstance(texts, TextFile) else len(texts)
-                size = min(size, at_most * count)
+                size = min(size, how["at_most"] * count)
             if is_worth_jax(size):
                 loaded = self.run
-        key = (isinstance(loaded, SmallModel), states, all_layers, units, rows, score, at_most)
+        key = (isinstance(loaded, SmallModel), states, *sorted(how.items()))
         if key not in self._featurizers:
-            self._featurizers[key] = Featurizer(
-                loaded,
-                states=states,
-                all_layers=all_layers,
-                units=units,
-                rows=rows,
-                score=score,
-                at_most=at_most,
-            )
+            self._featurizers[key] = Featurizer(loaded, states=states, **how)
         return self._featurizers[key]
 
-    def _own(
-        self, classifier: Transferred | Classifier | str | Path | None
-    ) -> Transferred | Classifier | str | Path:
-        """Return a classifier, unset: the one that comes with a pretrained model."""
-        chosen = classifier or shipped.classifier(self.path)
-        if chosen is None:
+    def _classifier(self, given: AnyClassifier | None) -> Classifier:
+        """A classifier, unset: the model's own; UserError unless it belongs to this model."""
+        name = "the classifier"
+        given = given or shipped.classifier(self.path)
+        if given is None:
             raise UserError(
                 "this model comes with no classifier; pass one that `transfer` returned, or its "
                 "folder."
             )
-        return chosen
-
-    def _classifier(self, given: Transferred | Classifier | str | Path) -> Classifier:
-        """Return a classifier; UserError unless it belongs to this model."""
-        name = "the classifier"
-        if isinstance(given, Classifier):
-            classifier = given
-        elif isinstance(given, (str, Path)):
+        if isinstance(given, (str, Path)):
             name = str(given)
-            place = Path(given).resolve()
-            now = stamp(Path(given))
-            if place not in self._classifiers or self._classifiers[place][0] != now:
-                self._classifiers[place] = now, load_classifier(Path(given))
-            classifier = self._classifiers[place][1]
-        else:
-            classifier = given.classifier
+            given = load_classifier(Path(given))
+        classifier = given if isinstance(given, Classifier) else given.classifier
         classifier.require_model(name, self.loaded)
         return classifier
 

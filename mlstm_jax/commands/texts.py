@@ -22,7 +22,7 @@ from mlstm_jax.errors import UserError, require
 from mlstm_jax.loaded import ReadingCompute, ReadingLibrary
 from mlstm_jax.terminal import is_terminal, one_line, rate, show
 from mlstm_jax.transfer.classifier import load_classifier
-from mlstm_jax.transfer.features import FeatureState, TextFile, write_parts
+from mlstm_jax.transfer.features import FeatureState, TextFile, write_features
 from mlstm_jax.transfer.generate import SAMPLING, SamplingOptions, as_text
 from mlstm_jax.transfer.heatmap import DEFAULTS as HEATMAP
 from mlstm_jax.transfer.heatmap import HeatmapOptions, require_suffix
@@ -85,7 +85,7 @@ def features(
     featurizer = model.featurizer(file, state, all_layers=all_layers, units=units)
     started = time.monotonic()
     parts = (read.features for _, read in featurizer.read_each(file, "features", quiet=False))
-    write_parts(out, file.count, parts, featurizer)
+    write_features(out, file.count, parts, featurizer)
     seconds = time.monotonic() - started
     show(
         f"{out}: {file.count:,} texts x {len(featurizer.columns)} features, "

@@ -63,17 +63,16 @@ def nats(probabilities_NK: Floats, labels: Labels) -> Floats:
 
 @dataclass(frozen=True)
 class DomainLimit:
-    """How well the model predicts texts of the kind that a classifier knows.
+    """The most bits per character of texts that a classifier knows: bits + short / √n of n bytes.
 
-    A text of n scored bytes is unlike them if it has more than bits + short / √n bits per
-    character: the fewer bytes, the more they vary.
+    The fewer bytes a text has, the more they vary.
     """
 
     bits: float
     short: float
 
     def is_out_of_domain(self, nats_N: Any, scored_N: Any) -> NDArray[np.bool_]:
-        """Return whether each text is unlike them, of the nats of its scored bytes."""
+        """Whether each text is unlike them, by the nats of its scored bytes."""
         scored_N = np.asarray(scored_N)
         most_N = (self.bits * scored_N + self.short * np.sqrt(scored_N)) * np.log(2)
         is_out_N: NDArray[np.bool_] = np.asarray(nats_N) > most_N
@@ -115,7 +114,7 @@ class Classifier(NamedTuple):
         return f"{type(self).__name__} of {features}: {named(self.classes)}"
 
     def require_no_words(self, name: str) -> None:
-        """Raise UserError if it has words, with the name of what needs one without."""
+        """Raise UserError if it has words; `name` is of what needs a classifier without."""
         if self.words:
             raise UserError(
                 f"{name} is for a classifier of states alone, and this one also counts words; fit "
@@ -139,12 +138,7 @@ class Classifier(NamedTuple):
         )
 
     def between(self, classes: Sequence[str]) -> "Classifier":
-        """Return the classifier that chooses between some of its classes only.
-
-        Its probabilities are the shares of these classes, scaled to sum to 1. Raises UserError for
-        an unknown or repeated class, fewer than two, or a classifier with words or without a
-        softmax that has more than two classes.
-        """
+        """The classifier that chooses between some of its classes; their shares sum to 1."""
         known = ", ".join(self.classes)
         is_known = len(classes) == len(set(classes)) >= 2 and set(classes) <= set(self.classes)
         require(is_known, "classes", " ".join(classes), f"two or more of {known}, each once")
@@ -162,24 +156,11 @@ class Classifier(NamedTuple):
                 "cannot choose between some of them; leave `classes` out."
             )
         chosen = [self.classes.index(name) for name in classes]
-        weights_KD = weights_KD[chosen]
-        intercepts_K = intercepts_K[chosen]
-        if len(classes) == 2:
-            # For two classes a softmax is the logistic function of the difference.
-            weights_KD = weights_KD[1:] - weights_KD[:1]
-            intercepts_K = np.diff(intercepts_K)
-        return self._replace(
-            weights_KD=weights_KD,
-            intercepts_K=intercepts_K,
-            classes=list(classes),
-            softmax=len(classes) > 2,
-        )
+        made = of_softmax(weights_KD[chosen], intercepts_K[chosen], list(classes), self.C)
+        return made._replace(deviations_D=self.deviations_D, texts=self.texts, about=self.about)
 
     def probabilities(self, features: Features, texts: Sequence[str] = ()) -> Floats:
-        """Return [texts, classes]; one-against-rest probabilities are scaled to sum to 1.
-
-        With words it needs the texts.
-        """
+        """Return [texts, classes]; one-against-rest probabilities are scaled to sum to 1."""
         scores_NK = self._linear(features)
         if self.softmax:
             shares_NK = np.exp(scores_NK - scores_NK.max(axis=1, keepdims=True))
@@ -197,10 +178,7 @@ class Classifier(NamedTuple):
         return (1 - weight) * shares_NK + weight * self.words.probabilities(texts)
 
     def scores(self, features: Features) -> Floats:
-        """Return the log-odds of each class [texts, classes]: above 0 it is more likely than not.
-
-        Without `softmax`, three classes or more are each scored against the rest.
-        """
+        """The log-odds of each class [texts, classes]: above 0 it is more likely than not."""
         self.require_no_words("the score after each character")
         scores_NK = self._linear(features)
         if len(self.classes) == 2:
@@ -265,6 +243,17 @@ class Classifier(NamedTuple):
             digest.write_json(folder / "classifier.json", described)
 
 
+def of_softmax(
+    weights_KD: Floats, intercepts_K: Floats, classes: list[str], C: float
+) -> Classifier:
+    """A classifier by softmax: of two classes, the logistic function of their difference."""
+    if len(classes) == 2:
+        weights_KD = weights_KD[1:] - weights_KD[:1]
+        intercepts_K = np.diff(intercepts_K)
+    weights_KD = np.ascontiguousarray(weights_KD)
+    return Classifier(weights_KD, intercepts_K, classes, C, softmax=len(classes) > 2)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _File(Description):
     """The fields of classifier.json."""
@@ -285,25 +274,10 @@ class _File(Description):
                 raise fields.InvalidField(f"{name} must be {least} or more different names")
 
 
-def stamp(folder: Path) -> tuple[tuple[int, int, int], ...]:
-    """Return what changes if the files of a classifier are written again; () without them."""
-    found = []
-    for name in ("classifier.json", "classifier.safetensors"):
-        try:
-            about = (shipped.model(folder) / name).stat()
-        except OSError:
-            return ()
-        found.append((about.st_ino, about.st_mtime_ns, about.st_size))
-    return tuple(found)
-
-
 def load_classifier(folder: Path) -> Classifier:
     """Read what `Classifier.save` wrote; a UserError names the field or array that is wrong."""
-    given = folder
+    file = _read_json(folder)
     folder = shipped.model(folder)
-    if not (folder / "classifier.json").is_file():
-        raise UserError(_missing(given, folder))
-    file = _read_json(folder / "classifier.json")
     path = folder / "classifier.safetensors"
     _, stored = arrays.safetensors(path, "")
     texts = stored.pop("texts", None)
@@ -341,18 +315,17 @@ def load_classifier(folder: Path) -> Classifier:
     return classifier._replace(words=words)
 
 
-def _missing(given: Path, folder: Path) -> str:
-    """What to give instead of a folder that is no classifier's."""
+def _read_json(given: Path) -> _File:
+    folder = shipped.model(given)
+    path = folder / "classifier.json"
     advice = "create one with `mlstm-jax transfer`."
     if not folder.exists():
-        return f"there is no folder {given}; {advice}"
-    inside = [str(given / path.parent.name) for path in sorted(folder.glob("*/classifier.json"))]
-    if inside:
-        advice = f"pass {' or '.join(inside)}."
-    return f"{given} has no classifier.json; {advice}"
-
-
-def _read_json(path: Path) -> _File:
+        raise UserError(f"there is no folder {given}; {advice}")
+    if not path.is_file():
+        inside = [str(given / one.parent.name) for one in sorted(folder.glob("*/classifier.json"))]
+        if inside:
+            advice = f"pass {' or '.join(inside)}."
+        raise UserError(f"{given} has no classifier.json; {advice}")
     try:
         values = fields.parse(path.read_bytes())
         if isinstance(values, dict) and values.get("format", FORMAT) != FORMAT:

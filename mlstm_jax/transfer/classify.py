@@ -45,10 +45,9 @@ def label_texts(
     *,
     quiet: bool = True,
 ) -> Iterator[tuple[Sequence[str], list[dict[str, float]]]]:
-    """Yield texts, a file's in parts, each with the probability of each class by name.
+    """Yield texts, a file's in parts, with the probability of each class by name; then note.
 
-    A blank text has none. Notes about the texts come after the last one. The featurizer has the
-    features that the classifier reads, and a score if it knows what is familiar.
+    A blank text has none. The featurizer scores texts if the classifier knows what is familiar.
     """
     learned = {READ: read_with_ratings(run)}
     if classifier.texts is not None:
@@ -83,16 +82,11 @@ def label_texts(
 
 
 def read_with_ratings(run: Loaded) -> Digests:
-    """Return the digests of the texts that a pretrained model has read with their ratings.
-
-    They count for a run fine-tuned from it, too. Of other models there are none.
-    """
+    """Digests of the texts that a pretrained model, or what a run starts from, has read so."""
     path = shipped.rated_texts(run.folder)
     if path is None and run.starts_from:
         path = shipped.rated_texts(run.starts_from)
-    if path is None:
-        return np.zeros(0, np.uint32)
-    return _read(path)
+    return np.zeros(0, np.uint32) if path is None else _read(path)
 
 
 @functools.cache
@@ -102,8 +96,7 @@ def _read(path: Path) -> Digests:
 
 
 def _is_among(texts: Digests, known: Digests) -> NDArray[np.bool_]:
-    """Return whether each digest is known; `np.isin` sorts all known ones each time."""
-    known = np.asarray(known)
+    """Whether each digest is known; `np.isin` sorts all known ones each time."""
     if not known.size:
         return np.zeros(len(texts), np.bool_)
     place_N = np.searchsorted(known, texts)
@@ -139,11 +132,7 @@ def note_among(name: str, texts: Digests, known: Digests, finding: str) -> list[
 def note_known(
     run: Loaded, texts: Mapping[str, Labelled], same: Mapping[str, Digests]
 ) -> tuple[list[str], list[str]]:
-    """Note the texts that the model has read with their ratings, or that are also in `train`.
-
-    `texts` has train, and others to measure on; `same` are their digests. Returns the notes on
-    texts that the model has read, and the notes on those in `train`.
-    """
+    """Note, and return notes on, texts that the model has read with ratings; and those in train."""
     read = read_with_ratings(run)
     on_read = []
     on_repeated = []

@@ -113,12 +113,9 @@ def run(
     prior: Classifier | None = None,
     on_part: Callable[[int, str], None] = lambda number, name: None,
 ) -> tuple[Classifier, Result]:
-    """Fit and measure; return the classifier, with TF-IDF, and the results.
+    """Fit and measure; return the classifier, with TF-IDF of the same texts, and the results.
 
-    Args:
-        examples: of train, test and maybe valid; without valid, C is cross-validated.
-        tfidf: TF-IDF of these texts.
-        on_part: called with the number of parts done, of `PROGRESS`, and the name of the next part.
+    `on_part` is told how many parts of `PROGRESS` are done, and the name of the next.
     """
     from sklearn.metrics import confusion_matrix
 
@@ -339,10 +336,7 @@ def _remarks(result: Result, run_name: str) -> list[str]:
 
 
 def _draw(folder: Path, result: Result) -> list[str]:
-    """Draw the best unit's histogram and the learning curve; return the file names.
-
-    Needs matplotlib, the extra `plot`; without it the list is empty.
-    """
+    """Draw the best unit's histogram and the learning curve, if there is matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -363,9 +357,11 @@ def _draw(folder: Path, result: Result) -> list[str]:
     examples_N, mean_N, least_N, largest_N = np.array(points).T
     axes.fill_between(examples_N, 100 * least_N, 100 * largest_N, alpha=0.25)
     axes.plot(examples_N, 100 * mean_N, marker="o", label="all features")
-    lines = {"best unit alone": (":", result.best_unit_test)}
-    lines["TF-IDF, all examples"] = ("--", result.baseline["test"])
-    lines["commonest class"] = ("-.", result.majority)
+    lines = {
+        "best unit alone": (":", result.best_unit_test),
+        "TF-IDF, all examples": ("--", result.baseline["test"]),
+        "commonest class": ("-.", result.majority),
+    }
     for name, (style, score) in lines.items():
         axes.axhline(100 * score, ls=style, color="gray", label=name)
     axes.set(xscale="log", xlabel="labelled examples", ylabel="test accuracy, %")

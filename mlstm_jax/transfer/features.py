@@ -8,9 +8,10 @@ of them, or several side by side.
 
 On disk they are an .npz of `features` and, for each column, `state`, `layer` and `unit`. A file
 that a later call may reuse also has a `key`, a sha256 of all that determines the features, so
-that a file of other texts or of another model is never reused by mistake; and their `crc32`.
+that a file of other texts or of another model is never reused by mistake.
 """
 
+import contextlib
 import hashlib
 import reprlib
 import weakref
@@ -23,7 +24,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax import digest, output
+from mlstm_jax import output
 from mlstm_jax.corpora.documents import Recipe, clean, is_broken, note_broken
 from mlstm_jax.corpora.readers import read_documents
 from mlstm_jax.corpora.sources import Source, check_source
@@ -68,16 +69,13 @@ def layers_of(model: Sizes, state: FeatureState, *, all_layers: bool) -> list[tu
 
 def require_index(name: str, index: int, count: int) -> None:
     """Raise UserError unless one of `count` units or layers has this index."""
+    shown = reprlib.repr(index)
     if not 0 <= index < count:
-        shown = reprlib.repr(index)
         raise UserError(f"{name} {shown} does not exist: the model has {name}s 0 to {count - 1}.")
 
 
 def states_of(model: Sizes, states: Sequence[S] | None = None) -> tuple[S, ...]:
-    """Return these states, or else the first that the model has: c, or h without a c.
-
-    Raises UserError if the model does not have such a state, or none is named, or one twice.
-    """
+    """These states, each once, of those that the model has; unset: the first, c or h."""
     if states is None:
         return cast(tuple[S, ...], model.states[:1])
     single = {*model.states, "mean_h", "max_h"}
@@ -104,14 +102,6 @@ def features_of(
     return states_of(model, states)
 
 
-def head_and_tail(text: bytes, at_most: int) -> bytes:
-    """Return a text, or if it is longer than `at_most` bytes, half as many of either end."""
-    if len(text) <= at_most:
-        return text
-    tail = at_most // 2
-    return text[: at_most - tail] + text[len(text) - tail :]
-
-
 class Reading(NamedTuple):
     """What a model's pass over some texts gives."""
 
@@ -135,17 +125,12 @@ class Column:
 class TextFile:
     """The texts of a source, in order, with "" for a record without text; yields lists of them.
 
-    Only one list is in memory. The whole source is read once before, since reading it takes a
-    hundredth of the time that a model takes, so its errors and notes come before the work. `count`
-    is the number of texts, and `size` the number of their bytes after cleaning.
+    The source is read once before: its errors and notes come before the work of the model, which
+    takes a hundred times as long. It has `count` texts, of `size` bytes after cleaning.
     """
 
     def __init__(self, path: Path | str, text_column: str | None, cleaning: Cleaning) -> None:
-        """Read the source; UserError if it cannot be read or holds no text.
-
-        It is a file of any kind that `prepare` reads, `tfds:...`, or `-` for standard input: JSON
-        lines, or lines of text, which are copied to a temporary file.
-        """
+        """Read any source of `prepare`, or `-`, standard input; UserError if it holds no text."""
         check_source(Source(str(path)))
         self._source = Source(str(path)).repeatable()
         self._recipe = Recipe(text_column)
@@ -181,13 +166,7 @@ class TextFile:
 
 
 class Featurizer:
-    """Reads texts with one compiled step.
-
-    Attributes:
-        states: one or several, in the order of their columns.
-        columns: what each feature of a text is, for each different state.
-        reading: what determines the features besides parameters and texts: cleaning, numeric types.
-    """
+    """Reads texts with one compiled step; each feature of a text is one of `columns`."""
 
     def __init__(
         self,
@@ -201,20 +180,17 @@ class Featurizer:
         score: bool = False,
         at_most: int | None = None,
     ) -> None:
-        """Choose what to keep of a text; UserError if the model does not have it.
+        """Choose what to keep of a text, as `TrainedModel.encode` does; `units`, unset: all.
 
-        It is the `states` (see `features_of`), each once, of every layer, the lowest first, or of
-        the top layer only; and of these `units` (unset: all). For `rows` and `score` see
-        `TextReader`. Of a text with more than `at_most` bytes its two ends are read.
+        For `devices`, `rows` and `score` see `TextReader`.
         """
         model = run.architecture
         if score:
             model.require_next_byte("scoring a text")
-        self._run = run
+        self.run = run
         self._at_most = at_most
         self.states = features_of(model, states)
-        self.reading = [run.cleaning, *run.precision]
-        layers = dict[tuple[State, int], None]()
+        layers = dict[tuple[State, int], None]()  # each once, in order
         for state in self.states:
             layers |= dict.fromkeys(layers_of(model, state, all_layers=all_layers))
         self._layers = list(layers)
@@ -224,7 +200,7 @@ class Featurizer:
         self.columns = [Column(*layer, unit) for layer in self._layers for unit in self._units]
         needs_totals = any(state in ("mean_h", "max_h") for state, _ in self._layers)
         keep: StateOutput = "totals" if needs_totals else "none"
-        self._reader = summaries_of(run, devices, rows, keep, score=score)
+        self._summaries = summaries_of(run, devices, rows, keep, score=score)
 
     @property
     def fields(self) -> list[list[Any]]:
@@ -236,7 +212,7 @@ class Featurizer:
         ]
 
     def columns_of(self, state: FeatureState) -> list[int]:
-        """Return where the features of a state are; of several side by side, in their order."""
+        """Where the features of a state are; of several side by side, in their order."""
         places: list[int] = []
         for part in single_states(state):
             places += [n for n, column in enumerate(self.columns) if column.state == part]
@@ -253,27 +229,23 @@ class Featurizer:
     def read_each(
         self, texts: Sequence[str] | TextFile, name: str, *, quiet: bool
     ) -> Iterator[tuple[Sequence[str], Reading]]:
-        """Read texts, a file's in parts, and yield each part with what reading it gives.
-
-        Progress is a line of this name on standard error, unless `quiet`.
-        """
-        parts: Iterable[Sequence[str]]
+        """Read texts, a file's in parts, and yield each part with what reading it gives."""
         size = 0
         if isinstance(texts, TextFile):
-            parts = texts
             size = texts.size
-        else:
-            parts = [texts]
-            if not quiet:
-                size = sum(map(len, self._run.cleaned(texts)))
+        elif not quiet:
+            size = sum(map(len, self.run.cleaned(texts)))
         with ProgressLine(name, size, of_bytes=True, quiet=quiet) as line:
-            for part in parts:
+            for part in texts if isinstance(texts, TextFile) else [texts]:
                 yield part, self._read(part, line)
 
     def _read(self, texts: Sequence[str], line: ProgressLine) -> Reading:
-        cleaned = self._run.cleaned(texts)
+        cleaned = self.run.cleaned(texts)
         if self._at_most is not None:
-            cleaned = [head_and_tail(text, self._at_most) for text in cleaned]
+            tail = self._at_most // 2
+            for n, text in enumerate(cleaned):
+                if len(text) > self._at_most:
+                    cleaned[n] = text[: self._at_most - tail] + text[len(text) - tail :]
         length_N = np.array([len(text) for text in cleaned])
         longest = int(length_N.max(initial=0))
         if longest > max(_LONG, length_N.sum() / 2):
@@ -283,20 +255,14 @@ class Featurizer:
             )
         features_NC = np.zeros((len(texts), len(self.columns)), np.float32)
         nats_N = np.zeros(len(texts))
-        for read in self._reader.summaries(cleaned, line.advance):
+        for read in self._summaries(cleaned, line.advance):
             values = [read.states[state][:, layer, self._units] for state, layer in self._layers]
             features_NC[read.text_N] = np.concatenate(values, axis=1)
             nats_N[read.text_N] = read.nats_N
         return Reading(features_NC, nats_N, np.maximum(length_N - 1, 0))
 
 
-def write_features(path: Path, features: Features, featurizer: Featurizer, key: str) -> None:
-    """Write features atomically; KnownError if they cannot be written."""
-    named = {"key": np.array(key), digest.FIELD: digest.of_array(features)}
-    write_parts(path, len(features), [features], featurizer, **named)
-
-
-def write_parts(
+def write_features(
     path: Path, count: int, parts: Iterable[Features], featurizer: Featurizer, **named: Any
 ) -> None:
     """Write the features of `count` texts as they come, as `np.savez` does, but atomically."""
@@ -313,12 +279,13 @@ def write_parts(
                 np.lib.format.write_array(array, np.asarray(values), allow_pickle=False)
 
 
-def features_key(fingerprint: str, featurizer: Featurizer, texts: Sequence[str]) -> str:
-    """Return a hex digest of the model's fingerprint, reading, columns, states and texts."""
-    key = hashlib.sha256(fingerprint.encode())
+def features_key(featurizer: Featurizer, texts: Sequence[str]) -> str:
+    """Return a hex digest of the model, how it reads, the columns, and the texts."""
+    run = featurizer.run
+    key = hashlib.sha256(run.fingerprint.encode())
     # Side-by-side states share columns with single ones, but belong to another call.
     states = featurizer.states if "+" in "".join(featurizer.states) else ()
-    for part in (*featurizer.reading, *featurizer.fields, *states):
+    for part in (run.cleaning, *run.precision, *featurizer.fields, *states):
         key.update(f"{part!r}\0".encode())
     for text in texts:
         coded = text.encode("utf-8", "surrogatepass")
@@ -327,14 +294,10 @@ def features_key(fingerprint: str, featurizer: Featurizer, texts: Sequence[str])
 
 
 def read_features(path: Path, key: str) -> Features | None:
-    """Return the features that were saved with this key, or None if there are none."""
-    if not path.is_file():
-        return None
-    try:
-        with path.open("rb") as file, np.load(file) as saved:  # NumPy would not close a bad one
-            features: Features = saved["features"]
-            if saved["key"] == key and saved[digest.FIELD] == digest.of_array(features):
-                return features
-    except Exception:  # NumPy, zipfile and zlib raise many types
-        pass
-    return None  # damaged or of others, so they are computed again
+    """Return the features that were saved with this key; None without them, or if damaged."""
+    # NumPy, zipfile and zlib raise many types; NumPy would not close a bad file.
+    with contextlib.suppress(Exception), path.open("rb") as file, np.load(file) as saved:
+        features: Features = saved["features"]
+        if saved["key"] == key:
+            return features
+    return None

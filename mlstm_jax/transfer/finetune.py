@@ -41,7 +41,7 @@ from mlstm_jax.training import parallel
 from mlstm_jax.training.session import Session
 from mlstm_jax.training.train import train
 from mlstm_jax.transfer import classify, words
-from mlstm_jax.transfer.classifier import Classifier, Description, Examples
+from mlstm_jax.transfer.classifier import Classifier, Description, Examples, of_softmax
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.labels import Labelled, codes, digests, with_held_out
 
@@ -54,10 +54,7 @@ _UPDATES = 40
 def write_corpus(
     out: Path, train: Labelled, valid: Labelled, classes: Sequence[str], cleaning: Cleaning
 ) -> None:
-    """Write the corpus of two sets of labelled texts, ordered by content, duplicates kept.
-
-    Writing it again gives the same bytes. Raises UserError if `out` already holds other texts.
-    """
+    """Write the corpus of two sets of texts, by content, duplicates kept: always the same bytes."""
     splits = {}
     with atomic_directory(out, lambda: check_out(out, overwrite=True)) as folder:
         for name, part in (("train", train), ("valid", valid), ("test", Labelled([], []))):
@@ -252,15 +249,10 @@ def make_config(run: Run, start: Path, out: Path, classes: int, options: Finetun
 
 
 def _start(run: Run, out: Path) -> Path:
-    """Return where the trainer finds the parameters of a run.
-
-    In a run folder it takes the best checkpoint; another's are written to a file in `out`.
-    So are all that a relative path no longer gives, after the process has changed its folder.
-    """
-    identity = run.fingerprint
-    if load_run(run.folder).fingerprint == identity:
+    """Where the trainer finds a run's parameters: its folder, if the best checkpoint has them."""
+    if load_run(run.folder).fingerprint == run.fingerprint:
         return run.folder
-    path = out / f"start-{identity[:12]}.safetensors"
+    path = out / f"start-{run.fingerprint[:12]}.safetensors"
     weights.save(path, as_weights(run))
     return path
 
@@ -273,20 +265,16 @@ def _rows(windows: int, devices: int) -> int:
 
 
 def calibrated(classifier: Classifier, valid: Examples) -> Classifier:
-    """Return a classifier as sure of itself as it may be.
+    """A classifier with its scores divided by the temperature of the smallest loss.
 
-    Its scores are divided by the temperature of the smallest loss (Guo et al. 2017, arXiv
-    1706.04599), and classes stay the same. Without this the loss on held-out texts rises soon,
-    while accuracy still rises, too: it would choose a checkpoint that is too early.
+    (Guo et al. 2017, arXiv 1706.04599.) Without this the loss on held-out texts rises soon, while
+    accuracy still rises, too: it would choose a checkpoint that is too early.
     """
-    weights_KD = classifier.weights_KD
-    intercepts_K = classifier.intercepts_K
     tried = []
     for temperature in 2.0 ** np.arange(0, 4.1, 0.25):
-        cooled = classifier._replace(
-            weights_KD=weights_KD / temperature, intercepts_K=intercepts_K / temperature
-        )
-        tried.append(cooled)
+        weights_KD = classifier.weights_KD / temperature
+        intercepts_K = classifier.intercepts_K / temperature
+        tried.append(classifier._replace(weights_KD=weights_KD, intercepts_K=intercepts_K))
     return min(tried, key=lambda candidate: candidate.loss(valid))
 
 
@@ -294,10 +282,4 @@ def head(run: Run, classes: list[str]) -> Classifier:
     """Return the label head of a trained run as a classifier of h."""
     weights_KD = np.asarray(run.params["label_kernel"], np.float64).T
     intercepts_K = np.asarray(run.params["label_bias"], np.float64)
-    if len(classes) == 2:
-        # For two classes a softmax is the logistic function of the difference.
-        weights_KD = weights_KD[1:] - weights_KD[:1]
-        intercepts_K = np.diff(intercepts_K)
-    weights_KD = np.ascontiguousarray(weights_KD)
-    is_softmax = len(classes) > 2
-    return Classifier(weights_KD, intercepts_K, classes, math.inf, softmax=is_softmax)
+    return of_softmax(weights_KD, intercepts_K, classes, math.inf)

@@ -65,7 +65,7 @@ class SamplingOptions(Checked):
 
 
 def _byte_of(stop: str) -> bytes:
-    """Return the byte of a character or an escape sequence; b"" for an empty text."""
+    """The byte of a character or an escape sequence; b"" for an empty text."""
     try:
         code = stop.encode("ascii")
         if len(code) > 1:

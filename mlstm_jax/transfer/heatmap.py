@@ -19,7 +19,7 @@ from mlstm_jax.errors import UserError, require
 from mlstm_jax.fields import Checked, Positive
 from mlstm_jax.terminal import one_line
 from mlstm_jax.transfer.classifier import Classifier
-from mlstm_jax.transfer.features import State, require_index, states_of
+from mlstm_jax.transfer.features import FeatureState, State, require_index, states_of
 from mlstm_jax.transfer.trace import Reader
 
 _STATES: dict[State, str] = {
@@ -149,13 +149,6 @@ def shown(text: str) -> str:
     return chr(0x2400 + ord(text)) if text < " " else one_line(text)
 
 
-def word_ends(texts: list[str]) -> list[int]:
-    """Return the index of the last character of each word of a text that is not blank."""
-    is_space = np.array(list(map(str.isspace, [*texts, " "])))
-    ends: list[int] = np.flatnonzero(is_space[1:] & ~is_space[:-1]).tolist()
-    return ends
-
-
 def as_html(heat: Heatmap) -> str:
     """Return a self-contained page with text, scale and curve; no script and no other file."""
     return f"""<!DOCTYPE html>
@@ -205,10 +198,7 @@ def require_suffix(path: Path, name: str = "path") -> None:
 
 
 def characters(text: bytes) -> tuple[list[str], list[int]]:
-    """Split UTF-8 text into characters, with the index of the last byte of each.
-
-    Each byte that is part of none becomes a �.
-    """
+    """The characters of UTF-8, a � for a byte of none, and the place of the last byte of each."""
     texts = []
     ends = []
     end = -1
@@ -237,51 +227,40 @@ def heat(reader: Reader, text: str, unit: int, options: HeatmapOptions = DEFAULT
 def score_heat(
     reader: Reader, text: str, classifier: Classifier, options: HeatmapOptions = DEFAULTS
 ) -> Heatmap:
-    """Read a text, cleaned as a document: a classifier's score after each character.
-
-    See `TrainedModel.heatmap`. The scale is for whole words: the mean of a few bytes, far from
-    the mean of any whole text, has a larger score.
-    """
+    """Read a text, cleaned as a document: a classifier's score after each character."""
     scale = options.scale
     label = shown_label(classifier, options.label)
     cleaned, values_T = running_score(reader, classifier, text, label)
     shown = one_line(label)
     heading = f"Score of {shown}"
     by_byte = _heatmap(reader, cleaned, values_T, scale, heading, f"log-odds of {shown}")
-    largest = float(np.abs(by_byte.values[word_ends(by_byte.texts)]).max())
+    # Of whole words: the mean of a few bytes, far from any whole text's, has a larger score.
+    is_space = np.array([*map(str.isspace, by_byte.texts), True])
+    is_end = is_space[1:] & ~is_space[:-1]
+    largest = float(np.abs(by_byte.values[is_end]).max())
     return by_byte._replace(by_word=True, scale=scale or largest or 1.0)
 
 
 def running_score(
     reader: Reader, classifier: Classifier, text: str, label: str
 ) -> tuple[bytes, NDArray[np.float64]]:
-    """Return the cleaned text, and the score of one class after each of its bytes, float64.
-
-    The text is cleaned as a document is, so that the last score is the classifier's own. Raises
-    UserError if it is then empty, the model is bidirectional, or the classifier has words.
-    """
+    """The cleaned text, and the score of a class after each byte; the last is the classifier's."""
     reader.run.architecture.require_next_byte("a score after each character")
     cleaned = clean(text, reader.run.cleaning)
     require(bool(cleaned), "text", text, _NOT_BLANK)
     about = classifier.about
+    layers: list[tuple[FeatureState, int]] = [(about.state, -1)]  # in one pass
     if about.all_layers:
-        layers = about.layers(reader.run.architecture)
-        read = [reader(cleaned, state, layer).values_TH for state, layer in layers]
-        values_TH = np.concatenate(read, axis=1)
-    else:
-        values_TH = reader(cleaned, about.state).values_TH
-    scores_TK = classifier.scores(values_TH)
+        layers = [*about.layers(reader.run.architecture)]
+    read = [reader(cleaned, state, layer).values_TH for state, layer in layers]
+    scores_TK = classifier.scores(np.concatenate(read, axis=1))
     return cleaned, scores_TK[:, classifier.classes.index(label)]
 
 
 def shown_label(classifier: Classifier, label: str | None) -> str:
-    """Return the class to show: the given one, or the last; UserError if it does not exist.
-
-    Of two classes the last is the one whose probability rises with the classifier's score.
-    """
+    """The class to show: this one, or the last, such as positive."""
     known = classifier.classes
-    if label is None:
-        return known[-1]
+    label = known[-1] if label is None else label
     require(label in known, "label", label, f"one of {', '.join(known)}")
     return label
 

@@ -73,10 +73,7 @@ class Labelled(NamedTuple):
         return sorted(set(self.labels), key=_order)
 
     def without_blank(self, cleaning: Cleaning) -> "Labelled":
-        """Return the texts that are not blank after cleaning, as `classify` gives them a label.
-
-        Notes how many are left out, and how many are broken; UserError if none is left.
-        """
+        """The texts that are not blank after cleaning; notes the others, and broken ones."""
         kept = self.select([bool(clean(text, cleaning)) for text in self.texts])
         if not kept.texts:
             raise UserError(f"{self.name} has no text; name other texts.")
@@ -97,10 +94,7 @@ def _order(label: str) -> tuple[bool, float, str]:
 
 
 def read_labelled(path: Path | str, text_column: str | None, column: str = "label") -> Labelled:
-    """Return the texts of a source and their labels; records without text are left out.
-
-    Raises UserError if no record has a label in the column, or a text has none.
-    """
+    """Return the texts of a source and their labels; records without text are left out."""
     source = Source(str(path))
     if source.kind in ("txt", "pydoc"):
         raise UserError(
@@ -141,11 +135,7 @@ def _note_blank(name: str, blank: int, total: int) -> None:
 def with_held_out(
     texts: Mapping[str, Labelled], cleaning: Cleaning, part: str
 ) -> tuple[dict[str, Labelled], list[str]]:
-    """Return sets of texts without blank ones, and the classes of train.
-
-    `part` is by default held out of train. UserError if a set has no text, train too few to hold
-    out a fifth, or for wrong classes, see `require_classes`.
-    """
+    """Sets of texts without blank ones, with `part`, by default held out; the classes of train."""
     kept = {name: some.without_blank(cleaning) for name, some in texts.items()}
     classes = require_classes(kept["train"])
     if part not in kept:
@@ -166,9 +156,8 @@ def with_held_out(
 def hold_out(labelled: Labelled, cleaning: Cleaning) -> tuple[Labelled, Labelled]:
     """Return four fifths and a fifth of the texts, with about a fifth of each class.
 
-    The choice depends on the texts and on which of them have the same label, not on their order or
-    the names of the labels. Texts that are the same stay together, and one text of each class stays
-    in the larger part.
+    The order of the texts and the names of the labels do not matter. Texts that are the same stay
+    together, and one text of each class stays in the larger part.
     """
     same_N = digests(labelled.texts, cleaning).tolist()
     labels_of = defaultdict[int, set[str]](set)
@@ -191,11 +180,7 @@ def hold_out(labelled: Labelled, cleaning: Cleaning) -> tuple[Labelled, Labelled
 
 
 def folds(labels_N: NDArray[np.int64], same_N: Digests | None, most: int) -> Any:
-    """Return the folds of cross-validation, `most` or fewer, with about as many of each class.
-
-    Texts of one digest are in one fold. Without digests no two texts are the same. Returns None if
-    a class has only one text.
-    """
+    """Return at most this many folds, with the texts of a digest in one; None for a lone text."""
     from sklearn.model_selection import PredefinedSplit, StratifiedKFold
 
     if same_N is None:
@@ -256,11 +241,7 @@ def _plain(value: Any) -> Any:
 
 
 def require_classes(labelled: Labelled, classes: Sequence[str] | None = None) -> list[str]:
-    """Return the classes of training texts; note classes that look alike.
-
-    If the `classes` of the training texts are given, `labelled` are texts to measure on. Raises
-    UserError if there are fewer than two classes, unknown ones, or almost as many as texts.
-    """
+    """The classes of training texts; or, with `classes` of these, check texts to measure on."""
     names = labelled.classes
     if classes is None:
         require_no_numbers(labelled)

@@ -39,11 +39,9 @@ class Choice(NamedTuple):
 
 
 def _errors(prior: Classifier, examples: Examples, classes: Sequence[str]) -> int:
-    """Return how many standard errors from the smallest loss a candidate may be.
-
-    With few examples, all classified correctly, the standard error is underestimated. So with
-    fewer than 50, and the prior's own class names, the evidence against it must be stronger.
-    """
+    """How many standard errors from the smallest loss a candidate may be."""
+    # Of few examples, all classified correctly, the standard error is underestimated. So against a
+    # prior with the same class names the evidence must then be stronger.
     is_own = sorted(_folded(classes)) == sorted(_folded(prior.classes))
     return 3 if is_own and len(examples.labels) < _FEW else 1
 
@@ -53,10 +51,7 @@ def _folded(names: Sequence[str]) -> list[str]:
 
 
 def _oriented(prior: Classifier, examples: Examples, classes: Sequence[str]) -> Classifier:
-    """Return a prior of two classes as a classifier of these two.
-
-    Names that are its own say which is which; of others, the smaller loss of the examples does.
-    """
+    """A prior of two classes as a classifier of these, by its own names or the smaller loss."""
     own = _folded(prior.classes)
     given = _folded(classes)
     prior = prior._replace(classes=list(classes))
@@ -73,10 +68,7 @@ def _is_few(examples: Examples) -> bool:
 
 
 def _pipeline(examples: Examples, classes: int, C: float, prior: Classifier | None) -> Any:
-    """Return the unfitted estimator; its penalty depends on the numbers of examples and features.
-
-    More than two classes are classified one against the rest.
-    """
+    """The unfitted estimator; more than two classes are classified one against the rest."""
     # Importing scikit-learn takes a second, and applying a classifier does not need it.
     from sklearn.linear_model import LogisticRegression
     from sklearn.multiclass import OneVsRestClassifier
@@ -108,9 +100,8 @@ def fit(
 ) -> Classifier:
     """Fit a classifier; every class must occur.
 
-    The log-odds of the prior, a classifier of two classes, are one more feature, so that it is
-    linear in the features, too. If these classes are also two, C may be 0: the prior as it is; the
-    examples only say which of its classes is which.
+    The log-odds of the prior, a classifier of two classes, are one more feature. If these classes
+    are also two, C may be 0: the prior as it is.
     """
     values = examples.features.astype(np.float64)
     if prior and not C:
@@ -146,13 +137,8 @@ def best_fit(
     With a prior the candidates are ordered by how much they change it: the prior as it is (C = 0,
     two classes only), then fits with it, then fits without it, each in order of increasing C. The
     first whose loss is within one standard error of the smallest is chosen (Breiman et al. 1984,
-    section 3.4.3), or within three (`_errors`). The error is that of the mean difference over
-    the same examples.
-
-    `on_fit` is called with the number of values of C tried so far.
-
-    Without `valid`, a class with a single text makes cross-validation impossible: then the first
-    candidate is chosen if there is a prior, otherwise the weakest penalty.
+    section 3.4.3), or within three (`_errors`). Where nothing can be held out, the first candidate
+    is chosen if there is a prior, otherwise the weakest penalty.
     """
     is_few = _is_few(train)
     candidates: list[tuple[Classifier | None, float]] = [(None, C) for C in Cs]
@@ -190,10 +176,8 @@ def _held_out(
     train: Examples, valid: Examples | None, classes: list[str], C: float, prior: Classifier | None
 ) -> Floats:
     """Return the probabilities of the classes of the held-out examples."""
-    if valid:
-        return fit(train, classes, C, prior).probabilities(valid.features)
-    if not C:  # nothing is fitted, so all are held out
-        return fit(train, classes, C, prior).probabilities(train.features)
+    if valid or not C:  # With C = 0 nothing is fitted, so all are held out.
+        return fit(train, classes, C, prior).probabilities((valid or train).features)
     from sklearn.model_selection import cross_val_predict
 
     shares_NK: Floats = cross_val_predict(

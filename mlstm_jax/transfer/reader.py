@@ -96,7 +96,7 @@ def _least(sizes: Sequence[int], count: int) -> int:
 def read_steps(
     texts: Sequence[bytes], sizes: Sequence[int], widths: Sequence[int]
 ) -> Iterator[ReadStep]:
-    """Yield the steps that read all texts, the longest first; empty texts are left out.
+    """Yield the steps that read all texts, the longest first; none reads an empty text.
 
     `sizes` are numbers of rows, and `widths` numbers of bytes T to choose from, both rising.
     """
@@ -134,11 +134,10 @@ def cheapest_rows(
     *,
     margin: float = 0.0,
 ) -> Sequence[int]:
-    """Return the sizes up to the number of rows with which reading the texts costs least.
+    """The sizes up to the number of rows with which reading the texts costs least.
 
-    Many rows multiply faster, but wait for the longest texts. Only sizes of at least a sixteenth of
-    the texts are tried: of more texts the schedule itself would take time. Sizes are left out, so
-    that fewer programs are compiled, as long as all of that adds at most `margin` of the cost.
+    Many rows multiply faster, but wait for the longest texts. Sizes that add at most `margin` of
+    the cost are left out, so that fewer programs are compiled.
     """
 
     def places(tried: Sequence[int]) -> Counter[int]:
@@ -152,8 +151,9 @@ def cheapest_rows(
         return sum((rows + weights_cost) * width for rows, width in read.items())
 
     most = sizes.index(_least(sizes, len(texts))) + 1
-    tried = [sizes[:n] for n in range(1, most + 1) if sizes[n - 1] * 16 >= len(texts)]
     best = sizes[:most]
+    # Of more texts than sixteen times the rows the schedule itself would take time.
+    tried = [sizes[:n] for n in range(1, most + 1) if sizes[n - 1] * 16 >= len(texts)]
     if len(tried) > 1:
         best = min(tried, key=lambda one: cost(places(one)))
     if not margin:
@@ -240,14 +240,10 @@ class TextReader:
         keep_states: StateOutput = "none",
         score: bool = False,
     ) -> None:
-        """Choose what to compute.
+        """Choose what to compute, for at most `rows` texts at a time (unset: 256 a device).
 
-        Args:
-            devices: unset: all of this process.
-            rows: the most texts at a time; unset: 256 for each device, 64 if it is a Transformer.
-            keep_states: "totals": of h over the bytes of each text; "each": also yield
-                `StepOutputs`, and read texts of all lengths with one program.
-            score: sum the loss of each text, of a model that predicts the next byte.
+        `keep_states` "totals": of h over the bytes of each text; "each": also yield `StepOutputs`,
+        and read texts of all lengths with one program. `score`: sum the loss of each text.
         """
         devices = devices or parallel.local_devices(Devices())
         self._run = run
@@ -289,10 +285,7 @@ class TextReader:
         return step, (self._params, self._devices.replicate(reading_weights))
 
     def read(self, texts: Sequence[bytes], state: Any = None) -> Iterator[AfterStep]:
-        """Read texts: yield each step, and on the devices the state and the outputs after it.
-
-        With the state after an earlier text, a single text is read as its continuation.
-        """
+        """Yield each step, with the state and outputs after it; `state`: of a text that goes on."""
         environment.require_own_jax()
         goes_on = state is not None
         pending = deque[AfterStep]()
@@ -353,12 +346,7 @@ class TextReader:
 def states_at(
     run: Run, reader: TextReader, texts: Sequence[bytes], places: Sequence[Any], state: str
 ) -> list[NDArray[np.float32]]:
-    """Return a state of the top layer after some bytes of each text, float32 [places, units].
-
-    Args:
-        reader: it keeps the states.
-        places: of each text, the indices of these bytes, int [places].
-    """
+    """Return a state of the top layer after the bytes at these places, float32 [places, units]."""
     model = run.config.model
     states = [np.zeros((len(place), model.hidden), np.float32) for place in places]
     for step, _, outputs in reader.read(texts):

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from mlstm_jax.loaded import SmallModel
 from mlstm_jax.model.architecture import StateOutput
@@ -12,14 +12,8 @@ from mlstm_jax.model.numpy_sampling import Drawn, Request, write
 _PIECE = 16  # bytes; after each the reading may be stopped
 
 
-class Summaries(Protocol):
-    """Reads many texts."""
-
-    def summaries(
-        self, texts: Sequence[bytes], advance: Callable[[int], None]
-    ) -> Iterator[Summary]:
-        """Yield what is known after each text; `advance` is told how many bytes are read."""
-        ...
+# Reads many texts: yields what is known after each; the second is told how many bytes are read.
+Summaries: TypeAlias = Callable[[Sequence[bytes], Callable[[int], None]], Iterator[Summary]]
 
 
 class BytesReader(Protocol):
@@ -39,10 +33,17 @@ def summaries_of(
 ) -> Summaries:
     """Return the reader of many texts of a `Loaded`; `devices`, of JAX, are unset: all."""
     if isinstance(loaded, SmallModel):
-        return _NumpySummaries(loaded.whole_texts, rows, score=score)
+        model = loaded.whole_texts
+        most = {} if rows is None else {"rows": rows}
+
+        def summaries(texts: Sequence[bytes], advance: Callable[[int], None]) -> Iterator[Summary]:
+            return _with_one_thread(model.read(texts, score=score, advance=advance, **most))
+
+        return summaries
     from mlstm_jax.transfer import reader  # imports JAX
 
-    return reader.TextReader(loaded, devices, rows, keep_states=keep_states, score=score)
+    how = reader.TextReader(loaded, devices, rows, keep_states=keep_states, score=score)
+    return how.summaries
 
 
 def bytes_reader_of(loaded: Any) -> BytesReader:
@@ -79,19 +80,6 @@ def _with_one_thread(parts: Iterator[T]) -> Iterator[T]:
         if part is done:
             return
         yield part
-
-
-class _NumpySummaries:
-    def __init__(self, model: NumpyModel, rows: int | None, *, score: bool) -> None:
-        self._model = model
-        self._score = score
-        self._rows = {} if rows is None else {"rows": rows}
-
-    def summaries(
-        self, texts: Sequence[bytes], advance: Callable[[int], None]
-    ) -> Iterator[Summary]:
-        read = self._model.read(texts, score=self._score, advance=advance, **self._rows)
-        return _with_one_thread(read)
 
 
 class _NumpyBytes:

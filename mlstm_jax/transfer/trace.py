@@ -128,8 +128,7 @@ class Stream:
 class Reader:
     """Reads one text at a time, byte by byte, with a model that is loaded once.
 
-    It keeps what it read last: the page asks for a text's classes and its score, and then for the
-    text with one more character, which a recurrent model reads on from there.
+    It keeps the last text: the page asks for it several times, and then with one more character.
     """
 
     def __init__(self, run: Loaded) -> None:
@@ -155,11 +154,7 @@ class Reader:
         return Stream(self.run, self._reader, state, layer)
 
     def __call__(self, text: bytes, state: FeatureState | None = None, layer: int = -1) -> Trace:
-        """Read at least one byte from a zero state; trace a state of a layer (-1: the top).
-
-        The mean of h after a byte is over the text up to that byte; after the last, it is the
-        feature.
-        """
+        """Read at least one byte from a zero state; trace a state of a layer (-1: the top)."""
         # Other threads may read with this reader: what it keeps is replaced, never changed.
         usable = {}
         for key, (trace, before) in self._kept.items():

@@ -85,8 +85,7 @@ def transfer(
 ) -> dict[FeatureState, Transferred]:
     """Fit a classifier to the features of each state, and measure it; see `TrainedModel.transfer`.
 
-    Each of several states gets its own subfolder of `out`. `text_column` is kept with the
-    classifier.
+    Each of several states gets its own subfolder of `out`.
     """
     place = shipped.classifier(run.folder)
     # Its log-odds are one more feature with every state that has its features.
@@ -105,10 +104,9 @@ def transfer(
     if "valid" not in texts:
         require_folds(texts["train"], same["train"])
     on_read, on_repeated = classify.note_known(run, texts, same)
-    fingerprint = run.fingerprint
     featurizer = Featurizer(run, states=states, all_layers=options.all_layers)
     quiet = not show_progress
-    features = _features(out, featurizer, fingerprint, texts, quiet=quiet)
+    features = _features(out, featurizer, texts, quiet=quiet)
     with ProgressLine("TF-IDF", 1, status="", quiet=quiet):
         tfidf = words.fit(texts["train"], texts.get("valid"), classes, same["train"])
     transferred = {}
@@ -139,12 +137,15 @@ def transfer(
             notes=on_read + on_repeated + on_fitted,
             is_known=bool(on_read or on_fitted),
         )
-        about = Description(state, options.all_layers, fingerprint, text_column, step=run.step)
+        about = Description(state, options.all_layers, run.fingerprint, text_column, step=run.step)
         classifier = classifier._replace(texts=np.unique(same["train"]), about=about)
-        folder = _folder(out, states, state) if out else None
+        folder = out / state if out and len(states) > 1 else out
         transferred[state] = Transferred(classifier, result, folder)
         if folder:
-            _write(transferred[state], folder, run.name)
+            folder.mkdir(exist_ok=True)
+            (folder / REPORT).unlink(missing_ok=True)
+            classifier.save(folder)
+            write_report(folder, result, run.name)
     return transferred
 
 
@@ -160,18 +161,8 @@ def _sources(given: Mapping[str, Labelled], texts: Mapping[str, Labelled]) -> li
     return sources
 
 
-def _write(made: Transferred, folder: Path, run_name: str) -> None:
-    folder.mkdir(exist_ok=True)
-    (folder / REPORT).unlink(missing_ok=True)
-    made.classifier.save(folder)
-    write_report(folder, made.result, run_name)
-
-
 def _prior(own: Classifier | None, units: Sequence[Column]) -> Classifier | None:
-    """A classifier as one of these features, between its first and last class.
-
-    It is None if some of the features that it reads are missing.
-    """
+    """A classifier's first and last class, of these features; None if it reads others, too."""
     if not own:
         return None
     places: list[int] = []
@@ -185,13 +176,10 @@ def _prior(own: Classifier | None, units: Sequence[Column]) -> Classifier | None
     return Classifier(weights_KD, own.intercepts_K, own.classes, own.C)
 
 
-def _folder(out: Path, states: Sequence[FeatureState], state: FeatureState) -> Path:
-    return out / state if len(states) > 1 else out
-
-
 def require_out(out: Path, states: Sequence[FeatureState]) -> None:
     """Raise UserError if `out` holds something else than an earlier call that was stopped."""
-    is_done = all((_folder(out, states, state) / REPORT).exists() for state in states)
+    folders = [out / state for state in states] if len(states) > 1 else [out]
+    is_done = all((folder / REPORT).exists() for folder in folders)
     is_other = _is_begun(out) and (is_done or not (out / "features").is_dir())
     if is_other or (out.exists() and not out.is_dir()):
         raise UserError(f"{out} exists; choose another folder with `out`, or remove it.")
@@ -204,22 +192,14 @@ def _is_begun(out: Path) -> bool:
 
 
 def _features(
-    out: Path | None,
-    featurizer: Featurizer,
-    fingerprint: str,
-    texts: Mapping[str, Labelled],
-    *,
-    quiet: bool,
+    out: Path | None, featurizer: Featurizer, texts: Mapping[str, Labelled], *, quiet: bool
 ) -> dict[str, Features]:
-    """Return the features of all texts: read the saved ones; compute and save the others.
-
-    Raises UserError if an earlier call started in `out` with other features.
-    """
+    """Read the saved features, compute and save the others; UserError if `out` has others."""
     features: dict[str, Features] = {}
     keys = {}
     if out:
         for name, part in texts.items():
-            keys[name] = features_key(fingerprint, featurizer, part.texts)
+            keys[name] = features_key(featurizer, part.texts)
             saved = read_features(out / "features" / f"{name}.npz", keys[name])
             if saved is not None:
                 features[name] = saved
@@ -239,6 +219,7 @@ def _features(
         values = featurizer(part.texts, f"features of {name}", quiet=quiet)
         if out:
             # Save now: they are most of the work, and a later step may fail.
-            write_features(out / "features" / f"{name}.npz", values, featurizer, keys[name])
+            path = out / "features" / f"{name}.npz"
+            write_features(path, len(values), [values], featurizer, key=keys[name])
         features[name] = values
     return features

@@ -147,11 +147,7 @@ def _fit(
 def _held_out(
     counted: Counted, texts: NDArray[Any], labels_N: NDArray[np.int64], parts: Sequence[Any]
 ) -> dict[float, Floats]:
-    """Return the probabilities of the classes of all held-out texts, for each C.
-
-    Each part has the indices of the texts to fit, the first of which have the labels, and of the
-    texts that are held out.
-    """
+    """The probabilities of all held-out texts, for each C; a part: indices to fit, and held out."""
     places = np.concatenate([held_out for _, held_out in parts])
     shares: dict[float, Floats] = {}
     for fitted, held_out in parts:
@@ -166,11 +162,10 @@ def _held_out(
 
 
 def best_weight(states_NK: Floats, words_NK: Floats, labels_N: NDArray[np.int64]) -> float:
-    """Return the weight of words: 0 or 1, states or words alone, or 1/2 if the mean is better.
+    """The weight of words: 0 or 1, states or words alone; 1/2, the mean, if it is clearly better.
 
-    The mean must have more right answers than the better one alone, by more than two standard
-    errors of the difference: with a weak model it is far worse (results/few_labels/). The
-    probabilities are of held-out texts, [texts, classes].
+    That is by more than two standard errors of the difference in right answers of held-out texts:
+    with a weak model the mean is far worse (results/few_labels/).
     """
     is_right_N = states_NK.argmax(axis=1) == labels_N
     by_words_N = words_NK.argmax(axis=1) == labels_N

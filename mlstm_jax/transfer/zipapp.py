@@ -29,11 +29,7 @@ _TIME = (1980, 1, 1, 0, 0, 0)  # the same model gives the same bytes
 
 
 def pack(path: Path, loaded: Loaded, classifier: Classifier) -> None:
-    """Write a program atomically; its module has the name of the file.
-
-    Raises UserError if the model is none that NumPy reads, the classifier counts words, or the name
-    is none of a module; KnownError if the file cannot be written.
-    """
+    """Write a program atomically; its module has the name of the file."""
     name = path.stem
     require(name.isidentifier(), "out", str(path), "a name of letters, digits and _, such as a.pyz")
     kind = loaded.architecture.title.lower()

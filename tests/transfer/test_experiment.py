@@ -161,6 +161,6 @@ def test_keys_of_features(run: Run) -> None:
         Featurizer(dataclasses.replace(run, cleaning="none")),
         Featurizer(with_compute(run, "bf16")),
     ]
-    keys = [features_key("abc", reader, ["a"]) for reader in readers]
+    keys = [features_key(reader, ["a"]) for reader in readers]
     assert len(set(keys)) == len(keys)
-    assert keys[0] == features_key("abc", Featurizer(run), ["a"])
+    assert keys[0] == features_key(Featurizer(run), ["a"])
