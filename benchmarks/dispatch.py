@@ -70,7 +70,11 @@ class Way:
         self.step = self.devices.map(step, (0, 1) * donated)
         each = len(devices.local)
         text = np.random.default_rng(0).integers(0, 256, (each, 9), np.uint8)
-        self.batch = Batch(text[:, :-1], text[:, 1:], np.zeros(each, bool))
+        ones = np.ones(each, np.float32)
+        targets = np.full(each, 8, np.int32)
+        self.batch = Batch(
+            text[:, :-1], text[:, 1:], np.zeros(each, bool), None, targets, ones, ones
+        )
         state = self.devices.replicate(fresh_state(config, model))
         self.now = (state, self.devices.split_rows(model.init_carry(each)))
         rates = schedule.resolve(config.optimizer, config.data.batch, 1_000_000)

@@ -29,13 +29,10 @@ class TrainingStep:
             devices.split_rows(model.init_carry(rows)),
         ]
         text = np.random.default_rng(0).integers(0, 256, (rows, window + 1), np.uint8)
-        batch = Batch(text[:, :-1], text[:, 1:], np.zeros(rows, bool))
-        if config.model.masked:  # Its stream counts the targets of each row.
-            batch = batch._replace(
-                targets_BT=batch.inputs_BT,
-                targets_B=np.full(rows, window, np.int32),
-                weight_B=np.ones(rows, np.float32),
-            )
+        targets = text[:, :-1] if config.model.masked else text[:, 1:]
+        ones = np.ones(rows, np.float32)
+        counts = np.full(rows, window, np.int32)
+        batch = Batch(text[:, :-1], targets, np.zeros(rows, bool), None, counts, ones, ones)
         self._given = (devices.split_rows(batch), *devices.replicate((np.float32(0), rates)))
         mapped = devices.map(step, donate=(0, 1))
         self.compiled = mapped.lower(*self._now, *self._given).compile()

@@ -109,6 +109,14 @@ def read_record(folder: Path, step: int) -> Record:
     return record
 
 
+def newest_record(folder: Path) -> Record | None:
+    """Return the record of the newest checkpoint that has a readable one; None if none has."""
+    for step in reversed(steps_in(folder)):
+        with damage():
+            return read_record(folder, step)
+    return None
+
+
 def score_of(folder: Path, step: int) -> float | None:
     """Return `Meta.score` of a step; None if there is none, or it cannot be read."""
     with damage():

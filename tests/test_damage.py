@@ -23,7 +23,6 @@ from mlstm_jax.digest import of_array
 from mlstm_jax.errors import KnownError
 from mlstm_jax.interop import weights
 from mlstm_jax.training import metrics
-from mlstm_jax.training.run_folder import inputs_of
 from mlstm_jax.training.train import train as run_train
 from mlstm_jax.transfer.classifier import Classifier, Description, load_classifier
 from mlstm_jax.transfer.features import Featurizer, read_features, write_features
@@ -64,7 +63,7 @@ def read_run(folder: Path) -> Any:
     state = final_state(folder, 8)
     # The event of the end comes after the last checkpoint, which seals the lines before it.
     lines = metrics.by_kind(metrics.read_metrics(folder / metrics.FILE))
-    return [about, loaded.params, state, inputs_of(folder), lines["train"], lines["eval"]]
+    return [about, loaded.params, state, run.id_of(folder), lines["train"], lines["eval"]]
 
 
 def read_weights(path: Path) -> Any:

@@ -43,15 +43,15 @@ class Batch(NamedTuple):
     reset_B: NDArray[np.bool_]  # whether the row starts a shard: its state must be zero
     # float32, at the last byte of each rated document: the rating in standard deviations from the
     # mean, or unscaled if it is a class number; NaN elsewhere. None if labels are not requested.
-    labels_BT: NDArray[np.float32] | None = None
+    labels_BT: NDArray[np.float32] | None
     # int32: how many of a row's first targets count in the loss; the rest is padding.
     # float32, the same for all rows: the factor from the mean over all positions of the global
-    # batch to the mean over those that count. None: all count.
-    targets_B: NDArray[np.int32] | None = None
-    weight_B: NDArray[np.float32] | None = None
+    # batch to the mean over those that count.
+    targets_B: NDArray[np.int32]
+    weight_B: NDArray[np.float32]
     # float32, the same for all rows: the fraction of the global batch's rows that have a target;
-    # idle rows wait until the epoch ends. None: all have one.
-    active_fraction_B: NDArray[np.float32] | None = None
+    # idle rows wait until the epoch ends.
+    active_fraction_B: NDArray[np.float32]
 
 
 class Place(NamedTuple):

@@ -10,8 +10,6 @@ lines, of a run that trains or was interrupted, are only checked for their form.
 import json
 import math
 import os
-import reprlib
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -21,33 +19,18 @@ from typing import IO, Any
 import jax
 
 from mlstm_jax import output
-from mlstm_jax.config import MOST_STEPS
 from mlstm_jax.digest import Extent
 from mlstm_jax.errors import FileError, UserError, with_remedy
-from mlstm_jax.record import SET_ASIDE, damage, move_aside, read_record, steps_in
+from mlstm_jax.record import SET_ASIDE, move_aside, newest_record
 
 FILE = "metrics.jsonl"
 BITS_PER_NAT = 1 / math.log(2)
-_MOST = sys.float_info.max
 
-# The fields that a line of each kind always has.
-_FIELDS = {
-    "train": ("step", "epoch", "bpc", "learning_rate", "bytes_per_second", "seconds"),
-    "eval": ("step", "bpc"),
-    "event": ("step", "event"),
-}
+KINDS = ("train", "eval", "event")
 
 
 class LogDamaged(UserError):
     """A file of metrics differs from what its run has written."""
-
-
-def _recorded(folder: Path) -> tuple[int, Extent]:
-    """The newest readable checkpoint of a run folder, and the extent that it records."""
-    for step in reversed(steps_in(folder)):
-        with damage():
-            return step, read_record(folder, step).meta.metrics
-    return 0, Extent()
 
 
 def set_aside_damaged(folder: Path) -> list[str]:
@@ -65,24 +48,23 @@ def set_aside_damaged(folder: Path) -> list[str]:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a metrics file, without a last line that a kill has truncated.
 
-    A line has the fields of its kind. Other fields of `train` and `eval` are numbers or null, too.
-
     Raises:
         LogDamaged: the file differs from what the newest checkpoint next to it records.
         UserError, FileError: a line is something else, or the file cannot be read.
     """
-    step, extent = _recorded(path.parent)  # first, since a run that trains adds lines
+    newest = newest_record(path.parent)  # first, since a run that trains adds lines
+    extent = newest.meta.metrics if newest else Extent()
     try:
         content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):  # weights in one file have none
         content = b""
     except OSError as error:
         raise FileError(with_remedy(f"{path}: cannot be read", error)) from error
-    if Extent().extended(content[: extent.size]) != extent:
+    if newest and Extent().extended(content[: extent.size]) != extent:
         what = f"its first {extent.size:,} bytes have changed" if path.exists() else "it is missing"
         raise LogDamaged(
-            f"{path} does not match the checkpoint of step {step}: {what}. Restore it from a copy; "
-            "a run that is trained further goes on without it."
+            f"{path} does not match the checkpoint of step {newest.step}: {what}. Restore it from "
+            "a copy; a run that is trained further goes on without it."
         )
     return _parsed(path, content)
 
@@ -95,40 +77,19 @@ def _parsed(path: Path, content: bytes) -> list[dict[str, Any]]:
     for number, text in enumerate(lines, 1):
         try:
             line = json.loads(text)
-            problem = _problem(line)
-        except (ValueError, RecursionError) as error:
-            problem = f"is not JSON ({error})"
-        if problem:
-            raise UserError(f"{path}: line {number} {problem}; remove or correct the line.")
+            if line["kind"] not in KINDS or type(line["step"]) is not int:
+                raise ValueError("it has no kind or no step")
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise UserError(
+                f"{path}: line {number} is not a line of metrics ({error!r}); remove or correct it."
+            ) from error
         parsed.append(line)
     return parsed
 
 
-def _problem(line: Any) -> str | None:
-    """What is wrong with a line, or None."""
-    if not isinstance(line, dict) or line.get("kind") not in tuple(_FIELDS):
-        return f"is not an object with a kind of {', '.join(_FIELDS)}"
-    kind = line["kind"]
-    for name in _FIELDS[kind]:
-        if name not in line:
-            return f"has no field {name}"
-    if type(line["step"]) is not int or not 0 <= line["step"] <= MOST_STEPS:
-        return f"has step {reprlib.repr(line['step'])}, which is not a number of batches"
-    for name, value in line.items():
-        if kind != "event" and name != "kind" and not _is_number(value):
-            return f"has {name} {reprlib.repr(value)}, which is not a number"
-    return None
-
-
-def _is_number(value: Any) -> bool:
-    """Whether a value is a finite number, or null: a mean of no values or of infinite ones."""
-    # NaN is not in this range.
-    return value is None or (type(value) in (int, float) and -_MOST <= value <= _MOST)
-
-
 def by_kind(lines: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """The lines of each kind, `train`, `eval` and `event`."""
-    kinds: dict[str, list[dict[str, Any]]] = {kind: [] for kind in _FIELDS}
+    kinds: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
     for line in lines:
         kinds[line["kind"]].append(line)
     return kinds

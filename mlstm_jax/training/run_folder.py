@@ -4,7 +4,7 @@ import errno
 import fcntl
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
@@ -57,7 +57,12 @@ def lock(config: Config, *, resume: bool) -> Iterator[list[str]]:
                 f"{', another '.join(change.forbidden)}. Give the config and the options of the "
                 "command that began it, or start a new run with `out`."
             )
-        inputs_of(folder)  # raises if the file with the run's id is missing
+        if run.id_of(folder) is None:
+            raise UserError(
+                f"{folder / run.ENVIRONMENT}, which holds the run's id, is missing. Restore it "
+                "from a copy, or begin a new run with another `out`, and this one as "
+                "`train.start_from`."
+            )
         changed = change.allowed
     is_new = not folder.exists()
     if is_new:
@@ -150,34 +155,13 @@ def _is_unused(folder: Path) -> bool:
     return all(any(map(one.match, patterns)) for one in folder.iterdir())
 
 
-def write_folder(config: Config, inputs: Mapping[str, str | None] = {}) -> str:
+def write_folder(config: Config) -> str:
     """Write environment.json and then config.json, each atomically; return the run's id.
 
     The id is that of the environment.json in the folder, or a new one.
     """
     folder = Path(config.out)
     identity = run.id_of(folder) or secrets.token_hex(8)
-    described = host.describe_environment()
-    described |= {"run": identity, "inputs": dict(inputs)}
-    digest.write_json(folder / run.ENVIRONMENT, described)
+    digest.write_json(folder / run.ENVIRONMENT, host.describe_environment() | {"run": identity})
     output.write_text(folder / "config.json", to_json(config))
     return identity
-
-
-def inputs(corpus: Corpus, start: str | None) -> dict[str, str | None]:
-    """The fingerprints of a run's corpus and initial parameters: a path's content may change."""
-    return {"corpus": corpus.identity, "start_from": start}
-
-
-def inputs_of(folder: Path) -> dict[str, str | None]:
-    """The `inputs` of the last session of a run; {} before it has read them.
-
-    Raises UserError if environment.json is missing or damaged.
-    """
-    content = run.read_environment(folder)
-    if content is None:
-        raise UserError(
-            f"{folder / run.ENVIRONMENT}, which holds the run's id, is missing. Restore it from a "
-            "copy, or begin a new run with another `out`, and this one as `train.start_from`."
-        )
-    return content["inputs"]

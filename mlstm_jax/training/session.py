@@ -125,7 +125,7 @@ def set_up(stack: ExitStack, config: Config, session: Session) -> Loop:
     identity = None
     if cluster.is_first:
         notes += metrics.set_aside_damaged(Path(config.out))
-        identity = run_folder.write_folder(config, run_folder.inputs(corpus, start.meta.start))
+        identity = run_folder.write_folder(config)
     checkpoints.run = cluster.gather(identity)[0]
 
     # Only process 0 writes metrics and progress.

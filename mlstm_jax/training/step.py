@@ -90,14 +90,6 @@ def _noise(square: Array, mean_square: Array, batches: int, rows: int) -> tuple[
     return signal, trace
 
 
-def _counted(batch: Batch) -> Array:
-    """The positions that have a target, bool [B, T]."""
-    place_1T = jnp.arange(batch.inputs_BT.shape[1])[None]
-    if batch.targets_B is None:
-        return place_1T >= 0
-    return place_1T < batch.targets_B[:, None]
-
-
 def _kept_units(config: Config, step: Array, row_B: Array, window: int) -> Array | None:
     """Draw the units that each row keeps in this window, scaled so that their mean is 1.
 
@@ -127,7 +119,7 @@ def _gradient_of_rows(
 ) -> Gradient:
     """Compute the gradient over some rows of this device, the numbers `row_B` of the batch."""
     dropout_B = _kept_units(config, state.step, row_B, batch.inputs_BT.shape[1])
-    counted_BT = _counted(batch)
+    counted_BT = jnp.arange(batch.inputs_BT.shape[1])[None] < batch.targets_B[:, None]
     keys_B = row_keys(config.train.seed, _OBJECTIVE, state.step, row_B)
     objective = OBJECTIVES[config.model.objective]
     targets = objective(batch.inputs_BT, batch.targets_BT, counted_BT, keys_B)
@@ -152,8 +144,7 @@ def _gradient_of_rows(
         # The reported loss is the mean over positions with a target. The gradient is that of the
         # mean over all positions, so that every byte has the same weight, even if few rows are
         # left at the end of an epoch.
-        if batch.weight_B is not None:
-            loss = loss * jnp.mean(batch.weight_B)
+        loss = loss * jnp.mean(batch.weight_B)
         return total * state.loss_scale.scale, ((loss, label_loss, labels), read.carry)
 
     with model.product_precision():
@@ -230,13 +221,11 @@ def _update(
 ) -> tuple[Parameters, Any, Array]:
     """The parameters and the optimizer's state after an update; and whether a byte had a target."""
     updates, opt_state = tx.update(gradient, state.opt_state, state.params)
-    has_target = jnp.bool_(True)
-    if batch.active_fraction_B is not None:
-        # At the end of an epoch few rows may be left. Most optimizers undo the gradient's own
-        # scale, so their updates are multiplied by the fraction of rows that still read.
-        fraction = batch.active_fraction_B[0]
-        updates = jax.tree.map(lambda update: update * fraction, updates)
-        has_target = fraction > 0  # Each of these rows may have one byte left, without a target.
+    # At the end of an epoch few rows may be left. Most optimizers undo the gradient's own scale, so
+    # their updates are multiplied by the fraction of rows that still read.
+    fraction = batch.active_fraction_B[0]
+    updates = jax.tree.map(lambda update: update * fraction, updates)
+    has_target = fraction > 0  # Each of these rows may have one byte left, without a target.
     return optax.apply_updates(state.params, updates), opt_state, has_target
 
 

@@ -25,11 +25,11 @@ from mlstm_jax.distributed import process_info
 from mlstm_jax.errors import InUse, UserError, require
 from mlstm_jax.fields import public
 from mlstm_jax.interop.weights import fingerprint
+from mlstm_jax.record import newest_record
 from mlstm_jax.run import load_run, read_config
 from mlstm_jax.terminal import markdown, message, tell
 from mlstm_jax.training import metrics
 from mlstm_jax.training.report import Diverged
-from mlstm_jax.training.run_folder import inputs, inputs_of
 from mlstm_jax.training.session import Session
 from mlstm_jax.training.train import train
 
@@ -121,25 +121,27 @@ def require_same_run(config: Config) -> None:
     The config has only the paths of the last two, and the content at a path may have changed.
     """
     run_folder = Path(config.out)
-    old = read_config(run_folder)
-    if old is None:
+    trained = read_config(run_folder)
+    if trained is None:
         return
     # A run saves its batch, not the rows of a device.
     devices = 1
     if config.data.batch_per_device is not None:
-        devices = max(1, old.data.batch // config.data.batch_per_device)
-    resolved = resolve(config, Hardware(devices), old)
-    different = list(itertools.chain(*differences(old, resolved)))
-    before = inputs_of(run_folder)
+        devices = max(1, trained.data.batch // config.data.batch_per_device)
+    resolved = resolve(config, Hardware(devices), trained)
+    different = list(itertools.chain(*differences(trained, resolved)))
+    before = newest_record(run_folder)
     if before and not different:
         start = None
         if config.train.start_from is not None:
             start = _fingerprint(config.train.start_from)
-        for name, new in inputs(open_corpus(Path(config.data.corpus)), start).items():
-            if new != before.get(name, new):
-                different.append(
-                    f"fingerprint of {name}: {str(before[name])[:12]}… → {str(new)[:12]}…"
-                )
+        corpus = open_corpus(Path(config.data.corpus)).identity
+        for name, old, new in (
+            ("corpus", before.meta.corpus, corpus),
+            ("start_from", before.meta.start, start),
+        ):
+            if new != old:
+                different.append(f"fingerprint of {name}: {str(old)[:12]}… → {str(new)[:12]}…")
     if different:
         raise UserError(
             f"{run_folder} contains a run with another config ({'; '.join(different)}); use "

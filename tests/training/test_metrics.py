@@ -1,6 +1,5 @@
 """The log of metrics, with and without TensorBoard."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -36,42 +35,24 @@ def test_without_tensorboard(tmp_path, monkeypatch, capsys) -> None:
     assert capsys.readouterr() == ("", "")
 
 
-OF_TRAINING = {"kind": "train", "step": 2, **LINE}
-HUGE = 10**400
-NAN = float("nan")
+WRONG = [
+    b"\xff",
+    b"[" * 100_000,
+    b"{",
+    b"null",
+    b"[]",
+    b'{"kind": "x", "step": 1}',
+    b'{"kind": "eval"}',
+]
 
 
-@pytest.mark.parametrize(
-    ("wrong", "named"),
-    [
-        (b"\xff", "not JSON"),
-        (b"[" * 100_000, "not JSON"),
-        (b"{", "not JSON"),
-        (None, "not an object"),
-        ([], "not an object"),
-        ({"kind": "x"}, "not an object"),
-        ({"kind": ["train"]}, "not an object"),
-        ({"kind": "eval", "step": 2}, "no field bpc"),
-        (OF_TRAINING | {"step": None}, "step "),
-        (OF_TRAINING | {"step": -1}, "step "),
-        (OF_TRAINING | {"step": 1.0}, "step "),
-        (OF_TRAINING | {"step": True}, "step "),
-        (OF_TRAINING | {"step": HUGE}, "step "),
-        (OF_TRAINING | {"seconds": "2"}, "seconds "),
-        (OF_TRAINING | {"seconds": []}, "seconds "),
-        (OF_TRAINING | {"seconds": NAN}, "seconds "),
-        (OF_TRAINING | {"seconds": -HUGE}, "seconds "),
-        (OF_TRAINING | {"bpc": "3"}, "bpc "),
-        (OF_TRAINING | {"loss_scale": {}}, "loss_scale "),
-    ],
-)
-def test_wrong_lines(wrong, named, tmp_path) -> None:
-    """By its number and field, by whatever reads it: the log of a run that resumes is one."""
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_line_is_named(wrong, tmp_path) -> None:
+    """By its number, by whatever reads it: the log of a run that resumes is one."""
     write(tmp_path)
     with (tmp_path / "metrics.jsonl").open("ab") as file:
-        file.write((wrong if isinstance(wrong, bytes) else json.dumps(wrong).encode()) + b"\n")
-    message = rf"metrics\.jsonl: line 2 (is|has) {named}.*remove or correct the line"
-    with pytest.raises(UserError, match=message):
+        file.write(wrong + b"\n")
+    with pytest.raises(UserError, match=r"metrics\.jsonl: line 2 is not .*remove or correct it"):
         metrics.MetricsLog(tmp_path, 3)
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mlstm_jax.config import Devices, Distributed
+from mlstm_jax.config import Distributed
 from mlstm_jax.distributed import Cluster
 from mlstm_jax.training import parallel
 from mlstm_jax.training.parallel import (
@@ -102,9 +102,3 @@ def test_copy_of_the_first_device(random: np.random.Generator) -> None:
     for shard in (*found["matrix"].addressable_shards, *found["count"].addressable_shards):
         expected = numbers[:1] if shard.data.ndim == 4 else scales[:1]
         np.testing.assert_array_equal(shard.data[0], expected)
-
-
-def test_wrong_sum(monkeypatch) -> None:
-    monkeypatch.setattr(jax.lax, "psum", lambda x, _: x)
-    with pytest.raises(RuntimeError, match="gave 1, not 6"):
-        parallel.connect_devices(Cluster(Distributed(), Path()), Devices(count=3))
