@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from mlstm_jax.planning.machine import Machine
+from mlstm_jax.planning import Machine
 
 # Seconds of a launch. Inside a command buffer, as XLA uses for a loop's body, about the second.
 LAUNCHES = (0.0, 1e-6, 2e-6)

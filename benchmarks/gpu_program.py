@@ -32,7 +32,7 @@ from compiled_program import (
 from mlstm_jax import planning
 from mlstm_jax.config import Config, Data, Devices, Model, Precision
 from mlstm_jax.environment import MEMORY_FRACTION
-from mlstm_jax.planning.machine import Machine, load_machine
+from mlstm_jax.planning import Machine, load_machine
 
 # Hidden units, rows on a device, bytes of the window.
 GRIDS = {

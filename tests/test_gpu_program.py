@@ -32,7 +32,7 @@ from mlstm_jax.data.stream import EvaluationBatch
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Totals
 from mlstm_jax.model.language_model import LanguageModel
-from mlstm_jax.planning.machine import load_machine
+from mlstm_jax.planning import load_machine
 from mlstm_jax.training.parallel import AXIS
 from mlstm_jax.training.state import memory_bytes, parameter_count
 from mlstm_jax.training.step import make_evaluation_step

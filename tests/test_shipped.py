@@ -9,7 +9,7 @@ import pytest
 
 from mlstm_jax import cli, config, shipped
 from mlstm_jax.errors import UserError
-from mlstm_jax.planning.machine import load_machine
+from mlstm_jax.planning import load_machine
 from mlstm_jax.training import sweep
 
 FOLDER = Path(__file__).parent.parent / "configs"
