@@ -13,8 +13,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, get_args
 
-import numpy as np
-
 from mlstm_jax import digest, shipped
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.data.corpus import Cleaning
@@ -164,10 +162,8 @@ def _small(folder: Path) -> SmallModel | None:
         return None
     known = {one.name for one in fields(Sizes)}
     sizes = KINDS[kind](**{name: value for name, value in model.items() if name in known})
-    flat = {name: np.ascontiguousarray(array, np.float32) for name, array in stored.items()}
-    found = SmallModel(
-        folder, kind, sizes, about["cleaning"], weights.unflatten(flat), about["source"]
-    )
+    params = weights.unflatten(weights.flatten(weights.from_int8(stored)))
+    found = SmallModel(folder, kind, sizes, about["cleaning"], params, about["source"])
     # So the arrays are those that `export` wrote, of these shapes.
     is_whole = found.fingerprint == about["fingerprint"]
     return found if is_whole and sizes.objective == "next-byte" else None

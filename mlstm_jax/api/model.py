@@ -551,7 +551,7 @@ class TrainedModel:
     def export(
         self,
         out: str | Path | None = None,
-        dtype: Literal["float32", "float16"] = "float32",
+        dtype: Literal["float32", "float16", "int8"] = "float32",
         *,
         classifier: AnyClassifier | None = None,
         overwrite: bool = False,
@@ -561,8 +561,9 @@ class TrainedModel:
         Args:
             out: file to write, .safetensors or .pyz (docs/without_jax.md); unset: the run's name
                 with .safetensors, in the current folder.
-            dtype: float32; or float16 for half the size, with parameters rounded to 11 bits. A .pyz
-                has float16 if that changes no number.
+            dtype: float32; float16 for half the size; or int8 for a quarter, with the matrices of
+                a weight normalisation rounded to 8 bits. A .pyz has the smallest that changes no
+                number.
             classifier: of a .pyz; unset: the one that comes with a pretrained model.
             overwrite: replace an existing file.
 

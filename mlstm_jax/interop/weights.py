@@ -1,7 +1,8 @@
 """Write and read a model as one .safetensors file, which other programs can read; OpenAI's model.
 
 The arrays have the names of language_model.py and of the layers, are float32 or float16 and
-[in, out]: ``embedding``, ``layer_0/wmx_v``, ... One JSON text describes them, the metadata
+[in, out]: ``embedding``, ``layer_0/wmx_v``, ... A matrix V of a weight normalisation can be int8:
+W = g V / |V| needs no scale of its columns. One JSON text describes them, the metadata
 ``mlstm_jax`` of the file::
 
     {"format": 1, "model": {"hidden": 64, ...}, "cleaning": "radford", "source": "...",
@@ -102,6 +103,56 @@ def fingerprint(params: Parameters) -> str:
     return digest.hexdigest()
 
 
+def to_int8(flat: Mapping[str, NDArray[Any]]) -> Arrays:
+    """The arrays of a file: each V as int8, whose largest of a column is 127, the rest as float16.
+
+    Raises UserError if no matrix has a weight normalisation.
+    """
+    stored = {}
+    for name, array in flat.items():
+        if not name.endswith("_v"):
+            stored[name] = _to_half(name, array)
+            continue
+        largest_O = np.maximum(np.abs(array.astype(np.float64)).max(axis=0), np.finfo(float).tiny)
+        stored[name] = np.rint(array * (127 / largest_O)).astype(np.int8)
+    if not any(name.endswith("_v") for name in flat):
+        raise UserError("int8 is for models with weight normalisation; export float16.")
+    return stored
+
+
+def from_int8(stored: Mapping[str, NDArray[Any]]) -> Arrays:
+    """The arrays with each V of int8 as float32: of the size of W, as training starts.
+
+    The sums are of whole numbers, and the operations in float64 are those that IEEE 754 rounds
+    correctly, so each processor has the same bits.
+    """
+    flat = dict(stored)
+    for name, array in stored.items():
+        gains = f"{name[:-1]}g"
+        if array.dtype != np.int8 or not name.endswith("_v") or gains not in stored:
+            continue
+        squares_O = np.square(array, dtype=np.int64).sum(axis=0)
+        size_O = np.abs(stored[gains].astype(np.float64))
+        size_O[size_O == 0] = 1
+        scale_O = size_O / np.sqrt(np.maximum(squares_O, 1))
+        flat[name] = (array * scale_O).astype(np.float32)
+    return flat
+
+
+def equal(arrays_: Mapping[str, NDArray[Any]], others: Arrays) -> bool:
+    """Whether the arrays are the others, as float32."""
+    return all(np.array_equal(arrays_[name].astype(np.float32), others[name]) for name in others)
+
+
+def _to_half(name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """The array as float16; UserError if a value is too large."""
+    with np.errstate(over="ignore"):
+        half = array.astype(np.float16)
+    if (np.isinf(half) & ~np.isinf(array)).any():
+        raise UserError(f"{name} has values too large for float16; export float32.")
+    return half
+
+
 def expected_shapes(model: Architecture) -> dict[str, tuple[int, ...]]:
     """The shape of every parameter of a model, by name."""
     from mlstm_jax.model.language_model import parameter_shapes  # imports JAX
@@ -110,24 +161,24 @@ def expected_shapes(model: Architecture) -> dict[str, tuple[int, ...]]:
 
 
 def save(path: Path, weights: ModelWeights, dtype: str = "float32") -> None:
-    """Write a model file atomically; float16 halves the file, and rounds the arrays to 11 bits.
+    """Write a model file atomically, as float32, float16 or int8 (`to_int8`).
 
-    Raises UserError if the dtype is another, or a value is too large for float16, and KnownError if
-    the file cannot be written.
+    Raises UserError if the dtype is another, a value is too large for float16, or int8 is not for
+    the model; KnownError if the file cannot be written.
     """
-    require(dtype in ("float32", "float16"), "dtype", dtype, "float32 or float16 of a .safetensors")
+    wanted = "float32, float16 or int8 of a .safetensors"
+    require(dtype in ("float32", "float16", "int8"), "dtype", dtype, wanted)
     flat = dict(sorted(flatten(weights.params).items()))
-    for name, array in flat.items():
-        with np.errstate(over="ignore"):
-            flat[name] = array.astype(dtype)
-        if (np.isinf(flat[name]) & ~np.isinf(array)).any():
-            raise UserError(f"{name} has values too large for {dtype}; export float32.")
+    if dtype == "int8":
+        flat = to_int8(flat)
+    elif dtype == "float16":
+        flat = {name: _to_half(name, array) for name, array in flat.items()}
     about = {
         "format": FORMAT,
         "model": dataclasses.asdict(weights.model),
         "cleaning": weights.cleaning,
         "source": weights.source,
-        "fingerprint": fingerprint(unflatten(flat)),
+        "fingerprint": fingerprint(unflatten(from_int8(flat))),
     }
     text = json.dumps(digest.sealed(about), sort_keys=True)
     with output.atomic_file(path) as partial:
@@ -156,7 +207,8 @@ def load_weights(path: Path) -> ModelWeights:
     if text is None:
         raise UserError(f"{path}: has no {KEY!r} metadata, so it is not a model of this program.")
     about = _about(path, text)
-    params = unflatten(arrays.read_arrays(str(path), stored, expected_shapes(about.model)))
+    flat = from_int8(stored)
+    params = unflatten(arrays.read_arrays(str(path), flat, expected_shapes(about.model)))
     if about.fingerprint not in (None, fingerprint(params)):
         raise UserError(
             f"{path}: its arrays do not match its fingerprint, so they changed after it was "

@@ -1,10 +1,10 @@
 """Pack a model and a classifier as one program, a zip file that needs Python and NumPy alone."""
 
+import contextlib
 import json
 import zipfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -46,7 +46,7 @@ def pack(path: Path, loaded: Loaded, classifier: Classifier) -> None:
         "familiar": classifier.about.familiar and asdict(classifier.about.familiar),
         "source": loaded.name,
     }
-    stored = smallest(weights.flatten(loaded.params))
+    stored: arrays.Arrays = _smallest(weights.flatten(loaded.params))
     for one in ("label_kernel", "label_bias"):
         stored.pop(one, None)
     stored["classifier/weights"] = classifier.weights_KD
@@ -71,12 +71,12 @@ def _entry(name: str) -> zipfile.ZipInfo:
     return entry
 
 
-def smallest(flat: arrays.Arrays) -> dict[str, Any]:
-    """The arrays as float16 if that changes no number, otherwise as they are."""
-    halves = {}
-    for name, array in flat.items():
-        with np.errstate(over="ignore"):
-            halves[name] = array.astype(np.float16)
-        if not np.array_equal(halves[name].astype(np.float32), array):
-            return dict(flat)
-    return halves
+def _smallest(flat: arrays.Arrays) -> arrays.Arrays:
+    """The arrays as int8 or float16 if that changes no number, otherwise as they are."""
+    with contextlib.suppress(UserError):
+        stored = weights.to_int8(flat)
+        if weights.equal(weights.from_int8(stored), flat):
+            return stored
+    with np.errstate(over="ignore"):
+        halves = {name: array.astype(np.float16) for name, array in flat.items()}
+    return halves if weights.equal(halves, flat) else flat

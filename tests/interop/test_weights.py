@@ -15,6 +15,7 @@ import mlstm_jax as mlstm
 from mlstm_jax import cli, config, digest, run
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.interop import weights
+from mlstm_jax.loaded import load_small
 from mlstm_jax.training import run_folder
 from mlstm_jax.transfer.classifier import Classifier
 from tests.tolerance import assert_close
@@ -134,6 +135,33 @@ def test_round_trip(tmp_path, found, capsys) -> None:
     with pytest.raises(UserError, match="decoder_bias has values too large for float16"):
         weights.save(tmp_path / "no.safetensors", found, "float16")
     assert not (tmp_path / "no.safetensors").exists()
+
+
+def test_int8(tmp_path, found) -> None:
+    """V is |W| within half a unit of its column; what was read gives the same file again."""
+    first = tmp_path / "first.safetensors"
+    again = tmp_path / "again.safetensors"
+    weights.save(first, found, "int8")
+    read = weights.load_weights(first)
+    weights.save(again, read, "int8")
+    assert first.read_bytes() == again.read_bytes()
+    exact = weights.flatten(found.params)
+    for name, array in weights.flatten(read.params).items():
+        if name.endswith("_v"):
+            gains = np.abs(read.params["layer_0"][name.removeprefix("layer_0/")[:-1] + "g"])
+            w = normalised(exact[name], gains)
+            unit = np.abs(w).max(axis=0) / 127
+            # |V| changes by at most half a unit an entry.
+            shift = 0.5 * unit * np.sqrt(len(w)) / gains
+            most = 0.5 * unit * (1 + np.sqrt(len(w)) * np.abs(w) / gains) / (1 - shift)
+            assert (np.abs(array - w) <= most * (1 + 1e-5)).all()
+        else:
+            np.testing.assert_array_equal(array, exact[name].astype(np.float16))
+    small = load_small(first)
+    assert small is not None
+    assert small.fingerprint == weights.fingerprint(read.params)
+    with pytest.raises(UserError, match="int8 is for models with weight normalisation"):
+        weights.to_int8({"layer_0/wh": exact["layer_0/wh_v"]})
 
 
 def test_umask(tmp_path, found) -> None:
