@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.interop.weights import fingerprint
+from mlstm_jax.options import SamplingOptions
 from mlstm_jax.run import Run, load_run
-from mlstm_jax.transfer.generate import SamplingOptions, generate
+from mlstm_jax.transfer.generate import generate
 from mlstm_jax.transfer.trace import Reader
 
 BYTES = 1000  # of a sample

@@ -55,12 +55,12 @@ if TYPE_CHECKING:
     from mlstm_jax.corpora.inspect import inspect as inspect
     from mlstm_jax.corpora.options import PrepareOptions as PrepareOptions
     from mlstm_jax.corpora.prepare import prepare as prepare
+    from mlstm_jax.options import FinetuneOptions as FinetuneOptions
+    from mlstm_jax.options import HeatmapOptions as HeatmapOptions
+    from mlstm_jax.options import SamplingOptions as SamplingOptions
+    from mlstm_jax.options import TransferOptions as TransferOptions
     from mlstm_jax.planning import plan as plan
     from mlstm_jax.training.sweep import sweep as sweep
-    from mlstm_jax.transfer.finetune import FinetuneOptions as FinetuneOptions
-    from mlstm_jax.transfer.generate import SamplingOptions as SamplingOptions
-    from mlstm_jax.transfer.heatmap import HeatmapOptions as HeatmapOptions
-    from mlstm_jax.transfer.transfer import TransferOptions as TransferOptions
 
 # What the package gives, and where it is: read when it is asked for, so that `import mlstm_jax`
 # takes no time and leaves the process as it is.
@@ -68,12 +68,12 @@ _PUBLIC = {
     "Config": "config",
     "Features": "api.features",
     "FineTuned": "api.features",
-    "FinetuneOptions": "transfer.finetune",
-    "HeatmapOptions": "transfer.heatmap",
+    "FinetuneOptions": "options",
+    "HeatmapOptions": "options",
     "PrepareOptions": "corpora.options",
-    "SamplingOptions": "transfer.generate",
+    "SamplingOptions": "options",
     "TrainedModel": "api.model",
-    "TransferOptions": "transfer.transfer",
+    "TransferOptions": "options",
     "import_weights": "api.functions",
     "inspect": "corpora.inspect",
     "load": "api.model",

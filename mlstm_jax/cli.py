@@ -12,6 +12,7 @@ import importlib
 import keyword
 import os
 import re
+import shutil
 import signal
 import sys
 import textwrap
@@ -25,7 +26,7 @@ from mlstm_jax import __version__, cache, environment, shipped, terminal
 from mlstm_jax.errors import KnownError, Note, UserError, did_you_mean, explained, nearest
 from mlstm_jax.guard import WEIGHTS, Interrupted, interruptible
 
-# The commands in each module of commands/, which is imported when one runs: most import JAX.
+# The commands in each module of commands/.
 _MODULES = {
     "training": ("quickstart", "train", "plan"),
     "corpora": ("prepare", "inspect", "configs"),
@@ -93,9 +94,6 @@ def run(words: Sequence[str]) -> None:
         more = "`mlstm-jax --help` lists the commands."
         terminal.tell(f"mlstm-jax: unknown command {name!r}{near} {more}")
         sys.exit(2)
-    if name in _MODULES["training"] and {"-h", "--help"} & set(rest):
-        print(_short_help(name))
-        return
     if name in _OF_MODELS and rest and not rest[0].startswith("-"):
         shipped.require_model(Path(rest[0]))  # before JAX is imported, which takes seconds
         if name == "generate" and rest[1:] and not rest[1].startswith("-"):
@@ -147,19 +145,6 @@ def _docstrings(module: str) -> dict[str, str]:
     return found
 
 
-def _short_help(name: str) -> str:
-    """The help of a command that takes a config, without the fields of the config."""
-    about, _, arguments = _docstrings(COMMANDS[name])[name].partition("\n\nArgs:\n")
-    lines = [f"usage: mlstm-jax {name} [OPTIONS]", "", about, ""]
-    for line in textwrap.dedent(arguments).splitlines():
-        if not line.startswith(" "):
-            argument, _, text = line.partition(": ")
-            line = f"--{argument.strip('_').replace('_', '-')}: {text}"
-        lines.append(f"  {line}")
-    lines.append("  --help-all: also all fields of the config, with their values")
-    return "\n".join(lines)
-
-
 def _usage() -> str:
     lines = ["usage: mlstm-jax COMMAND ...", ""]
     for name, module in COMMANDS.items():
@@ -171,7 +156,8 @@ def _usage() -> str:
         "Compiled programs are cached in ~/.cache/mlstm_jax, at most 1 GB per type of processor.",
         f"Set {cache.FOLDER} to another folder, or to an empty value to turn the cache off.",
     ]
-    return "\n".join(lines)
+    width = shutil.get_terminal_size().columns
+    return "\n".join(textwrap.fill(line, width, subsequent_indent=" " * 13) for line in lines)
 
 
 @contextmanager

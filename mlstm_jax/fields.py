@@ -66,6 +66,8 @@ class Between(NamedTuple):
 
 Count = Annotated[int, Between(1)]
 Positive = Annotated[float, Between(0, ends="()")]
+# JAX builds its keys from the last 32 bits, so two larger seeds could give the same key.
+Seed = Annotated[int, Between(0, 2**32 - 1)]
 Fraction = Annotated[float, Between(0, 1, "[)")]
 
 

@@ -15,18 +15,15 @@ from typing import Literal, get_args
 
 from mlstm_jax import digest, shipped
 from mlstm_jax.corpora.documents import clean
-from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import UserError
 from mlstm_jax.fields import InvalidField
 from mlstm_jax.interop import arrays, weights
 from mlstm_jax.model.architecture import Sizes
 from mlstm_jax.model.int8_product import int8_product
 from mlstm_jax.model.numpy_model import NumpyModel
+from mlstm_jax.options import Cleaning
 
 WEIGHTS = "weights.safetensors"
-JaxCompute = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
-ReadingCompute = Literal[JaxCompute, "int8"]
-ReadingLibrary = Literal["auto", "numpy", "jax"]
 
 # Bytes of texts that JAX reads in less time, its start included, where the processor multiplies
 # bf16: 3 to 5 CPU seconds to start, and then some half of NumPy's time (docs/without_jax.md).

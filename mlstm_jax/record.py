@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax import digest
-from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.digest import Extent
+from mlstm_jax.options import Cleaning
 
 FOLDER = "checkpoints"
 SET_ASIDE = "set-aside"

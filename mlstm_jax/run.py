@@ -23,14 +23,14 @@ import jax
 from mlstm_jax import __version__, digest, environment, fields, host, output, shipped
 from mlstm_jax.checkpoint import Checkpoints, Damaged
 from mlstm_jax.config import Config, Precision, load_json, require_function, to_json
-from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import FileError, UserError, note, with_remedy
 from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import ModelWeights
-from mlstm_jax.loaded import WEIGHTS, JaxCompute, Loaded
+from mlstm_jax.loaded import WEIGHTS, Loaded
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.model.stack import Recurrent
+from mlstm_jax.options import Cleaning, JaxCompute
 from mlstm_jax.record import FOLDER
 
 ENVIRONMENT = "environment.json"

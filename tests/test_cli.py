@@ -35,7 +35,8 @@ def call(tmp_path: Path, command_environment: dict[str, str]):
     return run
 
 
-def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
     cli.main(["--help"])
     overview = capsys.readouterr().out
     for command in COMMANDS:
@@ -43,7 +44,11 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
         with contextlib.suppress(SystemExit):
             cli.main([command, "--help"])
         text = capsys.readouterr().out
-        assert "usage" in text.lower()
+        usage, _, _ = text.partition("\n\n")
+        assert usage.startswith(f"usage: mlstm-jax {command} ")
+        assert ("CONFIG" in usage) == (command in ("train", "quickstart", "plan"))
+        assert max(map(len, text.splitlines())) <= 70
+        assert not re.search(r"None|\[\{|STR|INT|FLOAT", text)
         assert "options options" not in text
         assert "--no-" not in text
         if command == "train":
@@ -55,6 +60,19 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
             assert "Paper: 256" in text
     cli.main(["--version"])
     assert capsys.readouterr().out == f"mlstm-jax {mlstm_jax.__version__}\n"
+
+
+def test_help_imports() -> None:
+    """Help needs neither NumPy nor JAX."""
+    program = """
+import contextlib, sys
+from mlstm_jax import cli
+for command in sys.argv[1:]:
+    with contextlib.suppress(SystemExit):
+        cli.main([command, "--help"])
+    assert not {"numpy", "jax"} & set(sys.modules), command
+"""
+    subprocess.run([sys.executable, "-c", program, *COMMANDS], check=True, capture_output=True)
 
 
 def test_quickstart(text_file, tmp_path, monkeypatch, capsys, refused):

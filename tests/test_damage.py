@@ -17,11 +17,12 @@ import pytest
 
 from mlstm_jax import run
 from mlstm_jax.corpora.prepare import prepare
-from mlstm_jax.data.corpus import SPLITS, open_corpus
+from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.data.stream import EvaluationStream, TrainStream
 from mlstm_jax.digest import of_array
 from mlstm_jax.errors import KnownError
 from mlstm_jax.interop import weights
+from mlstm_jax.options import SPLITS
 from mlstm_jax.training import metrics
 from mlstm_jax.training.train import train as run_train
 from mlstm_jax.transfer.classifier import Classifier, Description, load_classifier

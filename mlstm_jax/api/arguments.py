@@ -17,8 +17,8 @@ from mlstm_jax.corpora.documents import (
     is_broken,
     note_broken,
 )
-from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import UserError
+from mlstm_jax.options import Cleaning
 from mlstm_jax.transfer.classifier import Classifier
 from mlstm_jax.transfer.labels import Labelled, of_classes, read_labelled
 

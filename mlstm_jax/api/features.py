@@ -19,9 +19,9 @@ from mlstm_jax.api.model import TrainedModel, load
 from mlstm_jax.corpora.documents import SEVERAL_LABELS, label_of
 from mlstm_jax.errors import UserError
 from mlstm_jax.fields import Count, public, require_kind
+from mlstm_jax.options import FeatureState, FinetuneOptions
 from mlstm_jax.transfer.classify import READ, note_among, read_with_ratings
-from mlstm_jax.transfer.features import FeatureState, features_of, layers_of
-from mlstm_jax.transfer.finetune import FinetuneOptions
+from mlstm_jax.transfer.features import features_of, layers_of
 from mlstm_jax.transfer.labels import digests, of_classes, require_no_numbers
 
 

@@ -12,10 +12,9 @@ from mlstm_jax import environment
 from mlstm_jax import run as runs
 from mlstm_jax.api.arguments import as_texts, noted, span_ends
 from mlstm_jax.config import Devices
-from mlstm_jax.data.corpus import SplitName
 from mlstm_jax.errors import UserError, extra
 from mlstm_jax.interop import weights
-from mlstm_jax.loaded import ReadingCompute
+from mlstm_jax.options import ReadingCompute, SplitName
 from mlstm_jax.terminal import ProgressLine
 from mlstm_jax.training import metrics, parallel
 from mlstm_jax.training.evaluation import Evaluator, Score, corpus_of, report_of

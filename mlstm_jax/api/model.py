@@ -20,27 +20,28 @@ from mlstm_jax.api.arguments import (
     noted,
 )
 from mlstm_jax.corpora.documents import clean
-from mlstm_jax.data.corpus import SplitName
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.fields import Between, Count, public, require_kind
 from mlstm_jax.interop import weights
-from mlstm_jax.loaded import (
-    Loaded,
+from mlstm_jax.loaded import Loaded, SmallModel, has_gpu, is_worth_jax, load_small
+from mlstm_jax.options import (
+    HEATMAP,
+    SAMPLING,
+    FeatureState,
+    HeatmapOptions,
     ReadingCompute,
     ReadingLibrary,
-    SmallModel,
-    has_gpu,
-    is_worth_jax,
-    load_small,
+    SamplingOptions,
+    SplitName,
+    State,
 )
 from mlstm_jax.transfer import zipapp
 from mlstm_jax.transfer.classifier import Classifier, load_classifier
 from mlstm_jax.transfer.classify import label_texts
-from mlstm_jax.transfer.features import FeatureState, Featurizer, State, TextFile
-from mlstm_jax.transfer.generate import SAMPLING, SamplingOptions, as_text
+from mlstm_jax.transfer.features import Featurizer, TextFile
+from mlstm_jax.transfer.generate import as_text
 from mlstm_jax.transfer.generate import generate as run_generate
-from mlstm_jax.transfer.heatmap import DEFAULTS as HEATMAP
-from mlstm_jax.transfer.heatmap import Heatmap, HeatmapOptions, heat, score_heat
+from mlstm_jax.transfer.heatmap import Heatmap, heat, score_heat
 from mlstm_jax.transfer.trace import Reader, Stream
 
 if TYPE_CHECKING:
@@ -49,10 +50,10 @@ if TYPE_CHECKING:
     from mlstm_jax.api.jax_model import JaxModel
     from mlstm_jax.config import Config
     from mlstm_jax.model.language_model import LanguageModel, Parameters
+    from mlstm_jax.options import FinetuneOptions, TransferOptions
     from mlstm_jax.run import Run
     from mlstm_jax.training.evaluation import Score
-    from mlstm_jax.transfer.finetune import Finetuned, FinetuneOptions
-    from mlstm_jax.transfer.transfer import TransferOptions
+    from mlstm_jax.transfer.finetune import Finetuned
     from mlstm_jax.transfer.transfer import Transferred as Fitted
 
 Bytes = Annotated[int, Between(2, 2**31)]
@@ -484,7 +485,7 @@ class TrainedModel:
             The classifier and the results; `.result.test` is the test accuracy, a fraction, and
             `.result.together["test"]` that with `words`, given or not.
         """
-        from mlstm_jax.transfer.transfer import TransferOptions
+        from mlstm_jax.options import TransferOptions
         from mlstm_jax.transfer.transfer import transfer as run_transfer
 
         require_kind("options", options, TransferOptions | None)
@@ -531,7 +532,7 @@ class TrainedModel:
                 validation labels), or latest.
             owns_process: see `mlstm_jax.train`.
         """
-        from mlstm_jax.transfer.finetune import FinetuneOptions
+        from mlstm_jax.options import FinetuneOptions
         from mlstm_jax.transfer.finetune import finetune as run_finetune
 
         require_kind("options", options, FinetuneOptions | None)

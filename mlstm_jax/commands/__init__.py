@@ -12,6 +12,8 @@ import functools
 import inspect
 import io
 import json
+import shutil
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
@@ -74,7 +76,7 @@ def parse(
     Raises:
         UserError: an option of other programs is given.
     """
-
+    is_help = bool({"-h", "--help"} & set(words))
     if any(word.partition("=")[0] == "--device" for word in words):
         raise UserError(
             "there is no --device: JAX uses the GPUs for which it has been installed (extra cuda12 "
@@ -87,9 +89,10 @@ def parse(
 
     # The parser would keep the line breaks within the help of an argument.
     command.__doc__ = (inspect.getdoc(command) or "").replace("\n" + 8 * " ", " ")
+    shown = io.StringIO()
     said = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(shown):
             call: Call = tyro.cli(
                 functools.partial(later, **defaults),
                 args=words,
@@ -98,7 +101,22 @@ def parse(
             )
             return call
     finally:
+        if shown.getvalue():
+            print(_wrapped(shown.getvalue()) if is_help else shown.getvalue(), end="")
         write_error(uncoloured(said.getvalue()))  # It may repeat words of the command line.
+
+
+def _wrapped(text: str) -> str:
+    """The parser wraps its boxes to the terminal; wrap also what is before them."""
+    width = shutil.get_terminal_size().columns
+    lines = []
+    for line in text.splitlines():
+        indent = " " * (len(line) - len(line.lstrip()))
+        wrapped = textwrap.wrap(
+            line, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+        )
+        lines += wrapped or [""]
+    return "\n".join(lines).replace("\n\n\n", "\n\n") + "\n"
 
 
 def options(command: Callable[..., None]) -> set[str]:
@@ -116,7 +134,7 @@ def options(command: Callable[..., None]) -> set[str]:
 
 
 def _registry() -> ConstructorRegistry:
-    """Return tyro's types, ours for numbers, the weights of splits, and units held at values."""
+    """Return tyro's types, and ours: weights of splits, held units, text, numbers, X or None."""
     registry = ConstructorRegistry()
 
     @registry.primitive_rule
@@ -133,36 +151,61 @@ def _registry() -> ConstructorRegistry:
 
     @registry.primitive_rule
     def units(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-        if info.type != Mapping[int, float] | None:
+        if info.type != Mapping[int, float]:
             return None
         return PrimitiveConstructorSpec(
             nargs="*",
-            metavar="UNIT=VALUE [UNIT=VALUE ...]",
+            metavar="UNIT=VALUE ...",
             instance_from_str=lambda words: dict(map(_as_unit, words)),
-            is_instance=lambda value: value is None or isinstance(value, Mapping),
+            is_instance=lambda value: isinstance(value, Mapping),
             str_from_instance=lambda value: [],
+        )
+
+    @registry.primitive_rule
+    def text(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[str] | None:
+        if info.type is not str:
+            return None
+        return PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="TEXT",
+            instance_from_str="".join,
+            is_instance=lambda value: isinstance(value, str),
+            str_from_instance=lambda value: [value],
         )
 
     # tyro's message about a wrong word would show our annotations.
     @registry.primitive_rule
-    def numbers(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[float | None] | None:
-        is_union = info.type_origin in (Union, UnionType)
-        parts = get_args(info.type) if is_union else (info.type,)
-        kinds = [part for part in parts if part is not NoneType]
-        if len(kinds) != 1:
-            return None
-        kind = get_args(kinds[0])[0] if get_origin(kinds[0]) is Annotated else kinds[0]
+    def numbers(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[float] | None:
+        kind = info.type
         if kind not in _NUMBERS:
             return None
-        optional = NoneType in parts
         return PrimitiveConstructorSpec(
             nargs=1,
-            metavar="{None}|" * optional + kind.__name__.upper(),
-            instance_from_str=functools.partial(_as_number, kind, optional),
-            is_instance=lambda value: (
-                isinstance(value, (int, kind)) or (optional and value is None)
-            ),
+            metavar="N" if kind is int else "X",
+            instance_from_str=functools.partial(_as_number, kind),
+            is_instance=lambda value: isinstance(value, (int, kind)),
             str_from_instance=lambda value: [str(value)],
+        )
+
+    @registry.primitive_rule
+    def optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+        """Of X, or several X, or None: the help shows X, and None as unset."""
+        if info.type_origin not in (Union, UnionType):
+            return None
+        kind = next(part for part in get_args(info.type) if part is not NoneType)
+        given = _spec_of(kind)
+        is_several = get_origin(kind) is tuple and Ellipsis in get_args(kind)
+        return dataclasses.replace(
+            given,
+            metavar=f"{_spec_of(get_args(kind)[0]).metavar} ..." if is_several else given.metavar,
+            instance_from_str=lambda words: (
+                None if words == ["None"] else given.instance_from_str(words)
+            ),
+            is_instance=lambda value: value is None or given.is_instance(value),
+            str_from_instance=lambda value: (
+                ["unset"] if value is None else given.str_from_instance(value)
+            ),
+            choices=given.choices and ("None", *given.choices),
         )
 
     return registry
@@ -171,9 +214,13 @@ def _registry() -> ConstructorRegistry:
 _NUMBERS = {int: "a whole number, such as 1000", float: "a number, such as 0.5 or 40e9"}
 
 
-def _as_number(kind: type[float], optional: bool, words: list[str]) -> float | None:
-    if optional and words[0] == "None":
-        return None
+def _spec_of(kind: Any) -> PrimitiveConstructorSpec[Any]:
+    spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kind, set()))
+    assert isinstance(spec, PrimitiveConstructorSpec)
+    return spec
+
+
+def _as_number(kind: type[float], words: list[str]) -> float:
     try:
         return kind(words[0])
     except ValueError:

@@ -9,16 +9,13 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from mlstm_jax import shipped
 from mlstm_jax.commands import Flag, Flat
-from mlstm_jax.corpora.inspect import format_summary
-from mlstm_jax.corpora.inspect import inspect as summarise
 from mlstm_jax.corpora.options import DEFAULTS, PrepareOptions
-from mlstm_jax.corpora.prepare import prepare as make_corpus
-from mlstm_jax.data.corpus import SplitName, open_corpus
 from mlstm_jax.errors import UserError, did_you_mean, nearest
 from mlstm_jax.guard import interruptible
+from mlstm_jax.options import SplitName
 from mlstm_jax.terminal import show
 
-_OfSplit = Annotated[tuple[str, ...], arg(metavar="SOURCE [SOURCE ...]", help_behavior_hint="")]
+_OfSplit = Annotated[tuple[str, ...], arg(metavar="SOURCE ...", help_behavior_hint="")]
 
 _HEADINGS: dict[shipped.Kind, str] = {
     "config": "configs, for train and plan",
@@ -53,6 +50,8 @@ def prepare(
         test: sources of the test split.
         overwrite: replace an existing corpus.
     """
+    from mlstm_jax.corpora.prepare import prepare as make_corpus
+
     splits: dict[SplitName, tuple[str, ...]] = {"train": train, "valid": valid, "test": test}
     given = {name: some for name, some in splits.items() if some}
     if given and sources:
@@ -82,6 +81,10 @@ def inspect(
         samples: documents to show.
         json_: write everything, and the count of every byte value, as JSON instead.
     """
+    from mlstm_jax.corpora.inspect import format_summary
+    from mlstm_jax.corpora.inspect import inspect as summarise
+    from mlstm_jax.data.corpus import open_corpus
+
     summary = summarise(corpus, verify=verify, batch=batch, window=window, samples=samples)
     if json_:
         print(json.dumps(summary, indent=2))

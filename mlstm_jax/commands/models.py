@@ -7,21 +7,11 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from mlstm_jax import output, shipped
-from mlstm_jax.api import functions
-from mlstm_jax.api.arguments import as_labelled
-from mlstm_jax.api.model import load
 from mlstm_jax.commands import Checkpoint, Flag, Flat, LabelColumn, Overwrite, RunFolder, TextColumn
 from mlstm_jax.commands.texts import LOAD, LoadOptions
-from mlstm_jax.data.corpus import SplitName
 from mlstm_jax.guard import interruptible
-from mlstm_jax.run import as_weights
+from mlstm_jax.options import FINETUNE, TRANSFER, FinetuneOptions, SplitName, TransferOptions
 from mlstm_jax.terminal import show
-from mlstm_jax.training.evaluation import corpus_of
-from mlstm_jax.training.state import parameter_count
-from mlstm_jax.training.sweep import sweep as run_sweep
-from mlstm_jax.transfer.finetune import FinetuneOptions
-from mlstm_jax.transfer.transfer import DEFAULTS, REPORT, TransferOptions, require_out
-from mlstm_jax.transfer.transfer import transfer as run_transfer
 
 _Corpus = Annotated[
     Path | None, arg(help="corpus folder; unset: the one that the model was trained on")
@@ -45,6 +35,8 @@ def sweep(
         out: folder of the tables and of the run folders, OUT/ROW/COLUMN.
         table_only: train nothing; write the tables of the existing runs.
     """
+    from mlstm_jax.training.sweep import sweep as run_sweep
+
     run_sweep(runs, out, table_only=table_only, owns_process=True)
     show((out / "table.md").read_text(encoding="utf-8"))
     show(f"all figures: {out / 'table.csv'}")
@@ -64,6 +56,8 @@ def evaluate(
         split: which part of the corpus.
         json_: also write the result to this file, as JSON.
     """
+    from mlstm_jax.training.evaluation import corpus_of
+
     output.require_file(json_, overwrite=overwrite, name="json")
     model = reading.load(run)
     score = model.evaluate(split, corpus=corpus, show_progress=True)
@@ -98,7 +92,7 @@ def transfer(
     out: Path,
     test: Path | None = None,
     valid: Path | None = None,
-    options: Flat[TransferOptions] = DEFAULTS,
+    options: Flat[TransferOptions] = TRANSFER,
     label_column: LabelColumn = None,
     text_column: TextColumn = None,
     reading: Flat[LoadOptions] = LOAD,
@@ -118,6 +112,10 @@ def transfer(
         valid: as train, to choose C on, the inverse strength of the penalty; unset:
             cross-validation.
     """
+    from mlstm_jax.api.arguments import as_labelled
+    from mlstm_jax.transfer.transfer import REPORT, require_out
+    from mlstm_jax.transfer.transfer import transfer as run_transfer
+
     shipped.require_model(run)
     require_out(out, options.states or ("c+mean_h",))
     files = {"train": train, "test": test, "valid": valid}
@@ -145,7 +143,7 @@ def finetune(
     out: Path,
     valid: Path | None = None,
     test: Path | None = None,
-    options: Flat[FinetuneOptions] = FinetuneOptions(),  # noqa: B008
+    options: Flat[FinetuneOptions] = FINETUNE,
     label_column: LabelColumn = None,
     text_column: TextColumn = None,
     checkpoint: Literal["best", "latest"] = "best",
@@ -164,6 +162,8 @@ def finetune(
         checkpoint: of the finished run, for the classifier: best (by the loss of the validation
             labels), or latest.
     """
+    from mlstm_jax.api.model import load
+
     shipped.require_model(run)
     output.require_folder(out)
     tuned = load(run).finetune(
@@ -197,6 +197,10 @@ def import_(
         source: the folder or file.
         out: run folder to create.
     """
+    from mlstm_jax.api import functions
+    from mlstm_jax.run import as_weights
+    from mlstm_jax.training.state import parameter_count
+
     model = functions.import_weights(kind, source, out)
     config = model.config
     imported = as_weights(model.run)
@@ -218,8 +222,8 @@ def export(
     """Export a model as one .safetensors file, or as a program for Python and NumPy alone.
 
     The arrays are named as in language_model.py and mlstm.py; the metadata hold the model's
-    sizes and the cleaning of its texts. `mlstm-jax import mlstm` reads the file. A
-    .pyz labels texts: `python OUT.pyz "I loved it."` (docs/without_jax.md).
+    sizes and the cleaning of its texts. `mlstm-jax import mlstm` reads the file. A .pyz file labels
+    texts: `python OUT.pyz "I loved it."` (docs/without_jax.md).
 
     Args:
         out: file to write, .safetensors or .pyz; unset: the run's name with .safetensors, in the
@@ -229,6 +233,8 @@ def export(
         classifier: of a .pyz: folder of `mlstm-jax transfer`; unset: the one that comes with a
             pretrained model.
     """
+    from mlstm_jax.api.model import load
+
     output.require_file(out, overwrite=overwrite)
     model = load(run, checkpoint)
     written = model.export(out, dtype, classifier=classifier, overwrite=overwrite)

@@ -10,22 +10,27 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO, TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
 from mlstm_jax import output, shipped
-from mlstm_jax.api.model import TrainedModel, load
 from mlstm_jax.commands import Checkpoint, Flag, Flat, Overwrite, RunFolder, TextColumn
 from mlstm_jax.corpora.sources import Source, check_source
 from mlstm_jax.errors import UserError, require
-from mlstm_jax.loaded import ReadingCompute, ReadingLibrary
+from mlstm_jax.options import (
+    HEATMAP,
+    SAMPLING,
+    FeatureState,
+    HeatmapOptions,
+    ReadingCompute,
+    ReadingLibrary,
+    SamplingOptions,
+)
 from mlstm_jax.terminal import is_terminal, one_line, rate, show
-from mlstm_jax.transfer.classifier import load_classifier
-from mlstm_jax.transfer.features import FeatureState, TextFile, write_features
-from mlstm_jax.transfer.generate import SAMPLING, SamplingOptions, as_text
-from mlstm_jax.transfer.heatmap import DEFAULTS as HEATMAP
-from mlstm_jax.transfer.heatmap import HeatmapOptions, require_suffix
+
+if TYPE_CHECKING:
+    from mlstm_jax.api.model import TrainedModel
 
 
 @dataclass(frozen=True)
@@ -36,16 +41,18 @@ class LoadOptions:
         compute: type of the products in reading texts; auto: as in the run's config, but bf16
             instead of fp32 for several texts at a time, and for generated text, where the CPU
             multiplies it faster. int8: NumPy reads whole texts with int8 products, by onnxruntime.
-        reader: numpy; or jax; auto: numpy for a recurrent model of the package or of
-            `export`, unless JAX has a GPU, or the CPU multiplies bf16 and there is much text.
+        reader: numpy; or jax; auto: numpy for a recurrent model of the package or of `export`,
+            unless JAX has a GPU, or the CPU multiplies bf16 and there is much text.
     """
 
     checkpoint: Checkpoint = "best"
     compute: ReadingCompute = "auto"
     reader: ReadingLibrary = "auto"
 
-    def load(self, run: Path) -> TrainedModel:
+    def load(self, run: Path) -> "TrainedModel":
         """Load the model."""
+        from mlstm_jax.api.model import load
+
         return load(run, self.checkpoint, self.compute, self.reader)
 
 
@@ -77,6 +84,8 @@ def features(
         all_layers: use every layer, the lowest first; otherwise only the top one.
         units: write only these units; unset: all.
     """
+    from mlstm_jax.transfer.features import TextFile, write_features
+
     require(out.suffix == ".npz", "out", str(out), "an .npz file")
     output.require_file(out, texts, overwrite=overwrite)
     check_source(Source(str(texts)))
@@ -95,7 +104,9 @@ def features(
 
 def classify(
     run: RunFolder,
-    texts: Annotated[tuple[Path, ...], Positional, arg(metavar="[DIR] INPUT")] = (),
+    texts: Annotated[
+        tuple[Path, ...], Positional, arg(metavar="[DIR] INPUT", help_behavior_hint="")
+    ] = (),
     at_most: int | None = None,
     text_column: TextColumn = None,
     classes: tuple[str, ...] | None = None,
@@ -122,6 +133,9 @@ def classify(
             of each; unset: all.
         out: .csv or .jsonl to write; unset: standard output.
     """
+    from mlstm_jax.transfer.classifier import load_classifier
+    from mlstm_jax.transfer.features import TextFile
+
     folder, source = _classifier_and_input(run, texts)
     is_known = out is None or out.suffix in (".csv", ".jsonl")
     require(is_known, "out", str(out), "a .csv or .jsonl file")
@@ -168,6 +182,8 @@ def generate(
     Args:
         prompt: text to continue; empty: start a new document.
     """
+    from mlstm_jax.transfer.generate import as_text
+
     pieces = reading.load(run).generate_pieces(prompt, options)
     write = show if is_terminal(sys.stdout) else partial(print, flush=True)
     if options.samples == 1:
@@ -204,6 +220,8 @@ def heatmap(
         score: instead of a unit: folder of `mlstm-jax transfer`. The score after a character is
             what the classifier would answer if the text ended there.
     """
+    from mlstm_jax.transfer.heatmap import require_suffix
+
     output.require_file(out, file, overwrite=overwrite)
     require_suffix(out, "out")
     if file is not None:

@@ -7,27 +7,31 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from tyro.conf import arg
+from tyro.conf import Positional, arg
 
 from mlstm_jax import commands, environment, shipped
-from mlstm_jax.api.model import load
 from mlstm_jax.commands import Call, Flag
-from mlstm_jax.config import Config, field_names, load_file, nearest_fields, vary
-from mlstm_jax.corpora.prepare import prepare
-from mlstm_jax.distributed import process_info
 from mlstm_jax.errors import UserError, did_you_mean, nearest
-from mlstm_jax.model.architecture import Architecture
-from mlstm_jax.planning import plan as make_plan
 from mlstm_jax.terminal import show
-from mlstm_jax.training.session import Session
-from mlstm_jax.training.train import train as run_train
+
+if TYPE_CHECKING:
+    from mlstm_jax.config import Config
 
 # The config of a command without one: it needs no data.
 _QUICKSTART = shipped.files("config")["quickstart"]
 
-OfConfig = Annotated[Config, arg(name="")]
+# In the help; a Config, whose fields are options, needs JAX.
+_NAMED = Annotated[
+    str,
+    Positional,
+    arg(
+        metavar="[CONFIG]",
+        help="a Python file, which is executed, or a name that `mlstm-jax configs` lists. "
+        "--help-all shows its fields, which are options, too",
+    ),
+]
 
 
 def parse(command: Callable[..., None], words: Sequence[str], program: str) -> Call:
@@ -36,11 +40,18 @@ def parse(command: Callable[..., None], words: Sequence[str], program: str) -> C
     ``[CONFIG] [model:KIND] [--section.field value ...]``: a config is a Python file, or the name of
     one that comes with the package; the default is the quickstart.
     """
+    if {"-h", "--help"} & set(words):
+        command.__annotations__["config"] = _NAMED
+        return commands.parse(command, ["--help"], program, config="quickstart")
+    from mlstm_jax.config import Config, load_file, vary
+
+    command.__annotations__["config"] = Annotated[Config, arg(name="")]
     kinds = [word for word in words if word.startswith("model:")]
     given, words = _split_config([word for word in words if word not in kinds])
     config = load_file(given.config or _QUICKSTART)
     if "--help-all" in words:
         words = ["--help"]
+        program = f"{program} [CONFIG]"
     if kinds:
         config = _with_kind(config, kinds)
     if given.optimizer is not None:
@@ -55,8 +66,10 @@ def parse(command: Callable[..., None], words: Sequence[str], program: str) -> C
     return commands.parse(command, words, program, config=config)
 
 
-def _require_field(config: Config, option: str) -> None:
+def _require_field(config: "Config", option: str) -> None:
     """Raise UserError if an option such as --model.units is of a field that there is not."""
+    from mlstm_jax.config import field_names, nearest_fields
+
     section, _, field = option.removeprefix("--").partition(".")
     if option == "--lr":
         section, field = "optimizer", "lr"
@@ -89,12 +102,14 @@ def _split_config(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     return given, rest
 
 
-def _with_kind(config: Config, words: Sequence[str]) -> Config:
+def _with_kind(config: "Config", words: Sequence[str]) -> "Config":
     """Replace the kind of model by the one that a word such as ``model:lstm`` names.
 
     The new one has the units and the other sizes that the config changed, and otherwise its own
     defaults.
     """
+    from mlstm_jax.model.architecture import Architecture
+
     kinds = Architecture.kinds
     name = words[0].removeprefix("model:")
     if name not in kinds or len(words) > 1:
@@ -114,32 +129,37 @@ def _with_kind(config: Config, words: Sequence[str]) -> Config:
     return dataclasses.replace(config, model=kind(**sizes))
 
 
-def train(config: OfConfig, resume: Flag = False, reset_carry: Flag = False) -> None:
+def train(config: "Config", resume: Flag = False, reset_carry: Flag = False) -> None:
     """Train a model or resume an unfinished run; without a config, train the quickstart.
 
-    A config (`mlstm-jax train CONFIG`, or --config CONFIG) is a Python file, which is executed, or
-    a name that `mlstm-jax configs` lists. It sets the fields of a run, and the options override
-    them. A word such as model:lstm, model:gru, model:transformer or model:bert chooses the kind of
-    model. An unfinished run in the same folder is resumed. The fields that one sets first:
+    CONFIG, or --config CONFIG, sets the fields of a run, and the options override them. A word such
+    as model:lstm, model:gru, model:transformer or model:bert chooses the kind of model. An
+    unfinished run in the same folder is resumed. The fields that one sets first:
 
-      --data.corpus FOLDER            the corpus, made by `mlstm-jax prepare`
-      --out FOLDER                    the run folder
-      --model.hidden N                units of a layer, and --model.layers N
-      --data.batch N                  rows in a step, and their bytes: --data.window N
-      --optimizer.name NAME           adam, adamw, lamb, lars or muon
-      --optimizer.learning-rate X     and its --optimizer.schedule, --optimizer.warmup-steps N;
-                                      of the matrices with muon: --optimizer.muon-learning-rate X
-      --train.epochs X                how long; or --train.steps N, whichever ends first
-      --train.eval-every N            steps between evaluations; --train.checkpoint-every N
-      --train.start-from RUN          train the parameters of another run further
-      --precision.compute TYPE        fp32, tf32, bf16 or fp16; unset: the fastest of fp32 and bf16
-      --devices.count N               devices of this process; unset: all
+      --data.corpus FOLDER         the corpus, made by `mlstm-jax prepare`
+      --out FOLDER                 the run folder
+      --model.hidden N             units of a layer; and --model.layers N
+      --data.batch N               rows in a step; their bytes: --data.window N
+      --optimizer.name NAME        adam, adamw, lamb, lars or muon
+      --optimizer.learning-rate X  and --optimizer.schedule
+      --train.epochs X             how long; or --train.steps N
+      --train.eval-every N         steps; and --train.checkpoint-every N
+      --train.start-from RUN       train the parameters of another run further
+      --precision.compute TYPE     fp32, tf32, bf16 or fp16; unset: the fastest
+      --devices.count N            devices of this process; unset: all
 
     Args:
         resume: fail unless the run folder contains a run to resume.
         reset_carry: resume with another `data.batch`, `data.window` or `data.shards`. The hidden
             state of every stream then starts from zero, near the same place in the text.
     """
+    from mlstm_jax.api.model import load
+    from mlstm_jax.config import load_file
+    from mlstm_jax.corpora.prepare import prepare
+    from mlstm_jax.distributed import process_info
+    from mlstm_jax.training.session import Session
+    from mlstm_jax.training.train import train as run_train
+
     corpus = load_file(_QUICKSTART).data.corpus
     is_quickstart = config.data.corpus == corpus
     if is_quickstart and not resume and not Path(corpus).exists():
@@ -160,7 +180,7 @@ def train(config: OfConfig, resume: Flag = False, reset_carry: Flag = False) -> 
         show(f"\ndone; see the results with `mlstm-jax report {folder}`")
 
 
-def quickstart(config: OfConfig, resume: Flag = False, reset_carry: Flag = False) -> None:
+def quickstart(config: "Config", resume: Flag = False, reset_carry: Flag = False) -> None:
     """Train a small model on Python's own documentation and report; about two minutes.
 
     Args:
@@ -192,7 +212,7 @@ Your own text, one document per line (or .csv, .jsonl, .gz of each):
 
 
 def plan(
-    config: OfConfig,
+    config: "Config",
     machine: str,
     gpus: tuple[int, ...] | None = None,
     corpus_bytes: float | None = None,
@@ -201,8 +221,7 @@ def plan(
     """Estimate the time, memory and cost of a config on a machine.
 
     Seconds per iteration, bytes per second, memory, hours and cost on one to many devices, from a
-    roofline of the step and a ring all-reduce. The config (`mlstm-jax plan CONFIG`) and its options
-    work as for `train`.
+    roofline of the step and a ring all-reduce. CONFIG and its options work as for `train`.
 
     Args:
         machine: a JSON description, or the name of one in the package, such as h200.
@@ -211,4 +230,6 @@ def plan(
         corpus_bytes: bytes of the training split, such as 40e9; unset: of `data.corpus`.
         price: of one device per hour; unset: the price in the description.
     """
+    from mlstm_jax.planning import plan as make_plan
+
     show(make_plan(config, machine, gpus, corpus_bytes, price=price))

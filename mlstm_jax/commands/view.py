@@ -1,16 +1,11 @@
-"""The command `view`, alone: its server takes time to import."""
+"""The command `view`."""
 
 from pathlib import Path
 
 from mlstm_jax import shipped
-from mlstm_jax.api.model import load
 from mlstm_jax.commands import Checkpoint, Flag, RunFolder
 from mlstm_jax.errors import UserError, extra
 from mlstm_jax.terminal import show
-from mlstm_jax.transfer.classifier import Classifier, load_classifier
-from mlstm_jax.transfer.heatmap import shown_label
-from mlstm_jax.view.server import bind, serve
-from mlstm_jax.view.viewer import Viewer
 
 
 def view(
@@ -36,6 +31,12 @@ def view(
     with extra("view", "the page needs Starlette and uvicorn"):
         import starlette as _
         import uvicorn as _  # noqa: F401, F811
+    from mlstm_jax.api.model import load
+    from mlstm_jax.transfer.classifier import Classifier, load_classifier
+    from mlstm_jax.transfer.heatmap import shown_label
+    from mlstm_jax.view.server import bind, serve
+    from mlstm_jax.view.viewer import Viewer
+
     if not classifier and (classifier := shipped.classifier(run)):
         score = True
     if (score or label) and not classifier:

@@ -18,7 +18,6 @@ from flax.traverse_util import flatten_dict
 
 from mlstm_jax import digest, fields, shipped
 from mlstm_jax.config.sections import (
-    MOST_SEED,
     MOST_STEPS,
     OPTIMIZERS,
     Data,
@@ -34,8 +33,8 @@ from mlstm_jax.fields import Checked
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.gated import GRU, LSTM
 from mlstm_jax.model.mlstm import MLSTM
-from mlstm_jax.model.ops import Compute
 from mlstm_jax.model.transformer import BERT, Transformer
+from mlstm_jax.options import Compute
 
 Model = MLSTM
 
@@ -59,7 +58,6 @@ __all__ = [
     "GRU",
     "LSTM",
     "MLSTM",
-    "MOST_SEED",
     "MOST_STEPS",
     "Compute",
     "Config",

@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 from mlstm_jax.config import MLSTM, Config
 from mlstm_jax.errors import require
 from mlstm_jax.model import pallas
-from mlstm_jax.model.ops import Compute
 from mlstm_jax.model.stack import Recurrent
+from mlstm_jax.options import Compute
 
 
 def _fp32(units: int) -> Compute:

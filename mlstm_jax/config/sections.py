@@ -8,16 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from mlstm_jax.errors import require
-from mlstm_jax.fields import Between, Checked, Count, Fraction, Positive
+from mlstm_jax.fields import Between, Checked, Count, Fraction, Positive, Seed
 from mlstm_jax.model.architecture import ObjectiveName
-from mlstm_jax.model.ops import Compute
+from mlstm_jax.options import Compute
 
-# JAX builds its keys from the last 32 bits, so two larger seeds could give the same key.
-MOST_SEED = 2**32 - 1
 # Devices count steps in int32.
 MOST_STEPS = 2**31 - 1
 
-Seed = Annotated[int, Between(0, MOST_SEED)]
 Steps = Annotated[int, Between(1, MOST_STEPS)]
 # A host name, an IPv4 address or an IPv6 address in brackets; and a port.
 _ADDRESS = re.compile(r"(\[[^\s\]]*:[^\s\]]*\]|[^\s:\[]+):(?P<port>[0-9]{1,5})")

@@ -14,14 +14,11 @@ from decimal import Decimal
 from itertools import groupby, pairwise
 from math import isfinite, isnan
 from operator import itemgetter
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from mlstm_jax.data.corpus import Cleaning, Dedupe
 from mlstm_jax.errors import note
 from mlstm_jax.fields import InvalidField
-
-Unit = Literal["line", "paragraph", "file"]
-Quoting = Literal["yes", "no"]
+from mlstm_jax.options import Cleaning, Dedupe, Quoting, Unit
 
 TEXT_COLUMNS = ("text", "reviewText", "review_body", "sentence", "content")
 RATING_COLUMNS = ("rating", "overall", "star_rating", "stars")

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax.data.corpus import SPLITS, Split, open_corpus
+from mlstm_jax.data.corpus import Split, open_corpus
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.digest import CheckedBytes
 from mlstm_jax.errors import UserError
 from mlstm_jax.fields import Count, public
+from mlstm_jax.options import SPLITS
 
 _CHUNK = 1 << 26  # bytes counted at a time
 _SHOWN = 200  # bytes of a document

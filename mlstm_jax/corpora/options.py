@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from mlstm_jax.corpora.documents import Quoting, Unit
 from mlstm_jax.corpora.records import MAX_REJECT_FRACTION
-from mlstm_jax.data.corpus import SPLITS, Cleaning, Dedupe, SplitName
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.fields import Between, Checked
+from mlstm_jax.options import SPLITS, Cleaning, Dedupe, Quoting, SplitName, Unit
 
 # DuckDB itself sets no limit.
 _MOST_THREADS = 256

@@ -22,7 +22,7 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
-from mlstm_jax.corpora.documents import CleanDocument, Recipe, Reject, Unit
+from mlstm_jax.corpora.documents import CleanDocument, Recipe, Reject
 from mlstm_jax.corpora.options import (
     DEFAULTS,
     PrepareOptions,
@@ -46,9 +46,10 @@ from mlstm_jax.corpora.writer import (
     write_split,
 )
 from mlstm_jax.data import corpus
-from mlstm_jax.data.corpus import SPLITS, Corpus, Manifest, SplitName
+from mlstm_jax.data.corpus import Corpus, Manifest
 from mlstm_jax.errors import UserError, note
 from mlstm_jax.fields import public, require_kind
+from mlstm_jax.options import SPLITS, SplitName, Unit
 from mlstm_jax.output import atomic_directory, partial_folder, remove_leftovers
 from mlstm_jax.terminal import ProgressLine
 

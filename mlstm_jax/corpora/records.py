@@ -6,9 +6,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from mlstm_jax import output
-from mlstm_jax.corpora.documents import Recipe, Record, Reject, Unit
+from mlstm_jax.corpora.documents import Recipe, Record, Reject
 from mlstm_jax.corpora.sources import Source
 from mlstm_jax.errors import UserError, did_you_mean, nearest
+from mlstm_jax.options import Unit
 
 EXCERPT = 80  # characters
 MAX_REJECT_FRACTION = 0.001

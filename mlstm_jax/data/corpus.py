@@ -16,7 +16,7 @@ import io
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -25,15 +25,11 @@ from mlstm_jax import digest, fields
 from mlstm_jax.digest import CheckedBytes
 from mlstm_jax.errors import FileError, UserError, with_remedy
 from mlstm_jax.fields import Between, InvalidField
+from mlstm_jax.options import SPLITS, Cleaning, Dedupe, SplitName
 from mlstm_jax.terminal import one_line
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
-
-SplitName = Literal["train", "valid", "test"]
-SPLITS: tuple[SplitName, ...] = get_args(SplitName)
-Cleaning = Literal["radford", "none"]
-Dedupe = Literal["exact", "normalized", "none"]
 
 
 class SplitFiles(NamedTuple):

@@ -23,12 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax import digest, fields, output
-from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.fields import Between
 from mlstm_jax.interop import arrays
 from mlstm_jax.interop.arrays import Arrays
 from mlstm_jax.model.architecture import Architecture, Tree
+from mlstm_jax.options import Cleaning
 
 FORMAT = 1
 KEY = "mlstm_jax"  # of the metadata

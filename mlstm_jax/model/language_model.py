@@ -21,8 +21,9 @@ import jax.numpy as jnp
 from flax import linen
 
 from mlstm_jax.model.architecture import VOCABULARY, Architecture, StateOutput, Window
-from mlstm_jax.model.ops import Compute, matmul, uniform
+from mlstm_jax.model.ops import matmul, uniform
 from mlstm_jax.model.stack import Loops, put_step, step_of, steps_read
+from mlstm_jax.options import Compute
 
 Array = jax.Array
 Parameters = Any  # A tree of float32 arrays, as in the docstring above.

@@ -15,7 +15,7 @@ gradient. This form keeps the gradient finite at a zero column; ``V / ‖V‖`` 
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,8 +32,6 @@ Array = jax.Array
 
 EPSILON = 1e-12
 _LARGE = 2**20  # elements of a matrix
-
-Compute = Literal["fp32", "tf32", "bf16", "fp16"]
 
 
 def as_bits(x: Array) -> Array:

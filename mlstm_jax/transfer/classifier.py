@@ -19,7 +19,8 @@ from mlstm_jax.fields import Between
 from mlstm_jax.interop import arrays
 from mlstm_jax.loaded import Loaded
 from mlstm_jax.model.architecture import Sizes
-from mlstm_jax.transfer.features import Features, FeatureState, State, layers_of
+from mlstm_jax.options import FeatureState, State
+from mlstm_jax.transfer.features import Features, layers_of
 from mlstm_jax.transfer.labels import Digests
 from mlstm_jax.transfer.words import MEAN, Counted, Words
 

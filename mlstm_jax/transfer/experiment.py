@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from mlstm_jax import output, shipped
+from mlstm_jax.options import FeatureState
 from mlstm_jax.terminal import markdown, one_line
 from mlstm_jax.transfer import words
 from mlstm_jax.transfer.classifier import Classifier, Examples, named, subset
-from mlstm_jax.transfer.features import STATE_NAMES, Column, FeatureState
+from mlstm_jax.transfer.features import STATE_NAMES, Column
 from mlstm_jax.transfer.logistic import CS, best_fit, fit
 
 TOP_UNITS = (1, 2, 5, 10, 50, 100)

@@ -19,7 +19,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,18 +28,14 @@ from mlstm_jax import output
 from mlstm_jax.corpora.documents import Recipe, clean, is_broken, note_broken
 from mlstm_jax.corpora.readers import read_documents
 from mlstm_jax.corpora.sources import Source, check_source
-from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import UserError, note, require
 from mlstm_jax.loaded import Loaded
 from mlstm_jax.model.architecture import Sizes, StateOutput
+from mlstm_jax.options import Cleaning, FeatureState, State
 from mlstm_jax.terminal import ProgressLine
 from mlstm_jax.transfer.reading import summaries_of
 
 Features = NDArray[np.float32]
-# c and h after the last byte, or the mean (Alley et al. 2019) or maximum of h over all bytes.
-State = Literal["c", "h", "mean_h", "max_h"]
-# The features of a text: one state, or several side by side.
-FeatureState = Literal["c", "h", "mean_h", "max_h", "c+mean_h", "h+mean_h+max_h"]
 STATE_NAMES: dict[FeatureState, str] = {
     "c": "cell state c after the last byte",
     "h": "h after the last byte",

@@ -18,23 +18,21 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from mlstm_jax import host, output
-from mlstm_jax.config import Compute, Config, Data, Devices, Optimizer, Train
-from mlstm_jax.config.sections import Seed
+from mlstm_jax.config import Config, Data, Devices, Optimizer, Train
 from mlstm_jax.corpora.documents import clean, in_order
 from mlstm_jax.corpora.writer import check_out, durable, write_split
 from mlstm_jax.data import corpus
-from mlstm_jax.data.corpus import FORMAT_VERSION, Cleaning, Manifest
+from mlstm_jax.data.corpus import FORMAT_VERSION, Manifest
 from mlstm_jax.errors import UserError
-from mlstm_jax.fields import Checked, Count, Fraction, Positive
 from mlstm_jax.interop import weights
 from mlstm_jax.model.language_model import LanguageModel, Parameters
+from mlstm_jax.options import Cleaning, FinetuneOptions
 from mlstm_jax.output import atomic_directory
 from mlstm_jax.run import Run, as_weights, load_run
 from mlstm_jax.training import parallel
@@ -85,36 +83,6 @@ def write_corpus(
                 f"{out} was made from different texts or labels; resume with the same files, or "
                 "choose another folder with `out`."
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class FinetuneOptions(Checked):
-    """How to fine-tune a model.
-
-    Attributes:
-        epochs: passes over the training texts.
-        learning_rate: peak rate, reached after a tenth of the steps; it then falls to a 32nd.
-        label_weight: how many bytes of the language model's loss one label counts as.
-        batch: rows in the global batch; unset: 32, or with few texts fewer, so that an epoch has
-            about 40 updates or more.
-        window: bytes of truncated back-propagation; a Transformer's is always `model.positions`.
-        dropout: fraction of the units of each layer's output that are dropped.
-        seed: of dropout and of the order of the text.
-        compute: type of the matrix products; unset: as in the run, and with a model of the
-            package or an imported one the fastest, as `precision.compute` of a new run.
-        words: take the probabilities of the model or of TF-IDF, whichever is better on the
-            validation texts, or their mean if that is clearly better than either.
-    """
-
-    epochs: Positive = 3.0
-    learning_rate: Positive = 1e-3
-    label_weight: Positive = 1000.0
-    batch: Count | None = None
-    window: Count = 128
-    dropout: Fraction = 0.2
-    seed: Seed = 0
-    compute: Compute | None = None
-    words: bool = False
 
 
 class Finetuned(NamedTuple):

@@ -6,7 +6,6 @@ text shows the same values.
 """
 
 import html
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,10 +15,10 @@ from numpy.typing import NDArray
 from mlstm_jax import output
 from mlstm_jax.corpora.documents import clean, prompt_bytes
 from mlstm_jax.errors import UserError, require
-from mlstm_jax.fields import Checked, Positive
+from mlstm_jax.options import HEATMAP, FeatureState, HeatmapOptions, State
 from mlstm_jax.terminal import one_line
 from mlstm_jax.transfer.classifier import Classifier
-from mlstm_jax.transfer.features import FeatureState, State, require_index, states_of
+from mlstm_jax.transfer.features import require_index, states_of
 from mlstm_jax.transfer.trace import Reader
 
 _STATES: dict[State, str] = {
@@ -53,28 +52,6 @@ _STYLE = """
 # Colour-blind people can tell blue from orange.
 _NEGATIVE = (33, 102, 172)
 _POSITIVE = (230, 97, 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeatmapOptions(Checked):
-    """What a heat map shows of a unit or of a score.
-
-    Attributes:
-        label: of a score, the class or label; unset: the last, such as positive.
-        state: of a unit, c or h after each character, or mean_h, the mean of h up to it; unset: c,
-            or h of a model that has no c.
-        layer: of a unit; 0 is the lowest; unset: the top layer.
-        scale: the absolute value with the full colour; unset: the 99th percentile of the text, or
-            of a score its largest value after a whole word.
-    """
-
-    label: str | None = None
-    state: State | None = None
-    layer: int | None = None
-    scale: Positive | None = None
-
-
-DEFAULTS = HeatmapOptions()
 
 
 class Heatmap(NamedTuple):
@@ -209,7 +186,7 @@ def characters(text: bytes) -> tuple[list[str], list[int]]:
     return texts, ends
 
 
-def heat(reader: Reader, text: str, unit: int, options: HeatmapOptions = DEFAULTS) -> Heatmap:
+def heat(reader: Reader, text: str, unit: int, options: HeatmapOptions = HEATMAP) -> Heatmap:
     """Read a text, cleaned as `generate` cleans its prompt; see `TrainedModel.heatmap`."""
     architecture = reader.run.architecture
     layers, hidden = architecture.shape
@@ -225,7 +202,7 @@ def heat(reader: Reader, text: str, unit: int, options: HeatmapOptions = DEFAULT
 
 
 def score_heat(
-    reader: Reader, text: str, classifier: Classifier, options: HeatmapOptions = DEFAULTS
+    reader: Reader, text: str, classifier: Classifier, options: HeatmapOptions = HEATMAP
 ) -> Heatmap:
     """Read a text, cleaned as a document: a classifier's score after each character."""
     scale = options.scale

@@ -27,8 +27,8 @@ from mlstm_jax.corpora.documents import (
 )
 from mlstm_jax.corpora.readers import kind_of, read_documents
 from mlstm_jax.corpora.sources import Source
-from mlstm_jax.data.corpus import Cleaning
 from mlstm_jax.errors import UserError, did_you_mean, nearest, note
+from mlstm_jax.options import Cleaning
 
 _SHOWN = 5
 _FEW_NUMBERS = 5  # as many may be classes, such as stars

@@ -11,7 +11,8 @@ from mlstm_jax.errors import require
 from mlstm_jax.loaded import Loaded
 from mlstm_jax.model.architecture import VOCABULARY
 from mlstm_jax.model.numpy_sampling import Drawn, Request
-from mlstm_jax.transfer.features import FeatureState, single_states, states_of
+from mlstm_jax.options import FeatureState
+from mlstm_jax.transfer.features import single_states, states_of
 from mlstm_jax.transfer.reading import BytesReader, bytes_reader_of
 
 # Bytes at the end of a text, a character or two, that may be others in the next text.

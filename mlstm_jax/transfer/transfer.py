@@ -5,7 +5,6 @@ The features are saved in OUT/features as they are computed, so that interrupted
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ from threadpoolctl import threadpool_limits
 
 from mlstm_jax import output, shipped
 from mlstm_jax.errors import UserError
-from mlstm_jax.fields import Checked
+from mlstm_jax.options import TRANSFER, FeatureState, TransferOptions
 from mlstm_jax.run import Run
 from mlstm_jax.terminal import ProgressLine, tell
 from mlstm_jax.transfer import classify, experiment, words
@@ -23,7 +22,6 @@ from mlstm_jax.transfer.experiment import PARTS, REPORT, Result, write_report
 from mlstm_jax.transfer.features import (
     Column,
     Features,
-    FeatureState,
     Featurizer,
     features_key,
     features_of,
@@ -32,34 +30,6 @@ from mlstm_jax.transfer.features import (
     write_features,
 )
 from mlstm_jax.transfer.labels import Labelled, codes, digests, require_folds, with_held_out
-
-
-@dataclass(frozen=True, kw_only=True)
-class TransferOptions(Checked):
-    """How to fit a classifier to the features of a frozen model.
-
-    Attributes:
-        state: c, the cell state, or h after the last byte; or mean_h, the mean of h over all bytes;
-            or c+mean_h, first all of c and then all of mean_h; or several of these, all read in one
-            pass over the texts. Unset: c+mean_h, or mean_h of a model without a c; of `sentiment`
-            h+mean_h+max_h, which its own classifier reads.
-        all_layers: use every layer, the lowest first; otherwise only the top one.
-        words: the classifier reads the features or the words (TF-IDF), whichever is better on
-            held-out texts, or the mean of both if that is clearly better than either. It has no
-            score after each character.
-    """
-
-    state: tuple[FeatureState, ...] | FeatureState | None = None
-    all_layers: bool = False
-    words: bool = False
-
-    @property
-    def states(self) -> tuple[FeatureState, ...] | None:
-        """The states, also if there is only one."""
-        return (self.state,) if isinstance(self.state, str) else self.state
-
-
-DEFAULTS = TransferOptions()
 
 
 class Transferred(NamedTuple):
@@ -78,7 +48,7 @@ def transfer(
     run: Run,
     texts: Mapping[str, Labelled],
     out: Path | None = None,
-    options: TransferOptions = DEFAULTS,
+    options: TransferOptions = TRANSFER,
     *,
     text_column: str | None = None,
     show_progress: bool = False,

@@ -10,9 +10,10 @@ from mlstm_jax.corpora.documents import clean, prompt_bytes
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.fields import Between, require_kind
 from mlstm_jax.loaded import Loaded
+from mlstm_jax.options import SamplingOptions, State
 from mlstm_jax.transfer.classifier import Classifier
-from mlstm_jax.transfer.features import State, require_index, states_of
-from mlstm_jax.transfer.generate import SamplingOptions, as_text, generate
+from mlstm_jax.transfer.features import require_index, states_of
+from mlstm_jax.transfer.generate import as_text, generate
 from mlstm_jax.transfer.heatmap import characters, running_score
 from mlstm_jax.transfer.trace import Reader
 

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from mlstm_jax.corpora.documents import clean
-from mlstm_jax.data.corpus import SPLITS, open_corpus
+from mlstm_jax.data.corpus import open_corpus
+from mlstm_jax.options import SPLITS
 
 NAMES = {0: "negative", 1: "positive"}
 

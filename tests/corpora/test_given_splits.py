@@ -10,8 +10,8 @@ import pytest
 from mlstm_jax.corpora import prepare as preparation
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.corpora.prepare import prepare
-from mlstm_jax.data.corpus import SPLITS, SplitName
 from mlstm_jax.errors import UserError
+from mlstm_jax.options import SPLITS, SplitName
 
 from .written import documents, jsonl, rated
 

@@ -16,9 +16,10 @@ from mlstm_jax.corpora import options
 from mlstm_jax.corpora import prepare as module
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.corpora.prepare import prepare
-from mlstm_jax.data.corpus import SPLITS, open_corpus
+from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import FileError, UserError
+from mlstm_jax.options import SPLITS
 from mlstm_jax.output import remove_leftovers
 
 from .written import contents, documents, jsonl, rated, write_parquet

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import duckdb
 
-from mlstm_jax.data.corpus import SplitName, open_corpus
+from mlstm_jax.data.corpus import open_corpus
+from mlstm_jax.options import SplitName
 
 
 def jsonl(path: Path, records: list[dict[str, object]]) -> str:

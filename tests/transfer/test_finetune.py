@@ -19,6 +19,7 @@ from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import flatten
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.options import FinetuneOptions
 from mlstm_jax.run import Run, as_weights, load_run
 from mlstm_jax.training import resume
 from mlstm_jax.training.metrics import read_metrics
@@ -29,7 +30,6 @@ from mlstm_jax.training.train import train as run_train
 from mlstm_jax.transfer import finetune, words
 from mlstm_jax.transfer.classifier import Classifier, Examples
 from mlstm_jax.transfer.features import Featurizer
-from mlstm_jax.transfer.finetune import FinetuneOptions
 from mlstm_jax.transfer.labels import Labelled, read_labelled
 from tests.tolerance import assert_close
 from tests.transfer.pieces import COLUMNS, answers_of, write_reviews

@@ -12,11 +12,12 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.interop import weights
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.options import HeatmapOptions, SamplingOptions
 from mlstm_jax.run import Run, as_weights, load_run
 from mlstm_jax.transfer.classifier import Classifier, Description
 from mlstm_jax.transfer.features import Featurizer
-from mlstm_jax.transfer.generate import SamplingOptions, generate
-from mlstm_jax.transfer.heatmap import HeatmapOptions, heat, score_heat
+from mlstm_jax.transfer.generate import generate
+from mlstm_jax.transfer.heatmap import heat, score_heat
 from mlstm_jax.transfer.trace import Reader
 from mlstm_jax.view.viewer import Viewer
 from tests.tolerance import assert_close

@@ -12,11 +12,12 @@ import pytest
 import mlstm_jax as mlstm
 from mlstm_jax import cli, shipped
 from mlstm_jax.errors import Note
+from mlstm_jax.options import SamplingOptions
 from mlstm_jax.run import load_run, with_compute
 from mlstm_jax.transfer import experiment, features, transfer
 from mlstm_jax.transfer.classifier import load_classifier
 from mlstm_jax.transfer.features import Column
-from mlstm_jax.transfer.generate import SamplingOptions, generate
+from mlstm_jax.transfer.generate import generate
 from mlstm_jax.transfer.trace import Reader
 from mlstm_jax.view.viewer import Viewer
 from tests.transfer.pieces import whole

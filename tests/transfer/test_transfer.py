@@ -20,21 +20,13 @@ from mlstm_jax.config import to_json, vary
 from mlstm_jax.corpora.documents import prompt_bytes
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.errors import KnownError, UserError
+from mlstm_jax.options import HeatmapOptions, SamplingOptions
 from mlstm_jax.run import Run, load_run, with_compute
 from mlstm_jax.training.evaluation import Score, compressed_bpc, report_of
 from mlstm_jax.transfer.classifier import Classifier, Description
 from mlstm_jax.transfer.features import Featurizer
-from mlstm_jax.transfer.generate import Sampling, SamplingOptions, as_text, generate
-from mlstm_jax.transfer.heatmap import (
-    Heatmap,
-    HeatmapOptions,
-    as_html,
-    characters,
-    colour,
-    heat,
-    ink,
-    score_heat,
-)
+from mlstm_jax.transfer.generate import Sampling, as_text, generate
+from mlstm_jax.transfer.heatmap import Heatmap, as_html, characters, colour, heat, ink, score_heat
 from mlstm_jax.transfer.trace import Reader
 from mlstm_jax.transfer.writer import _sample
 from tests.tolerance import assert_close, bound

@@ -28,11 +28,12 @@ import pytest
 from mlstm_jax.commands import view as command
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import fingerprint
+from mlstm_jax.options import HeatmapOptions, SamplingOptions
 from mlstm_jax.run import Run
 from mlstm_jax.transfer.classifier import Classifier, Description, load_classifier
 from mlstm_jax.transfer.features import Featurizer
-from mlstm_jax.transfer.generate import SamplingOptions, generate
-from mlstm_jax.transfer.heatmap import HeatmapOptions, heat, score_heat
+from mlstm_jax.transfer.generate import generate
+from mlstm_jax.transfer.heatmap import heat, score_heat
 from mlstm_jax.transfer.trace import Reader
 from mlstm_jax.view import server
 from mlstm_jax.view.viewer import Viewer

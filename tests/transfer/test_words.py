@@ -9,10 +9,11 @@ from sklearn.pipeline import make_pipeline
 
 from mlstm_jax.api.model import TrainedModel
 from mlstm_jax.errors import UserError
+from mlstm_jax.options import TransferOptions
 from mlstm_jax.transfer import experiment, words
 from mlstm_jax.transfer.classifier import load_classifier
 from mlstm_jax.transfer.labels import Labelled, codes
-from mlstm_jax.transfer.transfer import TransferOptions, Transferred
+from mlstm_jax.transfer.transfer import Transferred
 from mlstm_jax.view.viewer import Viewer
 from tests.tolerance import assert_close
 
