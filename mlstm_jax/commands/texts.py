@@ -65,7 +65,6 @@ def features(
     out: Path,
     state: tuple[FeatureState, ...] | None = None,
     all_layers: Flag = False,
-    units: tuple[int, ...] | None = None,
     text_column: TextColumn = None,
     overwrite: Overwrite = False,
     reading: Flat[LoadOptions] = LOAD,
@@ -82,7 +81,6 @@ def features(
             or c+mean_h, first all of c and then all of mean_h; or several, all in one pass over the
             texts, each in the file only once. Unset: c+mean_h, or mean_h of a model without a c.
         all_layers: use every layer, the lowest first; otherwise only the top one.
-        units: write only these units; unset: all.
     """
     from mlstm_jax.transfer.features import TextFile, write_features
 
@@ -91,7 +89,7 @@ def features(
     check_source(Source(str(texts)))
     model = reading.load(run)
     file = TextFile(texts, text_column, model.cleaning)
-    featurizer = model.featurizer(file, state, all_layers=all_layers, units=units)
+    featurizer = model.featurizer(file, state, all_layers=all_layers)
     started = time.monotonic()
     parts = (read.features for _, read in featurizer.read_each(file, "features", quiet=False))
     write_features(out, file.count, parts, featurizer)

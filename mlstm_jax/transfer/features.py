@@ -170,16 +170,12 @@ class Featurizer:
         *,
         states: Sequence[FeatureState] | None = None,
         all_layers: bool = False,
-        units: Sequence[int] | None = None,
         devices: Any = None,
         rows: int | None = None,
         score: bool = False,
         at_most: int | None = None,
     ) -> None:
-        """Choose what to keep of a text, as `TrainedModel.encode` does; `units`, unset: all.
-
-        For `devices`, `rows` and `score` see `TextReader`.
-        """
+        """Choose what to keep of a text, as `TrainedModel.encode` does; see also `TextReader`."""
         model = run.architecture
         if score:
             model.require_next_byte("scoring a text")
@@ -190,10 +186,7 @@ class Featurizer:
         for state in self.states:
             layers |= dict.fromkeys(layers_of(model, state, all_layers=all_layers))
         self._layers = list(layers)
-        self._units = list(range(model.hidden) if units is None else units)
-        for unit in self._units:
-            require_index("unit", unit, model.hidden)
-        self.columns = [Column(*layer, unit) for layer in self._layers for unit in self._units]
+        self.columns = [Column(*one, n) for one in self._layers for n in range(model.hidden)]
         needs_totals = any(state in ("mean_h", "max_h") for state, _ in self._layers)
         keep: StateOutput = "totals" if needs_totals else "none"
         self._summaries = summaries_of(run, devices, rows, keep, score=score)
@@ -252,7 +245,7 @@ class Featurizer:
         features_NC = np.zeros((len(texts), len(self.columns)), np.float32)
         nats_N = np.zeros(len(texts))
         for read in self._summaries(cleaned, line.advance):
-            values = [read.states[state][:, layer, self._units] for state, layer in self._layers]
+            values = [read.states[state][:, layer] for state, layer in self._layers]
             features_NC[read.text_N] = np.concatenate(values, axis=1)
             nats_N[read.text_N] = read.nats_N
         return Reading(features_NC, nats_N, np.maximum(length_N - 1, 0))

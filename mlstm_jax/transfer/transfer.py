@@ -16,19 +16,10 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.options import TRANSFER, FeatureState, TransferOptions
 from mlstm_jax.run import Run
 from mlstm_jax.terminal import ProgressLine, tell
-from mlstm_jax.transfer import classify, experiment, words
+from mlstm_jax.transfer import classify, experiment, features, words
 from mlstm_jax.transfer.classifier import Classifier, Description, Examples, load_classifier
 from mlstm_jax.transfer.experiment import PARTS, REPORT, Result, write_report
-from mlstm_jax.transfer.features import (
-    Column,
-    Features,
-    Featurizer,
-    features_key,
-    features_of,
-    read_features,
-    single_states,
-    write_features,
-)
+from mlstm_jax.transfer.features import Column, Features, Featurizer
 from mlstm_jax.transfer.labels import Labelled, codes, digests, require_folds, with_held_out
 
 
@@ -63,7 +54,7 @@ def transfer(
     chosen = options.states
     if chosen is None and own and "+" in own.about.state:
         chosen = (own.about.state,)
-    states = features_of(run.config.model, chosen)
+    states = features.features_of(run.config.model, chosen)
     if out:
         require_out(out, states)
     given = texts
@@ -76,7 +67,7 @@ def transfer(
     on_read, on_repeated = classify.note_known(run, texts, same)
     featurizer = Featurizer(run, states=states, all_layers=options.all_layers)
     quiet = not show_progress
-    features = _features(out, featurizer, texts, quiet=quiet)
+    read = _features(out, featurizer, texts, quiet=quiet)
     with ProgressLine("TF-IDF", 1, status="", quiet=quiet):
         tfidf = words.fit(texts["train"], texts.get("valid"), classes, same["train"])
     transferred = {}
@@ -85,7 +76,7 @@ def transfer(
         units = [featurizer.columns[n] for n in columns]
         examples = {}
         for name, part in texts.items():
-            values = features[name] if len(states) == 1 else features[name][:, columns]
+            values = read[name] if len(states) == 1 else read[name][:, columns]
             examples[name] = Examples(values, labels[name], part.texts, same[name])
         with (
             ProgressLine(f"classifier of {state}", experiment.PROGRESS, quiet=quiet) as progress,
@@ -136,7 +127,7 @@ def _prior(own: Classifier | None, units: Sequence[Column]) -> Classifier | None
     if not own:
         return None
     places: list[int] = []
-    for state in single_states(own.about.state):
+    for state in features.single_states(own.about.state):
         places += [place for place, unit in enumerate(units) if unit.state == state]
     if len(places) != own.weights_KD.shape[1]:
         return None
@@ -165,15 +156,15 @@ def _features(
     out: Path | None, featurizer: Featurizer, texts: Mapping[str, Labelled], *, quiet: bool
 ) -> dict[str, Features]:
     """Read the saved features, compute and save the others; UserError if `out` has others."""
-    features: dict[str, Features] = {}
+    read: dict[str, Features] = {}
     keys = {}
     if out:
         for name, part in texts.items():
-            keys[name] = features_key(featurizer, part.texts)
-            saved = read_features(out / "features" / f"{name}.npz", keys[name])
+            keys[name] = features.features_key(featurizer, part.texts)
+            saved = features.read_features(out / "features" / f"{name}.npz", keys[name])
             if saved is not None:
-                features[name] = saved
-        if _is_begun(out) and len(features) < len(texts):
+                read[name] = saved
+        if _is_begun(out) and len(read) < len(texts):
             raise UserError(
                 f"{out} exists, but its features are damaged, or of other texts, states or "
                 "parameters; repeat the command that created it, choose another folder with "
@@ -181,15 +172,12 @@ def _features(
             )
         with output.write_errors(out):
             (out / "features").mkdir(parents=True, exist_ok=True)
-    if features and not quiet:
+    if read and not quiet:
         tell(f"reusing the features of the same texts in {out}/features")
-    for name, part in texts.items():
-        if name in features:
-            continue
-        values = featurizer(part.texts, f"features of {name}", quiet=quiet)
-        if out:
-            # Save now: they are most of the work, and a later step may fail.
+    for name in [name for name in texts if name not in read]:
+        values = featurizer(texts[name].texts, f"features of {name}", quiet=quiet)
+        read[name] = values
+        if out:  # Save now: they are most of the work, and a later step may fail.
             path = out / "features" / f"{name}.npz"
-            write_features(path, len(values), [values], featurizer, key=keys[name])
-        features[name] = values
-    return features
+            features.write_features(path, len(values), [values], featurizer, key=keys[name])
+    return read

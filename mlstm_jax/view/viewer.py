@@ -38,19 +38,12 @@ def _go_on() -> None:
 
 
 class Viewer:
-    """Answers the page's requests, several at a time.
-
-    Those that read a text call `check` again and again: an error that it raises ends the answer.
-    """
+    """Answers the page's requests, several at a time; an error that `check` raises ends one."""
 
     def __init__(
         self, run: Loaded, classifier: Classifier | None, label: str | None = None, text: str = ""
     ) -> None:
-        """Take a model, and optionally a classifier.
-
-        The page starts with the classifier's score of `label`, and with `text`, continued by the
-        model.
-        """
+        """Start with the classifier's score of `label`, and with `text`."""
         architecture = run.architecture
         self.run = run
         self._classifier = classifier
@@ -85,8 +78,7 @@ class Viewer:
     def read(self, request: dict[str, Any], check: Callable[[], None] = _go_on) -> dict[str, Any]:
         """Read {text, state, layer, unit, label}: values, classes, active units, next bytes.
 
-        Unset, state and layer are the classifier's for its first unit. With a label, the values
-        after each character are the classifier's score of it, not the unit's.
+        With a label, the values after each character are the classifier's score of it.
         """
         text = _text(request)
         state: State = _argument(request, "state", str, self._state)
@@ -100,15 +92,18 @@ class Viewer:
             raise UserError(f"there is no score of {reprlib.repr(label)}.")
         reader = self._reader.checked(check)
         trace = reader(prompt_bytes(text, self.run.cleaning), state, layer)
-        classes, unlike = self._classes(reader, text)
-        shown = self._scored(reader, text, label)
-        self._reader = reader  # It keeps this text, which the next one may continue.
+        cleaned = clean(text, self.run.cleaning)
+        classes, unlike = self._classes(reader, text, cleaned)
         last_H = trace.values_TH[-1]
         active = np.argsort(-np.abs(last_H))[:_SHOWN]
         unit = _argument(request, "unit", int, int(active[0]))
         require_index("unit", unit, hidden)
+        shown: list[dict[str, Any]] = []
         if label is None:
             shown = _characters(trace.text, trace.values_TH[:, unit])
+        elif self._classifier and cleaned:
+            shown = _characters(*running_score(reader, self._classifier, text, label))
+        self._reader = reader  # It keeps this text, which the next one may continue.
         predicts = self.run.architecture.objective == "next-byte"
         likeliest = np.argsort(-trace.next_V)[: _SHOWN if predicts else 0]
         return {
@@ -150,7 +145,7 @@ class Viewer:
         return {"text": "".join(as_text(iter(pieces)))}
 
     def _scores(self) -> list[str]:
-        """Return the classes whose score after each character can be shown."""
+        """The classes whose score after each character can be shown."""
         linear = self._classifier
         if not linear or linear.words or self.run.architecture.bidirectional:
             return []
@@ -159,9 +154,10 @@ class Viewer:
     def _states(self) -> list[str]:
         return [*self.run.architecture.states, "mean_h", "max_h"]
 
-    def _classes(self, reader: Reader, text: str) -> tuple[list[dict[str, Any]], bool]:
-        """Return the classes, and whether the text is unlike what the classifier knows."""
-        cleaned = clean(text, self.run.cleaning)
+    def _classes(
+        self, reader: Reader, text: str, cleaned: bytes
+    ) -> tuple[list[dict[str, Any]], bool]:
+        """The classes, and whether the text is unlike what the classifier knows."""
         if not self._classifier or not cleaned:
             return [], False
         about = self._classifier.about
@@ -175,13 +171,6 @@ class Viewer:
         for name, share in zip(self._classifier.classes, shares, strict=True):
             classes.append({"name": name, "probability": float(share)})
         return classes, unlike
-
-    def _scored(self, reader: Reader, text: str, label: str | None) -> list[dict[str, Any]]:
-        """Return the characters of the cleaned text, and the score of a label after each."""
-        cleaned = clean(text, self.run.cleaning)
-        if label is None or not (self._classifier and cleaned):
-            return []
-        return _characters(*running_score(reader, self._classifier, text, label))
 
 
 def _characters(text: bytes, values_T: Any) -> list[dict[str, Any]]:

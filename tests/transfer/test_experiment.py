@@ -156,8 +156,7 @@ def test_keys_of_features(run: Run) -> None:
     readers = [
         Featurizer(run),
         Featurizer(run, states=["h"]),
-        Featurizer(run, units=[1, 2]),
-        Featurizer(run, units=[1, 3]),
+        Featurizer(run, all_layers=True),
         Featurizer(dataclasses.replace(run, cleaning="none")),
         Featurizer(with_compute(run, "bf16")),
     ]

@@ -196,13 +196,9 @@ def test_units_layers_and_states(run: Run) -> None:
     both = read(TEXTS)[:, read.columns_of("c+mean_h")]
     mean_h = Featurizer(run, states=("mean_h",), all_layers=True)(TEXTS)
     np.testing.assert_array_equal(both, np.concatenate([whole(TEXTS), mean_h], axis=1))
-    chosen = Featurizer(run, states=("c",), units=[40, 3])
-    assert (len(whole.columns), len(chosen.columns)) == (128, 2)
+    assert len(whole.columns) == 128
     places = [(whole.columns[n].layer, whole.columns[n].unit) for n in (0, 63, 64, 127)]
     assert places == [(0, 0), (0, 63), (1, 0), (1, 63)]
-    np.testing.assert_array_equal(chosen(TEXTS), whole(TEXTS)[:, [64 + 40, 64 + 3]])
-    with pytest.raises(UserError, match="unit 64 does not exist: the model has units 0 to 63"):
-        Featurizer(run, units=[64])
 
 
 def test_places_of_records(run, tmp_path, capsys) -> None:
@@ -210,12 +206,12 @@ def test_places_of_records(run, tmp_path, capsys) -> None:
     out = tmp_path / "out.npz"
     source.write_text('review,x\nthe guitar is good,1\n"",2\nmy cable is bad,3\n')
     command = ["features", str(run.folder), str(source), "--out", str(out)]
-    cli.main([*command, "--text-column", "review", "--units", "5", "9"])
-    assert "3 texts x 4 features" in capsys.readouterr().out
+    cli.main([*command, "--text-column", "review"])
+    assert "3 texts x 128 features" in capsys.readouterr().out
     with np.load(out) as found:
         read = found["features"]
-        assert found["unit"].tolist() == [5, 9, 5, 9]
-        assert found["state"].tolist() == ["c", "c", "mean_h", "mean_h"]
-    expected = Featurizer(run)(["the guitar is good", "my cable is bad"])[:, [5, 9, 69, 73]]
+        assert found["unit"].tolist() == [*range(64), *range(64)]
+        assert found["state"].tolist() == ["c"] * 64 + ["mean_h"] * 64
+    expected = Featurizer(run)(["the guitar is good", "my cable is bad"])
     np.testing.assert_array_equal(read[[0, 2]], expected)
     assert not read[1].any()
