@@ -23,17 +23,12 @@ Arrays = dict[str, NDArray[Any]]
 
 def write_safetensors(path: Path, values: Arrays, metadata: dict[str, str] | None = None) -> None:
     """Write a .safetensors file; OSError if it cannot be written."""
-    # Its own `save_file` would make a file that only its owner can read.
-    path.write_bytes(safetensors_bytes(values, metadata))
-
-
-def safetensors_bytes(values: Arrays, metadata: dict[str, str] | None = None) -> bytes:
-    """Return the content of a .safetensors file."""
     from safetensors.numpy import save
 
     # The library writes an array of another order as if it had this one.
     ordered = {name: np.asarray(value, order="C") for name, value in values.items()}
-    return save(ordered, metadata)
+    # Its own `save_file` would make a file that only its owner can read.
+    path.write_bytes(save(ordered, metadata))
 
 
 def read_arrays(

@@ -16,11 +16,11 @@ import argparse
 import csv
 import functools
 import html
+import io
 import itertools
 import json
 import pkgutil
 import re
-import struct
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -30,30 +30,16 @@ import numpy as np
 
 from mlstm_jax.model.numpy_model import NumpyModel
 
-_TYPES = {"F16": np.float16, "F32": np.float32, "F64": np.float64, "I8": np.int8}
 _COLUMNS = ("text", "reviewText", "review_body", "sentence", "content")
 _PART = 8192  # texts in memory
 _LONG_REFERENCE = re.compile("&#[0-9]{4301,};?")
-
-
-def load_safetensors(data: bytes) -> dict[str, Any]:
-    """The arrays of a .safetensors file by name."""
-    (size,) = struct.unpack("<Q", data[:8])
-    arrays = {}
-    for name, entry in json.loads(data[8 : 8 + size]).items():
-        if name == "__metadata__":
-            continue
-        begin, end = entry["data_offsets"]
-        part = data[8 + size + begin : 8 + size + end]
-        arrays[name] = np.frombuffer(part, _TYPES[entry["dtype"]]).reshape(entry["shape"])
-    return arrays
 
 
 @functools.cache
 def _loaded() -> tuple[dict[str, Any], NumpyModel, Any, Any]:
     """What is known of the model; the model; the classifier's weights [K, D] and intercepts."""
     about = json.loads(pkgutil.get_data(__name__, "about.json") or b"")
-    arrays = load_safetensors(pkgutil.get_data(__name__, "model.safetensors") or b"")
+    arrays = dict(np.load(io.BytesIO(pkgutil.get_data(__name__, "model.npz") or b"")))
     weights_KD = arrays.pop("classifier/weights")
     intercepts_K = arrays.pop("classifier/intercepts")
     return about, NumpyModel(about["kind"], arrays), weights_KD, intercepts_K
@@ -157,9 +143,7 @@ def main(arguments: list[str] | None = None) -> None:
             count += 1
             label = max(shares, key=lambda name: shares[name], default="")
             if is_file:
-                values = [f"{share:.4f}" for share in shares.values()] or [""] * len(
-                    about["classes"]
-                )
+                values = [f"{shares[name]:.4f}" if shares else "" for name in about["classes"]]
                 writer.writerow([count, text, label, *values])
             else:
                 print(f"{label or '-':<10} {max(shares.values(), default=0):.4f}  {text}")

@@ -1,6 +1,7 @@
 """Pack a model and a classifier as one program, a zip file that needs Python and NumPy alone."""
 
 import contextlib
+import io
 import json
 import zipfile
 from dataclasses import asdict
@@ -46,29 +47,26 @@ def pack(path: Path, loaded: Loaded, classifier: Classifier) -> None:
         "familiar": classifier.about.familiar and asdict(classifier.about.familiar),
         "source": loaded.name,
     }
-    stored: arrays.Arrays = _smallest(weights.flatten(loaded.params))
+    stored = _smallest(weights.flatten(loaded.params))
     for one in ("label_kernel", "label_bias"):
         stored.pop(one, None)
     stored["classifier/weights"] = classifier.weights_KD
     stored["classifier/intercepts"] = classifier.intercepts_K
     code = Path(standalone.__file__).read_text(encoding="utf-8")
-    files = {
+    model = io.BytesIO()
+    np.savez(model, **stored)
+    files: dict[str, str | bytes] = {
         "__main__.py": _MAIN.format(name=name),
         f"{name}/__init__.py": code.replace("mlstm_jax.model.numpy_model", ".numpy_model"),
         f"{name}/numpy_model.py": Path(numpy_model.__file__).read_text(encoding="utf-8"),
         f"{name}/about.json": json.dumps(about, indent=1),
+        f"{name}/model.npz": model.getvalue(),
     }
     with output.atomic_file(path) as partial, zipfile.ZipFile(partial, "w") as file:
-        for inside, text in files.items():
-            file.writestr(_entry(inside), text, zipfile.ZIP_DEFLATED)
-        data = arrays.safetensors_bytes(stored)
-        file.writestr(_entry(f"{name}/model.safetensors"), data, zipfile.ZIP_DEFLATED)
-
-
-def _entry(name: str) -> zipfile.ZipInfo:
-    entry = zipfile.ZipInfo(name, _TIME)
-    entry.external_attr = 0o644 << 16
-    return entry
+        for inside, content in files.items():
+            entry = zipfile.ZipInfo(inside, _TIME)
+            entry.external_attr = 0o644 << 16
+            file.writestr(entry, content, zipfile.ZIP_DEFLATED)
 
 
 def _smallest(flat: arrays.Arrays) -> arrays.Arrays:
