@@ -17,7 +17,7 @@ validation labels, of a calibrated head, is measured; it chooses the checkpoint.
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -123,32 +123,31 @@ def finetune(
     config = make_config(run, _start(run, out), out, len(classes), options)
     state = config.model.label_state
 
-    def read(run: Run, *names: str, quiet: bool = not show_progress) -> dict[str, Examples]:
+    def measured(
+        run: Run, names: Iterable[str], *, quiet: bool
+    ) -> tuple[Classifier, dict[str, Examples]]:
+        """Its label head, calibrated, and the features of some texts."""
         featurizer = Featurizer(run, states=(state,))
         examples: dict[str, Examples] = {}
         for name in names:
             values = featurizer(texts[name].texts, f"features of {name}", quiet=quiet)
             labels = codes(texts[name].labels, classes)
             examples[name] = Examples(values, labels, texts[name].texts)
-        return examples
+        return calibrated(head(run, classes), examples["valid"]), examples
 
     def score_labels(params: Parameters) -> tuple[float, float]:
         model = LanguageModel(config.model, config.precision)
         now = dataclasses.replace(run, config=config, model=model, params=params, batch_model=None)
-        held_out = read(now, "valid", quiet=True)["valid"]
-        classifier = calibrated(head(now, classes), held_out)
-        return classifier.loss(held_out), classifier.score(held_out)
+        classifier, examples = measured(now, ["valid"], quiet=True)
+        return classifier.loss(examples["valid"]), classifier.score(examples["valid"])
 
     session = Session(score_labels=score_labels, quiet=not show_progress, owns_process=owns_process)
-    trained = train(config, session)
-    tuned = load_run(trained, checkpoint)
-    examples = read(tuned, *texts)
-    held_out = examples["valid"]
-    alone = calibrated(head(tuned, classes), held_out)
+    tuned = load_run(train(config, session), checkpoint)
+    alone, examples = measured(tuned, texts, quiet=not show_progress)
     if counted:
         words_NK = counted.probabilities(texts["valid"].texts)
-        states_NK = alone.probabilities(held_out.features)
-        weight = words.best_weight(states_NK, words_NK, held_out.labels)
+        states_NK = alone.probabilities(examples["valid"].features)
+        weight = words.best_weight(states_NK, words_NK, examples["valid"].labels)
         counted = dataclasses.replace(counted, weight=weight)
     about = Description(state, False, tuned.fingerprint, text_column, step=tuned.step)
     classifier = alone._replace(words=counted, texts=np.unique(same["train"]), about=about)

@@ -6,6 +6,7 @@ import json
 import zipfile
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +48,7 @@ def pack(path: Path, loaded: Loaded, classifier: Classifier) -> None:
         "familiar": classifier.about.familiar and asdict(classifier.about.familiar),
         "source": loaded.name,
     }
-    stored = _smallest(weights.flatten(loaded.params))
+    stored: dict[str, Any] = _smallest(weights.flatten(loaded.params))
     for one in ("label_kernel", "label_bias"):
         stored.pop(one, None)
     stored["classifier/weights"] = classifier.weights_KD
