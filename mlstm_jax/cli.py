@@ -31,8 +31,7 @@ _MODULES = {
     "training": ("quickstart", "train", "plan"),
     "corpora": ("prepare", "inspect", "configs"),
     "models": ("sweep", "evaluate", "report", "transfer", "finetune", "import", "export"),
-    "texts": ("features", "classify", "generate", "heatmap"),
-    "view": ("view",),
+    "texts": ("features", "classify", "generate", "heatmap", "view"),
 }
 COMMANDS = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -40,7 +39,7 @@ COMMANDS = {name: module for module, names in _MODULES.items() for name in names
 _ON_CPU = ("configs", "prepare", "inspect", "plan", "import", "export")
 
 # Commands whose first word is a model.
-_OF_MODELS = ("evaluate", "report", "transfer", "finetune", "export", "view", *_MODULES["texts"])
+_OF_MODELS = ("evaluate", "report", "transfer", "finetune", "export", *_MODULES["texts"])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

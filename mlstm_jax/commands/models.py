@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from mlstm_jax import output, shipped
+from mlstm_jax import output
 from mlstm_jax.commands import Checkpoint, Flag, Flat, LabelColumn, Overwrite, RunFolder, TextColumn
 from mlstm_jax.commands.texts import LOAD, LoadOptions
 from mlstm_jax.guard import interruptible
@@ -116,7 +116,6 @@ def transfer(
     from mlstm_jax.transfer.transfer import REPORT, require_out
     from mlstm_jax.transfer.transfer import transfer as run_transfer
 
-    shipped.require_model(run)
     require_out(out, options.states or ("c+mean_h",))
     files = {"train": train, "test": test, "valid": valid}
     labelled = as_labelled(files, text_column, label_column)
@@ -164,7 +163,6 @@ def finetune(
     """
     from mlstm_jax.api.model import load
 
-    shipped.require_model(run)
     output.require_folder(out)
     tuned = load(run).finetune(
         train,

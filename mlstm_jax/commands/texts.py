@@ -1,4 +1,4 @@
-"""Commands that read or write texts: features, classify, generate, heatmap."""
+"""Commands that read or write texts: features, classify, generate, heatmap, view."""
 
 import contextlib
 import csv
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
@@ -17,7 +18,7 @@ from tyro.conf import Positional, arg
 from mlstm_jax import output, shipped
 from mlstm_jax.commands import Checkpoint, Flag, Flat, Overwrite, RunFolder, TextColumn
 from mlstm_jax.corpora.sources import Source, check_source
-from mlstm_jax.errors import UserError, require
+from mlstm_jax.errors import UserError, extra, require
 from mlstm_jax.options import (
     HEATMAP,
     SAMPLING,
@@ -229,6 +230,53 @@ def heatmap(
     show(f"{heat}, in {out}")
 
 
+def view(
+    run: RunFolder = Path(shipped.MODEL),
+    classifier: Path | None = None,
+    score: Flag = False,
+    label: str | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    checkpoint: Checkpoint = "best",
+) -> None:
+    """Serve a local page: type a text to see units, classes and next bytes, or continue it.
+
+    Args:
+        classifier: folder of `mlstm-jax transfer` with this run, to show class probabilities;
+            unset: for a pretrained model the one that comes with it, and its score.
+        score: start with the classifier's score after each character and word, not with a unit.
+        label: the class or label of that score; unset: the last, such as positive.
+        host: address to listen on; 127.0.0.1 and ::1 accept only this machine. The page has no
+            login.
+        port: 0 takes a free one.
+    """
+    with extra("view", "the page needs Starlette and uvicorn"):
+        import starlette as _
+        import uvicorn as _  # noqa: F401, F811
+    from mlstm_jax.api.model import load
+    from mlstm_jax.transfer.classifier import load_classifier
+    from mlstm_jax.transfer.heatmap import shown_label
+    from mlstm_jax.view.server import bind, serve
+    from mlstm_jax.view.viewer import Viewer
+
+    if not classifier and (classifier := shipped.classifier(run)):
+        score = True
+    if (score or label) and not classifier:
+        raise UserError("score and label need `classifier`, a folder of `mlstm-jax transfer`.")
+    loaded = load(run, checkpoint).loaded
+    chosen = load_classifier(classifier) if classifier else None
+    if chosen:
+        chosen.require_model(str(classifier), loaded)
+    if chosen and (score or label):
+        chosen.require_no_words("the score after each character")
+        loaded.architecture.require_next_byte("a score after each character")
+        label = shown_label(chosen, label)
+    viewer = Viewer(loaded, chosen, label, shipped.example(run).strip())
+    address = bind(host, port)
+    show(f"{address.url} shows {loaded.name}; Ctrl-C stops it")
+    serve(viewer, address)
+
+
 _SHOWN = 10  # texts in a table
 
 # Parts of a file: their texts, and the probability of each class, none of a blank text.
@@ -257,8 +305,11 @@ def _show_table(labelled: _Labelled) -> None:
 
 
 def _write_csv(file: IO[str], labelled: _Labelled, classes: Sequence[str]) -> None:
+    def write(row: str) -> None:
+        file.write(row.removesuffix("\r\n") + "\n")
+
     # Python quotes a carriage return within a field only if lines end with one.
-    writer = csv.writer(_Lines(file), lineterminator="\r\n")
+    writer = csv.writer(SimpleNamespace(write=write), lineterminator="\r\n")
     writer.writerow(["record", "text", "label", *(f"p({name})" for name in classes)])
     for number, text, label, shares in _records(labelled):
         values = [f"{share:.4f}" for share in shares.values()] or [""] * len(classes)
@@ -298,13 +349,3 @@ def _classifier_and_input(run: Path, given: tuple[Path, ...]) -> tuple[Path, Pat
 
 def _is_classifier(path: Path) -> bool:
     return (path / "classifier.json").is_file()
-
-
-class _Lines:
-    """A file whose lines end with a newline alone; a CSV writer writes one row at a time."""
-
-    def __init__(self, file: IO[str]) -> None:
-        self._file = file
-
-    def write(self, row: str) -> None:
-        self._file.write(row.removesuffix("\r\n") + "\n")

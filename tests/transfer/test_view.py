@@ -25,7 +25,7 @@ import jax
 import numpy as np
 import pytest
 
-from mlstm_jax.commands import view as command
+from mlstm_jax.commands import texts as command
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.options import HeatmapOptions, SamplingOptions
