@@ -19,7 +19,7 @@ from mlstm_jax.api.model import TrainedModel, load
 from mlstm_jax.corpora.documents import SEVERAL_LABELS, label_of
 from mlstm_jax.errors import UserError
 from mlstm_jax.fields import Count, public, require_kind
-from mlstm_jax.options import FeatureState, FinetuneOptions
+from mlstm_jax.options import FINETUNE, FeatureState, FinetuneOptions
 from mlstm_jax.transfer.classify import READ, note_among, read_with_ratings
 from mlstm_jax.transfer.features import features_of, layers_of
 from mlstm_jax.transfer.labels import digests, of_classes, require_no_numbers
@@ -88,10 +88,10 @@ class Features(TransformerMixin, _TextEstimator):
         if not isinstance(texts, Iterator):
             strings = as_texts(texts)
             if y is not None:
-                run = self._loaded().run
-                read = read_with_ratings(run)
+                loaded = self._loaded().loaded
+                read = read_with_ratings(loaded)
                 if read.size:
-                    note_among("", digests(strings, run.cleaning), read, READ)
+                    note_among("", digests(strings, loaded.cleaning), read, READ)
         self._states()
         return self
 
@@ -149,7 +149,7 @@ class FineTuned(ClassifierMixin, _TextEstimator):
         model: TrainedModel | str | Path,
         *,
         out: str | Path | None = None,
-        options: FinetuneOptions | None = None,
+        options: FinetuneOptions = FINETUNE,
         show_progress: bool = False,
     ) -> None:
         self.model = model

@@ -100,8 +100,8 @@ class JaxModel:
                 lambda step: progress.update(size * step // steps),
             )
 
-    def report(self, corpus: str | Path | None, score: Score, sample: str) -> str:
-        return report_of(self.run, corpus, score, sample)
+    def report(self, corpus: str | Path | None, sample: str) -> str:
+        return report_of(self.run, corpus, self.evaluate("valid", corpus=corpus), sample)
 
     def export(self, path: Path, dtype: str) -> Path:
         weights.save(path, runs.as_weights(self.run), dtype)

@@ -21,19 +21,23 @@ from mlstm_jax.api.arguments import (
 )
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.errors import UserError, require
-from mlstm_jax.fields import Between, Count, public, require_kind
+from mlstm_jax.fields import Between, Count, public
 from mlstm_jax.interop import weights
 from mlstm_jax.loaded import Loaded, SmallModel, has_gpu, is_worth_jax, load_small
 from mlstm_jax.options import (
+    FINETUNE,
     HEATMAP,
     SAMPLING,
+    TRANSFER,
     FeatureState,
+    FinetuneOptions,
     HeatmapOptions,
     ReadingCompute,
     ReadingLibrary,
     SamplingOptions,
     SplitName,
     State,
+    TransferOptions,
 )
 from mlstm_jax.transfer import zipapp
 from mlstm_jax.transfer.classifier import Classifier, load_classifier
@@ -50,7 +54,6 @@ if TYPE_CHECKING:
     from mlstm_jax.api.jax_model import JaxModel
     from mlstm_jax.config import Config
     from mlstm_jax.model.language_model import LanguageModel, Parameters
-    from mlstm_jax.options import FinetuneOptions, TransferOptions
     from mlstm_jax.run import Run
     from mlstm_jax.training.evaluation import Score
     from mlstm_jax.transfer.finetune import Finetuned
@@ -445,9 +448,8 @@ class TrainedModel:
         Args:
             corpus: corpus folder; unset: the one that the model was trained on.
         """
-        score = self._jax.evaluate("valid", corpus=corpus)
         is_writer = self.loaded.architecture.objective == "next-byte"
-        return self._jax.report(corpus, score, self.generate() if is_writer else "")
+        return self._jax.report(corpus, self.generate() if is_writer else "")
 
     @public
     def transfer(
@@ -457,7 +459,7 @@ class TrainedModel:
         valid: LabelledTexts | None = None,
         *,
         out: str | Path | None = None,
-        options: "TransferOptions | None" = None,
+        options: TransferOptions = TRANSFER,
         label_column: str | None = None,
         text_column: str | None = None,
         show_progress: bool = False,
@@ -479,17 +481,14 @@ class TrainedModel:
             valid: as `train`, to choose C on, the inverse strength of the penalty; unset:
                 cross-validation.
             out: folder for the features, the classifier, report.md, report.json and pictures.
-            options: how to fit it, with one `state`; unset: the defaults of `TransferOptions`.
+            options: how to fit it, with one `state`.
 
         Returns:
             The classifier and the results; `.result.test` is the test accuracy, a fraction, and
             `.result.together["test"]` that with `words`, given or not.
         """
-        from mlstm_jax.options import TransferOptions
         from mlstm_jax.transfer.transfer import transfer as run_transfer
 
-        require_kind("options", options, TransferOptions | None)
-        options = options or TransferOptions()
         if len(options.states or ("",)) != 1:
             raise UserError("`state` takes one state here; call `transfer` once for each.")
         given = {"train": train, "test": test, "valid": valid}
@@ -512,7 +511,7 @@ class TrainedModel:
         test: LabelledTexts | None = None,
         *,
         out: str | Path,
-        options: "FinetuneOptions | None" = None,
+        options: FinetuneOptions = FINETUNE,
         label_column: str | None = None,
         text_column: str | None = None,
         checkpoint: Literal["best", "latest"] = "best",
@@ -527,21 +526,19 @@ class TrainedModel:
                 and its accuracy is reported. Unset: a fifth of `train`, as for `transfer`.
             test: as `train`, to measure on.
             out: folder for corpus/, run/, classifier/ and report.json; the same call resumes in it.
-            options: how to fine-tune; unset: three epochs.
+            options: how to fine-tune.
             checkpoint: of the finished run, for the classifier: best (by the loss of the
                 validation labels), or latest.
             owns_process: see `mlstm_jax.train`.
         """
-        from mlstm_jax.options import FinetuneOptions
         from mlstm_jax.transfer.finetune import finetune as run_finetune
 
-        require_kind("options", options, FinetuneOptions | None)
         given = {"train": train, "valid": valid, "test": test}
         return run_finetune(
             self.run,
             as_labelled(given, text_column, label_column),
             Path(out),
-            options or FinetuneOptions(),
+            options,
             checkpoint=checkpoint,
             text_column=text_column,
             owns_process=owns_process,
