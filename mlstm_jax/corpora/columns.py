@@ -7,11 +7,11 @@ been prepared as ArrayRecord files: nothing is downloaded here. TFDS decides whe
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from mlstm_jax.corpora.documents import SEVERAL_LABELS, Document, Recipe, first, rating_of
-from mlstm_jax.corpora.records import no_column, text_columns
+from mlstm_jax.corpora.documents import SEVERAL_LABELS, Recipe
+from mlstm_jax.corpora.records import RecordOrReject, no_column, text_columns
 from mlstm_jax.corpora.sources import TFDS, Source
 from mlstm_jax.errors import UserError, extra, first_line
 
@@ -23,8 +23,8 @@ _ROWS_A_FETCH = 4096
 _NOT_UTF8 = re.compile("Invalid string encoding|could not convert blob to UTF8", re.IGNORECASE)
 
 
-def read_parquet(source: Source, recipe: Recipe) -> Iterator[Document | None]:
-    """Yield the documents of a file, and None for each record without text.
+def parquet_records(source: Source, recipe: Recipe) -> Iterator[RecordOrReject]:
+    """Yield the columns that are read of each record of a file.
 
     Raises UserError if it cannot be read, has no text column or label column, or has one of the
     columns that are read twice.
@@ -34,11 +34,13 @@ def read_parquet(source: Source, recipe: Recipe) -> Iterator[Document | None]:
     # One thread is fast enough, and each holds a group of rows.
     with duckdb.connect(config={"threads": 1}) as con:
         try:
-            query = _parquet_rows(con, source, recipe)
+            names, query = _parquet_rows(con, source, recipe)
             con.execute(query)
+            number = 0
             while rows := con.fetchmany(_ROWS_A_FETCH):
-                for text, rating, label in rows:
-                    yield None if text is None else _document(recipe, text, rating, label)
+                for row in rows:
+                    number += 1
+                    yield f"row {number:,}", dict(zip(names, row, strict=True))
         except duckdb.Error as error:
             why = f"{source}: cannot be read as Parquet: {first_line(error)}"
             if _NOT_UTF8.search(str(error)):
@@ -50,20 +52,22 @@ def read_parquet(source: Source, recipe: Recipe) -> Iterator[Document | None]:
             raise UserError(why) from error
 
 
-def _parquet_rows(con: "duckdb.DuckDBPyConnection", source: Source, recipe: Recipe) -> str:
-    """The SQL of all records of a file: text, rating as text, and label."""
+def _parquet_rows(
+    con: "duckdb.DuckDBPyConnection", source: Source, recipe: Recipe
+) -> tuple[list[str], str]:
+    """The columns of a file that are read, and the SQL of all its records."""
     # DuckDB sees no pattern in it, and no home folder, as in "~a.parquet".
     name = re.sub(r"([*?[])", r"[\1]", str(source.path.absolute()))
     path = "'" + name.replace("'", "''") + "'"
     table = f"read_parquet({path}, hive_partitioning = false, file_row_number = true)"
     # DuckDB renames columns that differ in case only, and keeps their order.
     described = con.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()
-    names = _column_names(con, path)
     columns = {}
+    names = _column_names(con, path)
     for name, (renamed, kind, *_) in zip(names, described, strict=False):
         columns[name] = ('"' + renamed.replace('"', '""') + '"', kind)
-    texts = text_columns(source, recipe, names)
     label = recipe.label_column
+    texts = text_columns(source, recipe, names)
     if label is not None and label not in columns:
         option = f"`label_column` ({SEVERAL_LABELS})"
         raise UserError(no_column(source, [label], names, option))
@@ -73,24 +77,16 @@ def _parquet_rows(con: "duckdb.DuckDBPyConnection", source: Source, recipe: Reci
             raise UserError(
                 f"{source}: its column {name} is {kind}, not text; name another with `text_column`."
             )
-
-    def column(name: str) -> str:
-        renamed, kind = columns[name]
+    wanted = [name for name in columns if name in recipe.columns]
+    values = []
+    for name in wanted:
+        value, kind = columns[name]
         if kind == "BLOB":  # some writers do not mark texts as UTF-8
-            return f"decode({renamed})"
-        if kind == "FLOAT":  # 0.1, not 0.10000000149011612
-            return f"{renamed}::VARCHAR::DOUBLE"
-        return renamed
-
-    def first_of(names: Iterable[str]) -> str:
-        values = [f"{column(name)}::VARCHAR, " for name in names if name in columns]
-        return f"coalesce({''.join(values)}NULL)"
-
-    label_value = "NULL" if label is None else column(label)
-    return (
-        f"SELECT {first_of(texts)} AS text, {first_of(recipe.rating_columns)} AS rating, "
-        f"{label_value} AS label FROM {table}"
-    )
+            value = f"decode({value})"
+        elif kind == "FLOAT":  # 0.1, not 0.10000000149011612
+            value = f"{value}::VARCHAR::DOUBLE"
+        values.append(value)
+    return wanted, f"SELECT {', '.join(values)} FROM {table}"
 
 
 def _column_names(con: "duckdb.DuckDBPyConnection", path: str) -> list[str]:
@@ -117,20 +113,15 @@ def _bad_row(con: "duckdb.DuckDBPyConnection", query: str) -> int:
         middle = (low + high) // 2
         rows = f"{query} WHERE file_row_number BETWEEN {low} AND {middle - 1}"
         try:
-            con.execute(f"SELECT max(hash(text, rating, label)) FROM ({rows})").fetchall()
+            con.execute(f"SELECT max(hash(COLUMNS(*))) FROM ({rows})").fetchall()
             low = middle
         except duckdb.Error:
             high = middle
     return low + 1
 
 
-def _document(recipe: Recipe, text: str, rating: object, label: object) -> Document:
-    record = {recipe.label_column: label} if recipe.label_column is not None else None
-    return Document(text, rating_of(rating), record)
-
-
-def read_tfds(source: Source, recipe: Recipe) -> Iterator[Document | None]:
-    """Yield the documents of a data set, and None for each record without text.
+def tfds_records(source: Source, recipe: Recipe) -> Iterator[RecordOrReject]:
+    """Yield the features that are read of each example of a data set.
 
     The source is `tfds:NAME[/CONFIG]:SPLIT`, such as ``tfds:glue/sst2:train[:10%]``.
 
@@ -142,19 +133,15 @@ def read_tfds(source: Source, recipe: Recipe) -> Iterator[Document | None]:
         why = "must be tfds:NAME[/CONFIG]:SPLIT, such as tfds:imdb_reviews:train"
         raise UserError(f"{source}: {why}")
     examples, features = _open_tfds(source, name, split)
-    text_columns = tuple(field for field in recipe.text_columns if field in features)
-    if not text_columns:
-        raise UserError(no_column(source, recipe.text_columns, list(features)))
-    for example in examples:
-        text = _text_of(first(example, text_columns))
-        rating = first(example, recipe.rating_columns)
-        if hasattr(rating, "item"):
-            rating = rating.item()
-        label = _text_of(example.get(recipe.label_column))
-        yield _document(recipe, text, rating, label) if isinstance(text, str) else None
+    text_columns(source, recipe, list(features))
+    for number, example in enumerate(examples, 1):
+        record = {name: _plain(example[name]) for name in recipe.columns if name in example}
+        yield f"example {number:,}", record
 
 
-def _text_of(value: object) -> object:
+def _plain(value: Any) -> Any:
+    if hasattr(value, "item") and value.shape == ():
+        value = value.item()
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 

@@ -251,7 +251,7 @@ def rating_of(value: object) -> float | None:
         value = value.strip(" \t\n\v\f\r")
         if not _NUMBER.fullmatch(value):
             return None
-    elif isinstance(value, bool) or not isinstance(value, int | float):
+    elif isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         return None
     try:
         # Adding 0 turns -0 into 0, which is equal but has different bytes.

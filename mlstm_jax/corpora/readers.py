@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import BinaryIO
 
-from mlstm_jax.corpora.columns import read_parquet, read_tfds
+from mlstm_jax.corpora.columns import parquet_records, tfds_records
 from mlstm_jax.corpora.documents import (
     CleanDocument,
     Document,
@@ -126,12 +126,6 @@ def read_source(
 
     Raises UserError if the source cannot be opened, does not match its name, or contains no text.
     """
-    if source.kind == "tfds":
-        yield from read_tfds(source, recipe)
-        return
-    if source.kind == "parquet":
-        yield from read_parquet(source, recipe)
-        return
     check_source(source)
     has_text = False
     fields: dict[str, None] = {}
@@ -191,6 +185,10 @@ def _damage(source: Source, records: int, error: Exception) -> Reject:
 
 def _records(source: Source, recipe: Recipe, on_read: OnRead | None) -> Iterator[RecordOrReject]:
     column = recipe.text_columns[0]
+    if source.kind in ("tfds", "parquet"):
+        read = tfds_records if source.kind == "tfds" else parquet_records
+        yield from read(source, recipe)
+        return
     if source.kind == "pydoc":
         from pydoc_data.topics import topics
 
