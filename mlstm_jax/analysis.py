@@ -21,7 +21,6 @@ from mlstm_jax.config import Config, from_json, load_json
 from mlstm_jax.corpora.documents import rating_of
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import metrics
-from mlstm_jax.training.tally import METRICS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,7 +37,7 @@ LABELS = {
     "noise_scale": "noise scale, rows",
     "kilobytes_per_second": "kB/s",
 }
-LABELS |= {name: metric.label for name, metric in METRICS.items()}
+LABELS |= {name: metric.label for name, metric in metrics.METRICS.items()}
 
 
 class History(NamedTuple):
@@ -237,13 +236,6 @@ def limits(histories: Iterable[History], y: str) -> tuple[float, float] | None:
     high = float(values.max())
     margin = 0.05 * (high - low) or 0.1
     return low - margin, high + margin
-
-
-def counts(axes: Any) -> None:
-    """Make an axis of counts start just below 0, reach at least 1, and show only whole numbers."""
-    top = max(1, axes.get_ylim()[1])
-    axes.set_ylim(-top / 20, top)  # so that a line at 0 is visible
-    axes.yaxis.get_major_locator().set_params(integer=True)
 
 
 def plot_runs(

@@ -167,7 +167,9 @@ class Checkpoints:
         self._begun = step
         with self._failure():
             if not self._manager.save(step, args=ocp.args.Composite(**items)):
-                raise FileExistsError(f"a checkpoint of step {self.latest()} already exists")
+                raise FileExistsError(
+                    f"a checkpoint of step {self._manager.latest_step()} already exists"
+                )
         if not self._is_proven:
             self.wait()
             self._prove(step, parts, rows.get("carry", {}).get("carry"))
@@ -206,10 +208,6 @@ class Checkpoints:
                 f"to {self.folder} ({_brief(error)}). {remedy(error) or 'Correct the cause'}. "
                 f"{resume_advice(self.folder)}."
             ) from error
-
-    def latest(self) -> int | None:
-        """Return the step of the newest complete checkpoint."""
-        return self._manager.latest_step()
 
     def best(self) -> int:
         """Return the step with the lowest `Meta.score`, or the newest if none was measured."""

@@ -126,7 +126,11 @@ def prepare(devices: "Devices", *, deterministic: bool = False) -> None:
     if deterministic:
         if not has_started():
             os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DETERMINISTIC}".strip()
-        require_deterministic()
+        elif _DETERMINISTIC not in os.environ.get("XLA_FLAGS", "").split():
+            raise UserError(
+                "train.deterministic is set, but JAX has started without it; set XLA_FLAGS to "
+                f"{_DETERMINISTIC} before the first operation of jax."
+            )
     if devices.virtual_cpu is not None:
         _make_virtual(devices.virtual_cpu)
     cache_programs()
@@ -159,15 +163,6 @@ def local_devices() -> "list[jax.Device]":
             f"JAX cannot start with JAX_PLATFORMS={wanted!r}: {why}. Install JAX for this device "
             "(mlstm-jax[cuda13]), set JAX_PLATFORMS to cpu, or unset it."
         ) from error
-
-
-def require_deterministic() -> None:
-    """Raise UserError unless JAX has started, or will start, with deterministic kernels."""
-    if _DETERMINISTIC not in os.environ.get("XLA_FLAGS", "").split():
-        raise UserError(
-            "train.deterministic is set, but JAX has started without it; set XLA_FLAGS to "
-            f"{_DETERMINISTIC} before the first operation of jax."
-        )
 
 
 def _make_virtual(count: int) -> None:

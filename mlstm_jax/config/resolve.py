@@ -14,16 +14,13 @@ from mlstm_jax.model.stack import Recurrent
 from mlstm_jax.options import Compute
 
 
-def _fp32(units: int) -> Compute:
-    del units
-    return "fp32"
-
-
 class Hardware(NamedTuple):
     """The devices that a run trains on, as far as its config depends on them."""
 
     devices: int = 1  # of all processes
-    fastest: Callable[[int], Compute] = _fp32  # compute type for layers of so many units
+    fastest: Callable[[int], Compute] = lambda units: (
+        "fp32"
+    )  # compute type for layers of so many units
     capability: tuple[int, int] | None = None  # of NVIDIA's GPUs
 
 

@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mlstm_jax.data.corpus import Split, open_corpus
 from mlstm_jax.data.stream import TrainStream
-from mlstm_jax.digest import CheckedBytes
 from mlstm_jax.errors import UserError
 from mlstm_jax.fields import Count, public
 from mlstm_jax.options import SPLITS
@@ -57,7 +55,9 @@ def inspect(
     for name, split in manifest.splits.items():
         sizes[name] = {"documents": split.documents, "bytes": split.bytes}
     lengths = np.diff(np.asarray(shown.offsets)).astype(np.int64)
-    counts = _byte_counts(shown.bytes)
+    counts = np.zeros(256, np.int64)
+    for start in range(0, len(shown.bytes), _CHUNK):
+        counts += np.bincount(shown.bytes[start : start + _CHUNK], minlength=256)
     shares = counts[counts > 0] / counts.sum()
     chosen = np.linspace(0, len(lengths) - 1, min(max(0, samples), len(lengths))).astype(int)
     summary = {
@@ -91,13 +91,6 @@ def inspect(
     if verify:
         summary["checksums"] = "all agree"
     return summary
-
-
-def _byte_counts(data: CheckedBytes) -> NDArray[np.int64]:
-    counts = np.zeros(256, np.int64)
-    for start in range(0, len(data), _CHUNK):
-        counts += np.bincount(data[start : start + _CHUNK], minlength=256)
-    return counts
 
 
 def _text(split: Split, index: int) -> str:

@@ -217,13 +217,12 @@ def resolved(option: str, path: Path) -> Path:
         if len(os.fsencode(resolved.name)) > _LONGEST_NAME:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         str(resolved).encode()
-    except UnicodeEncodeError as error:
-        why = "this name is not UTF-8, so DuckDB cannot open files there"
-        raise UserError(f"{option} {path}: {why}; name another folder.") from error
     except (OSError, RuntimeError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
         if isinstance(error, RuntimeError):  # before Python 3.13
             why = "a link that leads back to itself"
+        if isinstance(error, UnicodeEncodeError):
+            why = "this name is not UTF-8, so DuckDB cannot open files there"
         raise UserError(f"{option} {path}: {why}; name another folder.") from error
     return resolved
 

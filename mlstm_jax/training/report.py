@@ -15,12 +15,11 @@ from mlstm_jax.guard import Interrupted, strongest
 from mlstm_jax.record import Meta, resume_advice
 from mlstm_jax.terminal import ProgressLine, rate
 from mlstm_jax.training.evaluation import Score
-from mlstm_jax.training.metrics import BITS_PER_NAT, MetricsLog
+from mlstm_jax.training.metrics import BITS_PER_NAT, MetricsLog, line_of, shown_of
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.resume import Snapshot
 from mlstm_jax.training.rows import Rows
 from mlstm_jax.training.step import StepMetrics
-from mlstm_jax.training.tally import line_of, shown
 
 
 class Diverged(KnownError):
@@ -144,7 +143,7 @@ class Reporter:
             data_wait_fraction=min(1.0, self._waited / seconds),
             seconds=self._log.seconds,
         )
-        status = shown(line)
+        status = shown_of(line)
         if not math.isnan(speed):
             status.append(rate(speed))
         self._progress.update(step, "  ".join(status))

@@ -176,8 +176,6 @@ def _start_process(
     if session.owns_process:
         stack.enter_context(watchdog)
         signals = stack.enter_context(guard.collect())
-    if config.train.deterministic:
-        environment.require_deterministic()
     return cluster, watchdog, signals
 
 

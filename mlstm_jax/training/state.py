@@ -18,10 +18,10 @@ from mlstm_jax.interop.weights import Arrays, expected_shapes, flatten, unflatte
 from mlstm_jax.model import fp8
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import VOCABULARY, LanguageModel, Parameters, parameter_shapes
-from mlstm_jax.training import optimizer, tally
+from mlstm_jax.training import optimizer
+from mlstm_jax.training.metrics import Tally, empty_tally
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.schedule import without_rates
-from mlstm_jax.training.tally import Tally
 
 Array = jax.Array
 
@@ -90,7 +90,7 @@ def _init_state(
         params=params,
         opt_state=tx.init(params),
         loss_scale=init_loss_scale(precision),
-        tally=tally.empty(),
+        tally=empty_tally(),
         maxima_U3=None if precision.recurrent == "compute" else fp8.no_history(),
     )
 

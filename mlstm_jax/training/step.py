@@ -18,12 +18,12 @@ from mlstm_jax.config import Config, vary
 from mlstm_jax.data.stream import Batch, EvaluationBatch
 from mlstm_jax.model import fp8
 from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters, TrainingInputs
-from mlstm_jax.training import optimizer, tally
+from mlstm_jax.training import optimizer
+from mlstm_jax.training.metrics import Tally, add_to_tally, empty_tally
 from mlstm_jax.training.objective import OBJECTIVES, cross_entropy, label_losses, row_keys, weighted
 from mlstm_jax.training.parallel import PROGRAMS, sum_over_devices
 from mlstm_jax.training.schedule import Rates, learning_rate, without_rates
 from mlstm_jax.training.state import TrainState, adjust_loss_scale
-from mlstm_jax.training.tally import Tally
 
 Array = jax.Array
 
@@ -309,7 +309,7 @@ def _make_train_step(config: Config, model: LanguageModel, axis_name: str) -> Tr
             "labels": means.labels,
         }
         first_of_line = state.step % config.train.log_every == 0
-        line = _select(first_of_line, tally.empty(), state.tally)
+        line = _select(first_of_line, empty_tally(), state.tally)
         new = TrainState(
             step=step,
             applied=applied,
@@ -317,7 +317,7 @@ def _make_train_step(config: Config, model: LanguageModel, axis_name: str) -> Tr
             params=params,
             opt_state=opt_state,
             loss_scale=adjust_loss_scale(state.loss_scale, finite, config.precision),
-            tally=tally.add(line, values, has_loss=finite & has_target),
+            tally=add_to_tally(line, values, has_loss=finite & has_target),
             maxima_U3=history_U3,
         )
         return new, after, StepMetrics(new.tally, loss, stop, new.consecutive_skips)

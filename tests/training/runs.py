@@ -91,7 +91,7 @@ def final_state(folder: Path, batch: int) -> Any:
     config = run.read_config(folder)
     model = run.LanguageModel(config.model, config.precision)
     with closing(Checkpoints(folder, run.id_of(folder), read_only=True)) as checkpoints:
-        step = checkpoints.latest()
+        step = checkpoints.steps()[-1]
         devices = Parallel(jax.local_devices()[:1])
         carry = devices.abstract_rows(model.init_carry(batch))
         state, rows = checkpoints.restore(step, state_shapes(config, model), carry)

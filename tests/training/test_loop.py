@@ -23,8 +23,8 @@ from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import Note, UserError
 from mlstm_jax.record import steps_in
 from mlstm_jax.training import rows, run_folder
+from mlstm_jax.training.metrics import METRICS
 from mlstm_jax.training.session import Session
-from mlstm_jax.training.tally import METRICS
 from mlstm_jax.training.train import train as run_train
 from tests.training import runs
 from tests.training.runs import assert_same_run, config_of, copy_until, lines_of, lines_without_time
