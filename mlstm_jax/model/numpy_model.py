@@ -75,19 +75,19 @@ class NumpyModel:
     ) -> None:
         """Take the parameters of an mlstm, lstm or gru by name, as in weights.safetensors.
 
-        `product` makes the function that multiplies by a recurrent matrix of columns V · scale. The
-        tests compute in float64 and complex numbers.
+        `product` makes the function that multiplies by a matrix of columns V · scale: recurrent, or
+        the decoder's. The tests compute in float64 and complex numbers.
         """
         cast = {name: np.ascontiguousarray(array, dtype) for name, array in params.items()}
         self.states = _STATES[kind]
         self._dtype = dtype
         self._advance = _advance_gru if kind == "gru" else _advance_lstm
-        self._decoder_HV = cast["decoder_kernel"]
         self._bias_V = cast["decoder_bias"]
+        self._decode = product(cast["decoder_kernel"], np.ones(len(self._bias_V), np.float32))
         self._layers: list[_Layer] = []
         while f"layer_{len(self._layers)}/b" in cast:
             self._layers.append(_Layer(kind, len(self._layers), cast, product))
-        self.shape = (len(self._layers), len(self._decoder_HV))
+        self.shape = (len(self._layers), len(cast["decoder_kernel"]))
 
     def start(self, rows: int) -> Carry:
         """The state of some texts before their first byte, zero."""
@@ -105,7 +105,7 @@ class NumpyModel:
 
     def logits(self, h_BH: Array) -> Array:
         """The scores of each next byte, float32 [B, 256], after h of the top layer."""
-        logits_BV: Array = h_BH @ self._decoder_HV
+        logits_BV = self._decode(h_BH)
         logits_BV += self._bias_V
         return logits_BV
 
