@@ -1,7 +1,7 @@
 """Write the pages of docs/api/ from signatures and docstrings: python docs/write_api.py
 
 `make api` runs it. The pages are stored, so that the repository shows them; tests/test_docs.py
-compares them with the code. The meaning of a config's field is the comment above it.
+compares them with the code.
 """
 
 import ast
@@ -9,6 +9,7 @@ import dataclasses
 import inspect
 from pathlib import Path
 
+import docstring_parser
 import griffe
 
 from mlstm_jax import config
@@ -172,27 +173,20 @@ def _sections() -> list[str]:
 
 def _rows(section: type) -> dict[str, str]:
     """The lines of a table for the fields that a class itself declares, by name."""
-    source = inspect.getsource(section)
-    lines = source.splitlines()
+    meanings = {
+        one.arg_name: one.description for one in docstring_parser.parse(section.__doc__).params
+    }
     rows = {}
-    (tree,) = ast.parse(source).body
+    (tree,) = ast.parse(inspect.getsource(section)).body
     assert isinstance(tree, ast.ClassDef)
     for field in tree.body:
         if isinstance(field, ast.AnnAssign):
             name = ast.unparse(field.target)
             kind = ast.unparse(field.annotation).replace("|", r"\|")
             default = f"`{ast.unparse(field.value)}`" if field.value else "none"
-            meaning = _comment(lines, field.lineno - 1).replace("|", r"\|")
+            meaning = " ".join(meanings.get(name, "").split()).replace("|", r"\|")
             rows[name] = f"| `{name}`: `{kind}` | {default} | {meaning} |"
     return rows
-
-
-def _comment(lines: list[str], at: int) -> str:
-    """The comment that ends above a line."""
-    first = at
-    while lines[first - 1].lstrip().startswith("#"):
-        first -= 1
-    return " ".join(line.strip().removeprefix("#").strip() for line in lines[first:at])
 
 
 def main() -> None:

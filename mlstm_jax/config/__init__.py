@@ -76,23 +76,26 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Checked):
-    """Everything that determines a run."""
+    """Everything that determines a run.
 
-    # Run folder: config, metrics, checkpoints. An unfinished run in it is resumed.
+    Attributes:
+        out: Run folder: config, metrics, checkpoints. An unfinished run in it is resumed.
+        model: The network and its initial parameters.
+        data: The corpus and how it is read.
+        optimizer: The optimizer and its learning rate.
+        precision: Number types and loss scaling.
+        train: How long the run trains, and when it writes what.
+        devices: The devices to train on.
+        distributed: The processes of the run, on this machine or several.
+    """
+
     out: str = "runs/quickstart"
-    # The network and its initial parameters.
     model: Architecture = field(default_factory=MLSTM)
-    # The corpus and how it is read.
     data: Data = field(default_factory=Data)
-    # The optimizer and its learning rate.
     optimizer: Optimizer = field(default_factory=Optimizer)
-    # Number types and loss scaling.
     precision: Precision = field(default_factory=Precision)
-    # How long the run trains, and when it writes what.
     train: Train = field(default_factory=Train)
-    # The devices to train on.
     devices: Devices = field(default_factory=Devices)
-    # The processes of the run, on this machine or several.
     distributed: Distributed = field(default_factory=Distributed)
 
 

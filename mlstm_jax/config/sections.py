@@ -1,6 +1,6 @@
 """Sections of a config: frozen dataclasses that check their values.
 
-The comment above a field is its text in ``--help-all``. The section `model` is a kind of model.
+The docstrings are the text of ``--help-all``. The section `model` is a kind of model.
 """
 
 import re
@@ -24,23 +24,27 @@ Seconds = Annotated[float, Between(0, ends="(]")]
 
 @dataclass(frozen=True, kw_only=True)
 class Data(Checked, section="data"):
-    """The corpus, and how its text becomes batches."""
+    """The corpus, and how its text becomes batches.
 
-    # Folder that `mlstm-jax prepare` created.
+    Attributes:
+        corpus: Folder that `mlstm-jax prepare` created.
+        batch: Rows (streams) in the global batch, on all devices together. Paper: 128 to 32,768.
+        batch_per_device: Rows on each device. If set, the global batch is this times the number of
+            devices. Paper: 256 in mixed precision, 128 in fp32.
+        window: Bytes per row and step, the length of truncated back-propagation. Paper: 256.
+        shards: Minimum number of shards of the training split; the hidden state is zero at the
+            start of each. Rounded up to a multiple of the batch. A small corpus has fewer.
+            Paper: 1000.
+        shuffle_shards: Read each row's shards in a new order every epoch. Paper: no.
+        seed: Seed of the new order.
+    """
+
     corpus: str = "corpora/quickstart"
-    # Rows (streams) in the global batch, on all devices together. Paper: 128 to 32,768.
     batch: Count = 128
-    # Rows on each device. If set, the global batch is this times the number of devices.
-    # Paper: 256 in mixed precision, 128 in fp32.
     batch_per_device: Count | None = None
-    # Bytes per row and step, the length of truncated back-propagation. Paper: 256.
     window: Count = 256
-    # Minimum number of shards of the training split; the hidden state is zero at the start of each.
-    # Rounded up to a multiple of the batch. A small corpus has fewer. Paper: 1000.
     shards: Count = 1000
-    # Read each row's shards in a new order every epoch. Paper: no.
     shuffle_shards: bool = False
-    # Seed of the new order.
     seed: Seed = 0
 
 
@@ -70,63 +74,71 @@ else:
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer(Checked, section="optimizer"):
-    """The optimizer, and the learning rate over a run."""
+    """The optimizer, and the learning rate over a run.
 
-    # The optimizer. LAMB with `clip_norm` 1 is NVIDIA's variant. Paper: adam.
+    Attributes:
+        name: The optimizer. LAMB with `clip_norm` 1 is NVIDIA's variant. Paper: adam.
+        learning_rate: Learning rate before scaling. Paper: 3e-3 for every large batch;
+            Radford: 5e-4.
+        scaling: How the rate grows with the global batch B, from `learning_rate` at `base_batch`
+            B0. linear: lr·B/B0; sqrt: lr·√(B/B0); legw: lr·√(B/B0), with the epochs of warm-up
+            multiplied by B/B0. Paper: compares the first three and chooses none, with 3e-3.
+        base_batch: The batch B0 at which the rate is `learning_rate`. Paper: 128.
+        learning_rate_cap: Upper limit of the scaled rate. Paper: 3e-3.
+        schedule: How the rate decays after the warm-up: linear, cosine and polynomial to zero;
+            triangular to 1/32, after a warm-up of a tenth of the run (Howard and Ruder 2018).
+            Paper: linear.
+        decay_steps: The applied update at which the decay ends; unset: the last of the run.
+            Paper: 100,000, at any batch.
+        power: Exponent of the polynomial schedule.
+        warmup_steps: Number of applied updates in the linear warm-up. Paper: none.
+        warmup_epochs: Warm-up in epochs (with legw: at `base_batch`), instead of `warmup_steps`.
+        b1: Decay rate of the first moment; with LARS the momentum. Paper: 0.9.
+        b2: Adam's decay rate of the second moment. Paper: 0.999.
+        b2_half_life: Half-life of a gradient in the second moment, in bytes of text, the same at
+            any batch; instead of `b2`. A b2 of 0.999 has a half-life of 693 updates: 710e3 bytes
+            at 16 rows of 64.
+        eps: Added to Adam's denominator. Paper: 1e-8.
+        clip_norm: Maximum global norm of the gradient; larger ones are scaled down. NVIDIA
+            found 1.0 useful.
+        weight_decay: Weight decay of the matrices per update, before multiplication by the learning
+            rate; with adamw, lamb, lars and muon.
+        weight_decay_bytes: Bytes of text in the update to which `weight_decay` belongs. If set, an
+            update of k times the bytes decays k times as much, so that at one rate a byte decays
+            the same at any batch. Unset: each update decays by `weight_decay`.
+        muon_learning_rate: Muon's learning rate, for the matrices of the layers, and in a
+            Transformer whose embedding is not as wide as its layers also for the matrix between
+            them. All other parameters use Adam with `learning_rate`; both rates follow one
+            schedule.
+        muon_momentum: Muon's momentum (Nesterov's). Jordan et al. 2024: 0.95. A run of some 1,000
+            updates was better with 0.9.
+        muon_decoder: Whether Muon trains the decoder, too. It was better in a run of 6,000 updates,
+            and worse than Adam in runs of some 1,000.
+        muon_steps: Muon's Newton-Schulz iterations. Fewer are faster and less exact.
+        trust_coefficient: LARS: factor of the trust ratio ‖w‖ / ‖gradient‖.
+    """
+
     name: OptimizerName = "adam"
-    # Learning rate before scaling. Paper: 3e-3 for every large batch; Radford: 5e-4.
     learning_rate: Positive = 5e-4
-    # How the rate grows with the global batch B, from `learning_rate` at `base_batch` B0. linear:
-    # lr·B/B0; sqrt: lr·√(B/B0); legw: lr·√(B/B0), with the epochs of warm-up multiplied by B/B0.
-    # Paper: compares the first three and chooses none, with 3e-3.
     scaling: Literal["none", "linear", "sqrt", "legw"] = "none"
-    # The batch B0 at which the rate is `learning_rate`. Paper: 128.
     base_batch: Count = 128
-    # Upper limit of the scaled rate. Paper: 3e-3.
     learning_rate_cap: Positive | None = None
-    # How the rate decays after the warm-up: linear, cosine and polynomial to zero; triangular to
-    # 1/32, after a warm-up of a tenth of the run (Howard and Ruder 2018). Paper: linear.
     schedule: Literal["linear", "cosine", "polynomial", "triangular", "constant"] = "linear"
-    # The applied update at which the decay ends; unset: the last of the run. Paper: 100,000, at any
-    # batch.
     decay_steps: Steps | None = None
-    # Exponent of the polynomial schedule.
     power: Positive = 2.0
-    # Number of applied updates in the linear warm-up. Paper: none.
     warmup_steps: Annotated[int, Between(0, MOST_STEPS)] = 0
-    # Warm-up in epochs (with legw: at `base_batch`), instead of `warmup_steps`.
     warmup_epochs: Annotated[float, Between(0, ends="[)")] | None = None
-    # Decay rate of the first moment; with LARS the momentum. Paper: 0.9.
     b1: Fraction = 0.9
-    # Adam's decay rate of the second moment. Paper: 0.999.
     b2: Fraction = 0.999
-    # Half-life of a gradient in the second moment, in bytes of text, the same at any batch; instead
-    # of `b2`. A b2 of 0.999 has a half-life of 693 updates: 710e3 bytes at 16 rows of 64.
     b2_half_life: Positive | None = None
-    # Added to Adam's denominator. Paper: 1e-8.
     eps: Positive = 1e-8
-    # Maximum global norm of the gradient; larger ones are scaled down. NVIDIA found 1.0 useful.
     clip_norm: Positive | None = 1.0
-    # Weight decay of the matrices per update, before multiplication by the learning rate; with
-    # adamw, lamb, lars and muon.
     weight_decay: Annotated[float, Between(0, ends="[)")] = 0.0
-    # Bytes of text in the update to which `weight_decay` belongs. If set, an update of k times the
-    # bytes decays k times as much, so that at one rate a byte decays the same at any batch. Unset:
-    # each update decays by `weight_decay`.
     weight_decay_bytes: Positive | None = None
-    # Muon's learning rate, for the matrices of the layers, and in a Transformer whose embedding is
-    # not as wide as its layers also for the matrix between them. All other parameters use Adam with
-    # `learning_rate`; both rates follow one schedule.
     muon_learning_rate: Positive = 0.04
-    # Muon's momentum (Nesterov's). Jordan et al. 2024: 0.95. A run of some 1,000 updates was better
-    # with 0.9.
     muon_momentum: Fraction = 0.95
-    # Whether Muon trains the decoder, too. It was better in a run of 6,000 updates, and worse than
-    # Adam in runs of some 1,000.
     muon_decoder: bool = False
-    # Muon's Newton-Schulz iterations. Fewer are faster and less exact.
     muon_steps: Count = 5
-    # LARS: factor of the trust ratio ‖w‖ / ‖gradient‖.
     trust_coefficient: Positive = 0.001
 
     @property
@@ -163,32 +175,38 @@ def others_fields(name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Precision(Checked, section="precision"):
-    """Number types and loss scaling."""
+    """Number types and loss scaling.
 
-    # Type of the matrix products. Master weights, moments, sums, logits and loss stay float32. fp16
-    # uses dynamic loss scaling; bf16 needs none. With tf32, GPUs since the A100 round the operands
-    # of fp32 to 10 bits of mantissa, at about eight times the speed; other devices compute in fp32.
-    # Unset: bf16, for at least 256 units, on a device that multiplies it faster, otherwise fp32; a
-    # run that resumes keeps its type. Paper: fp16, with fp32 as the baseline.
+    Attributes:
+        compute: Type of the matrix products. Master weights, moments, sums, logits and loss stay
+            float32. fp16 uses dynamic loss scaling; bf16 needs none. With tf32, GPUs since the A100
+            round the operands of fp32 to 10 bits of mantissa, at about eight times the speed; other
+            devices compute in fp32. Unset: bf16, for at least 256 units, on a device that
+            multiplies it faster, otherwise fp32; a run that resumes keeps its type. Paper: fp16,
+            with fp32 as the baseline.
+        recurrent: Operand type of the mLSTM's recurrent products in training: the compute type; or
+            fp8 (E4M3, with scales from earlier updates), for one layer and bf16, on GPUs of compute
+            capability 8.9 or later. fp8_emulated computes the same numbers on any device, slowly,
+            to study training.
+        cell: Type of the cell state c: float32, or the compute type.
+        all_reduce: Type of the gradient all-reduce: float32, or the compute type (divided by the
+            number of devices before the sum, so that the sum cannot overflow). Paper: fp16.
+        initial_loss_scale: Initial loss scale of fp16.
+        growth_interval: Number of clean updates after which the loss scale doubles.
+        min_loss_scale: The smallest loss scale.
+        max_loss_scale: The largest loss scale.
+        max_consecutive_skips: Number of consecutive skipped updates (inf or NaN in the gradient)
+            after which the run stops.
+    """
+
     compute: Compute | None = None
-    # Operand type of the mLSTM's recurrent products in training: the compute type; or fp8 (E4M3,
-    # with scales from earlier updates), for one layer and bf16, on GPUs of compute capability 8.9
-    # or later. fp8_emulated computes the same numbers on any device, slowly, to study training.
     recurrent: Literal["compute", "fp8", "fp8_emulated"] = "compute"
-    # Type of the cell state c: float32, or the compute type.
     cell: Literal["fp32", "compute"] = "fp32"
-    # Type of the gradient all-reduce: float32, or the compute type (divided by the number of
-    # devices before the sum, so that the sum cannot overflow). Paper: fp16.
     all_reduce: Literal["fp32", "compute"] = "fp32"
-    # Initial loss scale of fp16.
     initial_loss_scale: float = 2.0**16
-    # Number of clean updates after which the loss scale doubles.
     growth_interval: Count = 1000
-    # The smallest loss scale.
     min_loss_scale: Annotated[float, Between(0, ends="(]")] = 1.0
-    # The largest loss scale.
     max_loss_scale: float = 2.0**24
-    # Number of consecutive skipped updates (inf or NaN in the gradient) after which the run stops.
     max_consecutive_skips: Count = 50
 
     def __post_init__(self) -> None:
@@ -203,33 +221,44 @@ class Precision(Checked, section="precision"):
 
 @dataclass(frozen=True, kw_only=True)
 class Devices(Checked, section="devices"):
-    """The devices of one process."""
+    """The devices of one process.
 
-    # Number of devices that each process trains on; unset: all that it has. Paper: 8 per machine.
+    Attributes:
+        count: Number of devices that each process trains on; unset: all that it has. Paper: 8 per
+            machine.
+        kernels: Kernels of the elementwise part of a training step on GPUs: XLA's, or this
+            package's Pallas kernels, half as many; a step on an H100 was 1.08 to 1.23 times as
+            fast (results/speed). auto: Pallas for an mLSTM where it is proven, on GPUs of compute
+            capability 9.0 (H100, H200), and with fp8, otherwise XLA; a run that resumes keeps its
+            kernels.
+        virtual_cpu: Split the CPU into this many virtual devices, to try multi-device code on one
+            machine.
+    """
+
     count: Count | None = None
-    # Kernels of the elementwise part of a training step on GPUs: XLA's, or this package's Pallas
-    # kernels, half as many; a step on an H100 was 1.08 to 1.23 times as fast (results/speed). auto:
-    # Pallas for an mLSTM where it is proven, on GPUs of compute capability 9.0 (H100, H200), and
-    # with fp8, otherwise XLA; a run that resumes keeps its kernels.
     kernels: Literal["auto", "xla", "pallas"] = "auto"
-    # Split the CPU into this many virtual devices, to try multi-device code on one machine.
     virtual_cpu: Count | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Distributed(Checked, section="distributed"):
-    """The processes of a run, on one machine or several."""
+    """The processes of a run, on one machine or several.
 
-    # Address of process 0, HOST:PORT (an IPv6 address in brackets, [fd00::1]:8476), the same for
-    # all processes; unset: where srun, mpirun or Kubernetes tells JAX that it is.
+    Attributes:
+        coordinator: Address of process 0, HOST:PORT (an IPv6 address in brackets, [fd00::1]:8476),
+            the same for all processes; unset: where srun, mpirun or Kubernetes tells JAX that it
+            is.
+        processes: Number of processes; unset: from srun or mpirun, otherwise one.
+        index: Index of this process, from 0; unset: from srun, mpirun or a Kubernetes Job.
+        timeout_seconds: Seconds to wait for all processes at the start.
+        heartbeat_timeout_seconds: Seconds without a heartbeat after which a process counts as lost,
+            and the others end.
+    """
+
     coordinator: str | None = None
-    # Number of processes; unset: from srun or mpirun, otherwise one.
     processes: Count | None = None
-    # Index of this process, from 0; unset: from srun, mpirun or a Kubernetes Job.
     index: Annotated[int, Between(0)] | None = None
-    # Seconds to wait for all processes at the start.
     timeout_seconds: Seconds = 300.0
-    # Seconds without a heartbeat after which a process counts as lost, and the others end.
     heartbeat_timeout_seconds: Seconds = 20.0
 
     def __post_init__(self) -> None:
@@ -246,67 +275,76 @@ class Distributed(Checked, section="distributed"):
 
 @dataclass(frozen=True, kw_only=True)
 class Train(Checked, section="train"):
-    """How long a run trains, and when it writes what."""
+    """How long a run trains, and when it writes what.
 
-    # Maximum number of optimizer steps; unset: as many as `epochs` needs. Paper: 100,000.
+    Attributes:
+        steps: Maximum number of optimizer steps; unset: as many as `epochs` needs. Paper: 100,000.
+        epochs: Maximum number of passes over the training split; unset: as many as `steps` needs.
+            Paper: 3.
+        objective: What the model learns to predict: the next byte; or some bytes of a window, most
+            of which are masked (Devlin et al. 2018), for features and labels. Unset: masked bytes
+            with model:bert, and otherwise the next byte. A Transformer of masked bytes sees a whole
+            window.
+        recompute_every: Keep the state of every k-th byte of a window for the backward pass, and
+            recompute the others. This saves memory, so that a larger model or batch fits; a step
+            takes about a quarter longer. 16 to 64 are good values; unset: keep everything.
+        dropout: Fraction of each layer's output units that are dropped in training, drawn anew for
+            each row and window. The recurrent state itself is not dropped. Paper: none.
+        label_weight: How many bytes one label counts as, with model.rating_head (the squared error
+            of a rating, in standard deviations of the training split) or model.classes (nats).
+        micro_batches: Number k of parts that each device's rows are split into (gradient
+            accumulation). A device processes one part at a time, and their gradients make one
+            update: it needs the memory of 1/k of the rows, and the result is the same to rounding.
+        start_from: Run folder, trained or imported, from whose parameters the run starts; the sizes
+            of the model must be the same. The label head is not copied. Unset: random initial
+            parameters.
+        start_optimizer: Go on where that run ended: from its newest checkpoint, with the state of
+            its optimizer, at its place in the text if the corpus is the same. The rows, their
+            carry, the learning rate and the steps begin anew; `epochs` count those of that run,
+            too.
+        seed: Seed of the initial parameters.
+        deterministic: On GPUs: use only deterministic kernels, so that a run that is stopped and
+            resumed is bit for bit the same as an uninterrupted one. XLA then does not search for
+            the fastest kernels, so steps are slower. CPUs are always deterministic.
+        log_every: Steps between two lines of metrics; the loss of a line is the mean over these
+            steps.
+        eval_every: Steps between two evaluations of the validation split, each with a checkpoint.
+        checkpoint_every: Steps between two checkpoints.
+        keep_checkpoints: Number of newest checkpoints to keep. The best by validation
+            BPC (in `finetune`, by the loss of the labels) is also kept, and one that is older than
+            any divergence that can still be detected.
+        divergence_bpc: A run has diverged when its training loss is above this many bits per
+            character for `divergence_steps` steps in a row (a uniform prediction has 8), or
+            when `precision.max_consecutive_skips` updates in a row contained inf or NaN, or when
+            its last validation loss is above this number. The run then stops, and the checkpoints
+            written after the divergence began are deleted.
+        divergence_steps: Number of such steps in a row.
+        sigterm_exit_code: Exit code of a run that SIGTERM or SIGHUP stopped with a checkpoint. 0
+            reports success; use another code for a supervisor that restarts only failed processes,
+            such as Kubernetes.
+        watchdog_seconds: Seconds without a step, a window of evaluation or a checkpoint after which
+            the run writes the stack of every thread and ends. This time includes the compilation of
+            the first step, and any in which the process was suspended (Ctrl-Z).
+    """
+
     steps: Steps | None = None
-    # Maximum number of passes over the training split; unset: as many as `steps` needs. Paper: 3.
     epochs: Positive | None = 1.0
-    # What the model learns to predict: the next byte; or some bytes of a window, most of which are
-    # masked (Devlin et al. 2018), for features and labels. Unset: masked bytes with model:bert, and
-    # otherwise the next byte. A Transformer of masked bytes sees a whole window.
     objective: ObjectiveName | None = None
-    # Keep the state of every k-th byte of a window for the backward pass, and recompute the others.
-    # This saves memory, so that a larger model or batch fits; a step takes about a quarter longer.
-    # 16 to 64 are good values; unset: keep everything.
     recompute_every: Count | None = None
-    # Fraction of each layer's output units that are dropped in training, drawn anew for each row
-    # and window. The recurrent state itself is not dropped. Paper: none.
     dropout: Fraction = 0.0
-    # How many bytes one label counts as, with model.rating_head (the squared error of a rating, in
-    # standard deviations of the training split) or model.classes (nats).
     label_weight: Positive = 100.0
-    # Number k of parts that each device's rows are split into (gradient accumulation). A device
-    # processes one part at a time, and their gradients make one update: it needs the memory of 1/k
-    # of the rows, and the result is the same to rounding.
     micro_batches: Count = 1
-    # Run folder, trained or imported, from whose parameters the run starts; the sizes of the model
-    # must be the same. The label head is not copied. Unset: random initial parameters.
     start_from: str | None = None
-    # Go on where that run ended: from its newest checkpoint, with the state of its optimizer, at
-    # its place in the text if the corpus is the same. The rows, their carry, the learning rate and
-    # the steps begin anew; `epochs` count those of that run, too.
     start_optimizer: bool = False
-    # Seed of the initial parameters.
     seed: Seed = 0
-    # On GPUs: use only deterministic kernels, so that a run that is stopped and resumed is bit for
-    # bit the same as an uninterrupted one. XLA then does not search for the fastest kernels, so
-    # steps are slower. CPUs are always deterministic.
     deterministic: bool = False
-    # Steps between two lines of metrics; the loss of a line is the mean over these steps.
     log_every: Steps = 10
-    # Steps between two evaluations of the validation split, each with a checkpoint.
     eval_every: Count = 1000
-    # Steps between two checkpoints.
     checkpoint_every: Count = 1000
-    # Number of newest checkpoints to keep. The best by validation BPC (in `finetune`, by the loss
-    # of the labels) is also kept, and one that is older than any divergence that can still be
-    # detected.
     keep_checkpoints: Count = 2
-    # A run has diverged when its training loss is above this many bits per character for
-    # `divergence_steps` steps in a row (a uniform prediction has 8), or when
-    # `precision.max_consecutive_skips` updates in a row contained inf or NaN, or when its last
-    # validation loss is above this number. The run then stops, and the checkpoints written after
-    # the divergence began are deleted.
     divergence_bpc: Annotated[float, Between(0, ends="(]")] = 10.0
-    # Number of such steps in a row.
     divergence_steps: Count = 100
-    # Exit code of a run that SIGTERM or SIGHUP stopped with a checkpoint. 0 reports success; use
-    # another code for a supervisor that restarts only failed processes, such as Kubernetes.
     sigterm_exit_code: Annotated[int, Between(0, 255)] = 0
-    # Seconds without a step, a window of evaluation or a checkpoint after which the run writes the
-    # stack of every thread and ends. This time includes the compilation of the first step, and any
-    # in which the process was suspended (Ctrl-Z).
     watchdog_seconds: Seconds = 1800.0
 
     def __post_init__(self) -> None:

@@ -75,26 +75,29 @@ class Products(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What a reader needs to know of a model: its sizes, its states and what it predicts."""
+    """What a reader needs to know of a model: its sizes, its states and what it predicts.
 
-    # Hidden units H of a layer. Paper: 4096 (also 256, 1024, 8192).
+    Attributes:
+        hidden: Hidden units H of a layer. Paper: 4096 (also 256, 1024, 8192).
+        embedding: Embedding size E of a byte. Paper: 64.
+        layers: Stacked layers. Paper: 1.
+        embedding_std: Standard deviation of the initial embedding. Paper: 1. With a small value the
+            multiplicative path of an mLSTM starts almost closed.
+        rating_head: Also predict a document's rating, as an auxiliary objective of the language
+            model (see train.label_weight): from h at its end, or in a Transformer of masked bytes,
+            such as BERT, from the mean of h in the window up to there. The corpus must have
+            ratings. Paper: future work.
+        classes: Number of classes to predict in the same way, from a corpus whose ratings are class
+            numbers that start at 0. `mlstm-jax finetune` sets it. 0: no classes.
+        objective: What the model learns to predict; `train.objective` sets it.
+    """
+
     hidden: Size = 256
-    # Embedding size E of a byte. Paper: 64.
     embedding: Size = 64
-    # Stacked layers. Paper: 1.
     layers: Layers = 1
-    # Standard deviation of the initial embedding. Paper: 1. With a small value the multiplicative
-    # path of an mLSTM starts almost closed.
     embedding_std: Positive = 1.0
-    # Also predict a document's rating, as an auxiliary objective of the language model (see
-    # train.label_weight): from h at its end, or in a Transformer of masked bytes, such as BERT,
-    # from the mean of h in the window up to there. The corpus must have ratings. Paper: future
-    # work.
     rating_head: bool = False
-    # Number of classes to predict in the same way, from a corpus whose ratings are class numbers
-    # that start at 0. `mlstm-jax finetune` sets it. 0: no classes.
     classes: int = 0
-    # What the model learns to predict; `train.objective` sets it.
     objective: ObjectiveName = "next-byte"
 
     title: ClassVar[str] = ""

@@ -143,9 +143,13 @@ def _gate_by_gate(initialise: Any, gates: int) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class GatedCell(Recurrent):
-    """A stack of layers of one cell; a subclass is the cell."""
+    """A stack of layers of one cell; a subclass is the cell.
 
-    # Normalise the columns of every matrix of the cell, W = g V / ‖V‖, as the mLSTM always does.
+    Attributes:
+        weight_norm: Normalise the columns of every matrix of the cell, W = g V / ‖V‖, as the mLSTM
+            always does.
+    """
+
     weight_norm: bool = False
 
     @property

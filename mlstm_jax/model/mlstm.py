@@ -259,12 +259,16 @@ STACKED = Loops(
 
 @dataclass(frozen=True, kw_only=True)
 class MLSTM(Recurrent, title="mLSTM"):
-    """The network and its initial parameters."""
+    """The network and its initial parameters.
 
-    # Initial recurrent matrices Wh and Wmh. Paper: uniform(±1/√H).
+    Attributes:
+        recurrent_init: Initial recurrent matrices Wh and Wmh. Paper: uniform(±1/√H).
+        recurrent_gain: Initial gains of Wh and Wmh, relative to the column norms of V, so that W =
+            gain · V. √3 makes the columns of a uniform Wmh as long as those of an orthogonal one.
+            Paper: 1.
+    """
+
     recurrent_init: Literal["uniform", "orthogonal"] = "uniform"
-    # Initial gains of Wh and Wmh, relative to the column norms of V, so that W = gain · V. √3 makes
-    # the columns of a uniform Wmh as long as those of an orthogonal one. Paper: 1.
     recurrent_gain: Positive = 1.0
 
     gates: ClassVar[dict[str, int]] = {"wmx": 1, "wmh": 1, "wx": 4, "wh": 4}

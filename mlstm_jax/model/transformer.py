@@ -259,19 +259,22 @@ def _follow(before: Context, bytes_BT: Array, h_BTLH: Array, lengths_B: Array) -
 
 @dataclass(frozen=True, kw_only=True)
 class Transformer(Architecture, title="Transformer"):
-    """The network; each byte sees those before it, or with masked bytes all of its window."""
+    """The network; each byte sees those before it, or with masked bytes all of its window.
+
+    Attributes:
+        hidden: Hidden units H of a layer. BERT-Large: 1024.
+        layers: Layers, each of attention and two dense matrices. BERT-Large: 24.
+        heads: Attention heads; they share the hidden units evenly. BERT-Large: 16.
+        positions: The most bytes P that attend to each other; each position has a learned vector.
+            Unset: the run's longest window, or 256 outside of a run. Positions beyond the longest
+            window stay untrained and make scores worse. BERT: 512.
+    """
 
     kind: Literal["transformer"] = field(default="transformer", init=False)
 
-    # Hidden units H of a layer. BERT-Large: 1024.
     hidden: Size = 256
-    # Layers, each of attention and two dense matrices. BERT-Large: 24.
     layers: Layers = 4
-    # Attention heads; they share the hidden units evenly. BERT-Large: 16.
     heads: int = 4
-    # The most bytes P that attend to each other; each position has a learned vector. Unset: the
-    # run's longest window, or 256 outside of a run. Positions beyond the longest window stay
-    # untrained and make scores worse. BERT: 512.
     positions: Annotated[int, Between(2, 2**20)] | None = None
 
     states: ClassVar[tuple[str, ...]] = ("h",)
