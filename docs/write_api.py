@@ -116,8 +116,9 @@ def _docstring(found: griffe.Object) -> list[str]:
         if kind == "text":
             parts.append(_as_text(section.value))
         elif kind == "examples":
-            code = "\n".join(text for _, text in section.value)
-            parts.append(f"```python\n{code}\n```")
+            for part, text in section.value:
+                is_code = part.value == "examples"
+                parts.append(f"```python\n{text}\n```" if is_code else _as_text(text))
         else:
             title = {"parameters": "Arguments"}.get(kind, kind.capitalize())
             lines = [_item(kind, one) for one in section.value]

@@ -5,6 +5,11 @@ The runs of a study in results/ are one file, runs.jsonl.gz: a line for each, an
 
 Needs pandas and matplotlib (the extra `notebooks`), which training does not need. A table is a
 pandas DataFrame; a curve is drawn on axes that the caller creates.
+
+>>> from mlstm_jax import analysis
+>>> histories = analysis.load_histories("runs/mine")
+>>> analysis.summary(histories).index.tolist()
+['mine']
 """
 
 import gzip
@@ -43,8 +48,13 @@ LABELS |= {name: metric.label for name, metric in metrics.METRICS.items()}
 class History(NamedTuple):
     """The config and metrics of a run folder.
 
-    `train` and `evaluations` have one row per line of metrics.jsonl and its fields as columns, plus
-    megabytes, minutes and kilobytes_per_second. `events` has step and event.
+    Attributes:
+        name: the run's.
+        config: the run's.
+        train: a row for each such line of metrics.jsonl, with its fields as columns, and megabytes,
+            minutes and kilobytes_per_second.
+        evaluations: the same of evaluations.
+        events: step and event.
     """
 
     name: str
@@ -57,8 +67,11 @@ class History(NamedTuple):
 def load_histories(*folders: Path | str) -> list[History]:
     """Read every run of `folders`, sorted by path; a run's name is its path below its folder.
 
-    A folder holds runs in or below it, or is a study with a runs.jsonl.gz. Raises UserError if it
-    holds no run, or a run cannot be read.
+    Args:
+        folders: each holds runs in or below it, or is a study with a runs.jsonl.gz.
+
+    Raises:
+        ValueError: a folder holds no run, or a run cannot be read.
     """
     histories: list[History] = []
     for folder in map(Path, folders):

@@ -1,15 +1,15 @@
 """The recurrent layers as Flax modules, for models of your own.
 
-Each reads vectors over time and returns its carry and h after each step::
+Each reads vectors over time and returns its carry and h after each step.
 
-    layer = mlstm_jax.layers.MLSTM(hidden=512)
-    variables = layer.init(key, x_BTI)
-    carry, h_BTH = layer.apply(variables, x_BTI)
-    carry, h_BTH = layer.apply(variables, next_BTI, carry)
-
-`compute` is the type of the matrix products, such as jnp.bfloat16; sums are float32. An mLSTM's
-`recurrent_init` is "uniform", as in the paper, or "orthogonal"; with `weight_norm` the columns of
-an LSTM's or GRU's matrices are normalised, too.
+>>> import jax, mlstm_jax.layers
+>>> layer = mlstm_jax.layers.MLSTM(hidden=4)
+>>> x_BTI = jax.numpy.ones((2, 3, 5))
+>>> variables = layer.init(jax.random.key(0), x_BTI)
+>>> carry, h_BTH = layer.apply(variables, x_BTI)
+>>> carry, h_BTH = layer.apply(variables, x_BTI, carry)
+>>> h_BTH.shape
+(2, 3, 4)
 
 Their gradient is the explicit one of model/mlstm.py and model/gated.py. benchmarks/layers.py
 compares its speed with `flax.linen.RNN`.
@@ -43,11 +43,11 @@ class _Layer(linen.Module):
         """Read a window of every row.
 
         Args:
-            x_BTI: the inputs, floating-point.
+            x_BTI: the inputs, floating-point, [B, T, I].
             carry: what the window before returned; None: zeros.
-            padding_mask_BT: bool, true in the padding, where the carry does not change. With it
-                there is no gradient: for training leave it out, and give the padding no weight in
-                the loss, since no h depends on later inputs.
+            padding_mask_BT: bool [B, T], true in the padding, where the carry does not change. With
+                it there is no gradient: for training leave it out, and give the padding no weight
+                in the loss, since no h depends on later inputs.
 
         Returns:
             The carry, a NamedTuple of h and, except of a GRU, c, float32 [B, H]; and h after each
@@ -66,7 +66,13 @@ class _Layer(linen.Module):
 
 
 class MLSTM(_Layer):
-    """The multiplicative LSTM with weight normalisation (Krause et al. 2016; Puri et al. 2018)."""
+    """The multiplicative LSTM with weight normalisation (Krause et al. 2016; Puri et al. 2018).
+
+    Attributes:
+        hidden: units H.
+        compute: type of the matrix products, such as jnp.bfloat16; sums are float32.
+        recurrent_init: "uniform", as in the paper, or "orthogonal".
+    """
 
     recurrent_init: Any = "uniform"
 
@@ -75,7 +81,13 @@ class MLSTM(_Layer):
 
 
 class LSTM(_Layer):
-    """The LSTM (Hochreiter and Schmidhuber 1997; Gers et al. 2000)."""
+    """The LSTM (Hochreiter and Schmidhuber 1997; Gers et al. 2000).
+
+    Attributes:
+        hidden: units H.
+        compute: see `MLSTM`.
+        weight_norm: whether the columns of the matrices are normalised, as an mLSTM's are.
+    """
 
     weight_norm: bool = False
 
@@ -84,7 +96,13 @@ class LSTM(_Layer):
 
 
 class GRU(_Layer):
-    """The gated recurrent unit (Cho et al. 2014)."""
+    """The gated recurrent unit (Cho et al. 2014).
+
+    Attributes:
+        hidden: units H.
+        compute: see `MLSTM`.
+        weight_norm: see `LSTM`.
+    """
 
     weight_norm: bool = False
 

@@ -46,6 +46,10 @@ class SamplingOptions(Checked):
             al. 2017, section 4.3).
         stop: a byte that ends a text and is no part of it, as a character or as \\n, \\x02; a
             review ends at \\n.
+
+    Examples:
+        >>> options = mlstm.SamplingOptions(bytes=20, temperature=0.5)
+        >>> text = mlstm.load("sentiment").generate("The film", options)
     """
 
     bytes: Annotated[int, Between(0, _MOST_DRAWN)] = 400
@@ -93,6 +97,10 @@ class HeatmapOptions(Checked):
         layer: of a unit; 0 is the lowest; unset: the top layer.
         scale: the absolute value with the full colour; unset: the 99th percentile of the text, or
             of a score its largest value after a whole word.
+
+    Examples:
+        >>> options = mlstm.HeatmapOptions(state="h")
+        >>> heat = mlstm.load("sentiment").heatmap("It was good.", 236, options=options)
     """
 
     label: str | None = None
@@ -114,6 +122,10 @@ class TransferOptions(Checked):
         words: the classifier reads the features or the words (TF-IDF), whichever is better on
             held-out texts, or the mean of both if that is clearly better than either. It has no
             score after each character.
+
+    Examples:
+        >>> options = mlstm.TransferOptions(state="mean_h", words=True)
+        >>> made = mlstm.load("runs/mine").transfer("reviews.csv", options=options)
     """
 
     state: tuple[FeatureState, ...] | FeatureState | None = None
@@ -143,6 +155,10 @@ class FinetuneOptions(Checked):
             package or an imported one the fastest, as `precision.compute` of a new run.
         words: take the probabilities of the model or of TF-IDF, whichever is better on the
             validation texts, or their mean if that is clearly better than either.
+
+    Examples:
+        >>> mlstm.FinetuneOptions(epochs=5).batch is None
+        True
     """
 
     epochs: Positive = 3.0

@@ -90,15 +90,29 @@ def rate_type(config: Config) -> str:
 
 
 class Row(NamedTuple):
-    """The plan for one number of devices."""
+    """The plan for one number of devices.
+
+    Attributes:
+        devices: their number.
+        batch: rows on all of them.
+        seconds_per_iteration: of a step.
+        all_reduce_seconds: of these, for the sum of gradients.
+        bytes_per_second: of text, on all devices.
+        efficiency: bytes per second of each device, relative to a single device.
+        memory_bytes: of a device.
+        fits: whether the memory suffices.
+        hours_per_epoch: unset without the bytes of a corpus.
+        hours: of the run.
+        cost: of the run; unset without a price.
+    """
 
     devices: int
     batch: int
     seconds_per_iteration: float
     all_reduce_seconds: float
     bytes_per_second: float
-    efficiency: float  # bytes per second of each device, relative to a single device
-    memory_bytes: float  # of a device
+    efficiency: float
+    memory_bytes: float
     fits: bool
     hours_per_epoch: float | None
     hours: float | None
@@ -235,6 +249,11 @@ def plan(
     Raises:
         ValueError: the machine has no rate for the config's type, or the devices cannot share the
             batch evenly.
+
+    Examples:
+        >>> rows = mlstm.plan("amazon_4096", "h200", [1, 8], corpus_bytes=40e9)
+        >>> [row.devices for row in rows]
+        [1, 8]
     """
     if not isinstance(machine, Machine):
         machine = load_machine(Path(machine))

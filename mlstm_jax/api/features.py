@@ -58,6 +58,13 @@ class Features(TransformerMixin, _TextEstimator):
         all_layers: see `TrainedModel.encode`.
         batch_size: see `TrainedModel.encode`.
         show_progress: on standard error.
+
+    Examples:
+        >>> from sklearn.linear_model import LogisticRegression
+        >>> from sklearn.pipeline import make_pipeline
+        >>> pipeline = make_pipeline(mlstm.Features("sentiment"), LogisticRegression())
+        >>> pipeline.fit(["I loved it.", "I hated it."], ["yes", "no"]).predict(["A great film."])
+        array(['yes'], dtype='<U3')
     """
 
     def __init__(
@@ -80,9 +87,13 @@ class Features(TransformerMixin, _TextEstimator):
     def fit(self, texts: Iterable[str], y: Any = None) -> "Features":
         """Check the texts and load the model; learn nothing.
 
-        With `y`, a warning counts the texts that a pretrained model has read with their
-        ratings: accuracy on them is too high. Texts that come only once, as from a generator, are
-        left for `transform`.
+        Args:
+            texts: in memory; texts that come only once, as from a generator, are not checked.
+            y: their labels: a warning counts the texts that a pretrained model has read with their
+                ratings, on which accuracy is too high.
+
+        Returns:
+            This object.
         """
         require_kind("batch_size", self.batch_size, Count | None)
         if not isinstance(texts, Iterator):
@@ -97,7 +108,14 @@ class Features(TransformerMixin, _TextEstimator):
 
     @public
     def transform(self, texts: Iterable[str]) -> NDArray[np.float32]:
-        """Return float32 [texts, units]; after `set_output`, a table with the index of `texts`."""
+        """Return the features of texts.
+
+        Args:
+            texts: in memory.
+
+        Returns:
+            float32 [texts, units]; after `set_output`, a table with the index of `texts`.
+        """
         return self._loaded().encode(
             as_texts(texts),
             self.state,
@@ -107,7 +125,11 @@ class Features(TransformerMixin, _TextEstimator):
         )
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
-        """Return "c_0", ..., "mean_h_0", ...; with all layers "layer0_c_0", ..."""
+        """Return "c_0", ..., "mean_h_0", ...; with all layers "layer0_c_0", ...
+
+        Args:
+            input_features: ignored.
+        """
         (state,) = self._states()
         architecture = self._loaded().loaded.architecture
         names = []
@@ -142,6 +164,12 @@ class FineTuned(ClassifierMixin, _TextEstimator):
     Attributes:
         classes_: the classes, sorted.
         tuned_: what `TrainedModel.finetune` returned.
+
+    Examples:
+        >>> tuned = mlstm.FineTuned("runs/mine", options=mlstm.FinetuneOptions(epochs=1))
+        >>> texts, labels = ["It is good.", "It is bad."] * 99, ["yes", "no"] * 99
+        >>> tuned.fit(texts, labels, valid=(texts, labels)).predict(["It is good."]).shape
+        (1,)
     """
 
     def __init__(
@@ -161,7 +189,16 @@ class FineTuned(ClassifierMixin, _TextEstimator):
     def fit(
         self, texts: Iterable[str], y: Sequence[object], valid: LabelledTexts | None = None
     ) -> "FineTuned":
-        """Fine-tune the model; with `valid`, see `TrainedModel.finetune`."""
+        """Fine-tune the model.
+
+        Args:
+            texts: in memory.
+            y: the class of each.
+            valid: see `TrainedModel.finetune`.
+
+        Returns:
+            This object.
+        """
         strings = as_texts(texts)
         if getattr(y, "ndim", 1) != 1:
             raise UserError(
@@ -205,7 +242,17 @@ class FineTuned(ClassifierMixin, _TextEstimator):
 
     @public
     def predict_proba(self, texts: Iterable[str]) -> NDArray[np.float64]:
-        """Return the probability of each of `classes_`, [texts, classes]; UserError for a blank."""
+        """Return the probability of each of `classes_`.
+
+        Args:
+            texts: in memory.
+
+        Returns:
+            float64 [texts, classes].
+
+        Raises:
+            ValueError: a text is blank.
+        """
         check_is_fitted(self)
         strings = as_texts(texts)
         for number, text in enumerate(strings):
@@ -216,7 +263,11 @@ class FineTuned(ClassifierMixin, _TextEstimator):
 
     @public
     def predict(self, texts: Iterable[str]) -> NDArray[Any]:
-        """Return the class of each text."""
+        """Return the class of each text.
+
+        Args:
+            texts: in memory, none blank.
+        """
         best_N = self.predict_proba(texts).argmax(axis=1)
         predicted: NDArray[Any] = self.classes_[best_N]
         return predicted

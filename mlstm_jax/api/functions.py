@@ -49,6 +49,11 @@ def train(
         ValueError: config, corpus and run folder do not match.
         OSError: a checkpoint could not be written.
         mlstm_jax.errors.KnownError: the run diverged or was interrupted.
+
+    Examples:
+        >>> config = mlstm.vary(mlstm.load("runs/mine").config, out="runs/new", train__steps=2)
+        >>> mlstm.train(config, show_progress=False).step
+        2
     """
     callbacks = list(callbacks)
     for callback in callbacks:
@@ -79,6 +84,17 @@ def import_weights(
             mlstm: a .safetensors of export.
         source: the folder or file.
         out: run folder to create.
+
+    Returns:
+        The model in that folder.
+
+    Raises:
+        ValueError: a file is damaged or has other arrays, or `out` exists.
+
+    Examples:
+        >>> path = mlstm.load("sentiment").export("weights.safetensors")
+        >>> mlstm.import_weights("mlstm", path, "runs/imported").hidden
+        1024
     """
     readers: dict[str, Callable[[Path], weights.ModelWeights]] = {
         "openai": weights.read_openai,
@@ -96,11 +112,15 @@ def plot_metrics(
 ) -> "Figure":
     """Plot bits per character, rate, gradient, loss scale and speed of runs.
 
-    Needs matplotlib and pandas, the extra `notebooks`.
-
     Args:
         runs: run folders, or folders of run folders.
         x: the quantity on the horizontal axis.
+
+    Raises:
+        ValueError: there is no run, or the extra `notebooks` is missing.
+
+    Examples:
+        >>> mlstm.plot_metrics(["runs/mine"]).savefig("curve.png")
     """
     runs = list(runs)
     if not runs:

@@ -67,27 +67,25 @@ class TrainedModel:
     """A trained or imported model; `load` and `train` return one.
 
     It is immutable. It keeps the programs that it compiles, so a second call compiles nothing. A
-    copy is the model itself, and it is pickled as the path it was loaded from.
+    copy is the model itself, and it is pickled as the path it was loaded from. A wrong argument of
+    a method is a ValueError that names it; one of another name is a TypeError.
 
     Attributes:
         path: run folder, or file of weights.
-        checkpoint, compute: the arguments of `load`.
+        checkpoint: see `load`.
+        compute: see `load`.
         step: of the checkpoint, in updates; 0 for imported weights.
         cleaning: how its texts are cleaned.
         hidden: number of units H in a layer.
         loaded: the model in memory, for the package's own programs.
 
-    Several methods have these arguments:
+    Examples:
+        The examples of its methods begin with these lines, too.
 
-    - texts: a list of any number of texts, of any length; or a file of them, a `Path`, of any kind
-      that `prepare` reads.
-    - state: "c", the cell state, or "h"; or "mean_h", the mean of h; unset: c, or h of a model
-      that has no c.
-    - text_column, label_column: field or column in a file; unset: text, reviewText, sentence, ...,
-      and label.
-    - show_progress: on standard error.
-
-    A wrong argument is a ValueError that names it; one of another name is a TypeError.
+        >>> import mlstm_jax as mlstm
+        >>> model = mlstm.load("sentiment")
+        >>> model.hidden
+        1024
     """
 
     def __init__(
@@ -161,7 +159,14 @@ class TrainedModel:
     def plot(self, x: Literal["step", "megabytes", "epoch", "minutes"] = "megabytes") -> "Figure":
         """Plot bits per character, learning rate, gradient and speed of the run.
 
-        Needs matplotlib and pandas, the extra `notebooks`.
+        Args:
+            x: the quantity on the horizontal axis.
+
+        Raises:
+            ValueError: matplotlib or pandas, the extra `notebooks`, is missing.
+
+        Examples:
+            >>> mlstm.load("runs/mine").plot().savefig("curve.png")
         """
         return self._jax.plot(x)
 
@@ -208,15 +213,22 @@ class TrainedModel:
         which differs between batch sizes.
 
         Args:
+            texts: any number, of any length; or a `Path`: a file of any kind that `prepare` reads.
             state: "c" or "h" after the last byte; or "mean_h", the mean of h over all bytes; or
                 "c+mean_h", first all of c and then all of mean_h; unset: "c+mean_h", or
                 "mean_h" of a model that has no c.
             all_layers: use every layer, the lowest first; otherwise only the top one.
             batch_size: texts read at a time, over all devices, at most; unset: 256 for each
                 device, or 64 of a Transformer.
+            text_column: field or column in a file; unset: text, reviewText, sentence, ...
+            show_progress: on standard error.
 
         Returns:
             float32 [texts, H]; of all layers [texts, layers · H]; of c+mean_h twice as many.
+
+        Examples:
+            >>> model.encode(["Good.", "Bad."], "mean_h").shape
+            (2, 1024)
         """
         strings = self._texts(texts, text_column)
         states = state and (state,)
@@ -232,6 +244,18 @@ class TrainedModel:
         Every byte after cleaning counts, except the first of each text, which nothing predicts. A
         short text therefore costs more than the same bytes in a corpus, where `evaluate` carries
         the state.
+
+        Args:
+            texts: any number, of any length; or a `Path`: a file of any kind that `prepare` reads.
+            text_column: field or column in a file; unset: text, reviewText, sentence, ...
+            show_progress: on standard error.
+
+        Raises:
+            ValueError: no text has two bytes.
+
+        Examples:
+            >>> model.bits_per_character(["It is a film."]) < 3
+            True
         """
         nats = 0.0
         scored = 0
@@ -265,12 +289,22 @@ class TrainedModel:
         such as other languages.
 
         Args:
+            texts: any number, of any length; or a `Path`: a file of any kind that `prepare` reads.
             classifier: what `transfer` returned, or its folder, or classifier/ of `finetune`;
                 unset: the one that comes with a pretrained model.
             classes: choose between these only, such as ("negative", "positive"); unset: all.
             at_most: read only the head and the tail of a text with more bytes than this, half as
                 many of each; unset: all.
-            text_column: unset: that of the classifier's training texts.
+            text_column: field or column in a file; unset: as in the classifier's training texts.
+            show_progress: on standard error.
+
+        Returns:
+            Of each text a dict from class to probability.
+
+        Examples:
+            >>> (shares,) = model.classify(["No complaints."])
+            >>> max(shares, key=shares.get)
+            'positive'
         """
         parts = self.classify_parts(
             texts,
@@ -293,7 +327,21 @@ class TrainedModel:
         text_column: str | None = None,
         show_progress: bool = False,
     ) -> Iterator[tuple[Sequence[str], list[dict[str, float]]]]:
-        """Yield texts, a file's in parts, with the probabilities of each; see `classify`."""
+        """Yield texts, a file's in parts, with the probabilities of each.
+
+        Args:
+            texts: any number, of any length; or a `Path`: a file of any kind that `prepare` reads.
+            classifier: see `classify`.
+            classes: see `classify`.
+            at_most: see `classify`.
+            text_column: see `classify`.
+            show_progress: on standard error.
+
+        Examples:
+            >>> for texts, shares in model.classify_parts(["Good.", "Bad."]):
+            ...     print(len(texts), len(shares))
+            2 2
+        """
         chosen = self._classifier(classifier)
         if classes is not None:
             chosen = chosen.between(classes)
@@ -311,6 +359,14 @@ class TrainedModel:
             prompt: text to continue; "" starts a document.
             options: how to generate.
             fields: of these options, such as `bytes=100`.
+
+        Returns:
+            The text; `generate_pieces` gives several.
+
+        Examples:
+            >>> text = model.generate("The film", bytes=40, seed=1)
+            >>> text.startswith("The film")
+            True
         """
         options = replace(options, **fields)
         rule = "1; `generate_pieces` gives several texts"
@@ -324,7 +380,17 @@ class TrainedModel:
     ) -> Iterator[list[bytes]]:
         """Yield continuations of a prompt as they come: a piece of each of up to 1,000 samples.
 
-        See `generate`. A sample does not depend on their number.
+        A sample does not depend on their number.
+
+        Args:
+            prompt: see `generate`.
+            options: how to generate.
+            fields: of these options.
+
+        Examples:
+            >>> pieces = list(model.generate_pieces("The film", bytes=9, samples=2))
+            >>> len(pieces[0])
+            2
         """
         noted([prompt])
         return run_generate(self._reader, prompt, replace(options, **fields))
@@ -341,14 +407,19 @@ class TrainedModel:
     ) -> Heatmap:
         """Return a unit's value, or a classifier's score, after each character of a text.
 
-        A notebook shows it in colours.
-
         Args:
+            text: the text to read.
             unit: its number in the layer.
             score: instead of a unit: what `transfer` returned, or its folder. The score after a
                 character is what the classifier would answer if the text ended there.
             options: what is shown.
             fields: of these options, such as `label="positive"` or `layer=0`.
+
+        Returns:
+            What a notebook shows in colours, and `save` writes as a page.
+
+        Examples:
+            >>> model.heatmap("It was good.", 236).save("heat.html")
         """
         if (unit is None) == (score is None):
             raise UserError("pass either `unit` or `score`.")
@@ -367,10 +438,19 @@ class TrainedModel:
         """Return a state of the top layer after each byte of a text.
 
         The bytes of the cleaned text (see `cleaned`) are read from a zero state; the last row
-        is what `encode` gives. "mean_h" is the mean of h up to each byte.
+        is what `encode` gives.
+
+        Args:
+            text: the text to read.
+            state: "c" or "h"; or "mean_h", the mean of h up to each byte; unset: c, or h of a model
+                that has no c.
 
         Returns:
             float32 [bytes, H]; a row of 768 units takes 3 kB.
+
+        Examples:
+            >>> model.states("Good.").shape  # the cleaned text is "\\n Good. "
+            (8, 1024)
         """
         return self._reader.stream(state).feed(self.cleaned(text)).states
 
@@ -382,8 +462,15 @@ class TrainedModel:
         predicts the first, so there is one value for each byte after it. Divided by -log(2) they
         are bits, whose mean over all bytes of texts is `bits_per_character`.
 
+        Args:
+            text: the text to read.
+
         Returns:
             float32 [bytes - 1]; of a blank text, none.
+
+        Examples:
+            >>> model.log_probabilities("Good.").shape
+            (7,)
         """
         reader = self.reader()
         cleaned = self.cleaned(text)
@@ -402,24 +489,48 @@ class TrainedModel:
         """Return a state of the top layer after the last byte of each span, such as of each word.
 
         Args:
+            texts: any number, in memory.
             spans: of each text, the (start, end) offsets of characters, as tokenizers and spaCy
                 give them: the span is text[start:end]. They are offsets in the text before
                 cleaning, which may change its characters: in "a &amp; b" the word b is (8, 9).
+            state: "c" or "h"; unset: c, or h of a model that has no c.
 
         Returns:
             Of each text float32 [spans, H].
+
+        Examples:
+            >>> (words,) = model.spans(["I loved it."], [[(0, 1), (2, 7)]])
+            >>> words.shape
+            (2, 1024)
         """
         return self._jax.spans(texts, spans, state)
 
     @public
     def reader(self, state: State | None = None) -> Stream:
-        """Return a reader of one text that comes in pieces: `reader.feed(b"...").scores`."""
+        """Return a reader of one text that comes in pieces.
+
+        Args:
+            state: see `states`.
+
+        Examples:
+            >>> reader = model.reader().feed(b"It was ")
+            >>> reader.feed(b"good").scores.shape
+            (4,)
+        """
         self.loaded.architecture.require_next_byte("reading byte by byte")
         return self._reader.stream(state)
 
     @public
     def cleaned(self, text: str) -> bytes:
-        """Return the bytes that the model reads of a text; b"" of a blank one."""
+        """Return the bytes that the model reads of a text; b"" of a blank one.
+
+        Args:
+            text: any text.
+
+        Examples:
+            >>> model.cleaned("Good &amp; bad")
+            b'\\n Good & bad '
+        """
         noted([text])
         return clean(text, self.cleaning)
 
@@ -436,6 +547,11 @@ class TrainedModel:
         Args:
             split: which part of the corpus.
             corpus: corpus folder; unset: the one that the model was trained on.
+            show_progress: on standard error.
+
+        Examples:
+            >>> mlstm.load("runs/mine").evaluate("valid").bpc < 9
+            True
         """
         return self._jax.evaluate(split, corpus=corpus, show_progress=show_progress)
 
@@ -447,6 +563,10 @@ class TrainedModel:
 
         Args:
             corpus: corpus folder; unset: the one that the model was trained on.
+
+        Examples:
+            >>> "gzip" in mlstm.load("runs/mine").report()
+            True
         """
         is_writer = self.loaded.architecture.objective == "next-byte"
         return self._jax.report(corpus, self.generate() if is_writer else "")
@@ -482,10 +602,18 @@ class TrainedModel:
                 cross-validation.
             out: folder for the features, the classifier, report.md, report.json and pictures.
             options: how to fit it, with one `state`.
+            label_column: field or column in a file; unset: label.
+            text_column: field or column in a file; unset: text, reviewText, sentence, ...
+            show_progress: on standard error.
 
         Returns:
             The classifier and the results; `.result.test` is the test accuracy, a fraction, and
-            `.result.together["test"]` that with `words`, given or not.
+            `.result.together["test"]` the accuracy with `words`, given or not.
+
+        Examples:
+            >>> made = mlstm.load("runs/mine").transfer("reviews.csv")
+            >>> 0 <= made.result.test <= 1
+            True
         """
         from mlstm_jax.transfer.transfer import transfer as run_transfer
 
@@ -529,7 +657,20 @@ class TrainedModel:
             options: how to fine-tune.
             checkpoint: of the finished run, for the classifier: best (by the loss of the
                 validation labels), or latest.
+            label_column: see `transfer`.
+            text_column: see `transfer`.
             owns_process: see `mlstm_jax.train`.
+            show_progress: on standard error.
+
+        Returns:
+            The run, its classifier and accuracies.
+
+        Examples:
+            >>> mine = mlstm.load("runs/mine")
+            >>> short = mlstm.FinetuneOptions(epochs=1)
+            >>> tuned = mine.finetune("reviews.csv", out="tuned", options=short)
+            >>> 0 <= tuned.accuracy["valid"] <= 1
+            True
         """
         from mlstm_jax.transfer.finetune import finetune as run_finetune
 
@@ -569,6 +710,10 @@ class TrainedModel:
             ValueError: the path has another suffix, or exists; or a parameter is too large for
                 float16.
             OSError: it cannot be written.
+
+        Examples:
+            >>> model.export("sentiment.pyz").name
+            'sentiment.pyz'
         """
         path = Path(out or f"{self._place.name}.safetensors")
         is_known = path.suffix in (".safetensors", ".pyz")
@@ -602,7 +747,13 @@ class TrainedModel:
         states: tuple[FeatureState, ...] | None,
         **how: Any,
     ) -> Featurizer:
-        """Return the `Featurizer` of some texts with these arguments; it keeps its programs."""
+        """Return what reads some texts, for the package's own programs; it keeps what it compiles.
+
+        Args:
+            texts: in memory, or a file.
+            states: the features.
+            how: further arguments of `Featurizer`.
+        """
         loaded = self.loaded
         if isinstance(loaded, SmallModel) and self._how == "auto" and self.compute != "int8":
             size = texts.size if isinstance(texts, TextFile) else sum(map(len, texts))
@@ -662,6 +813,11 @@ def load(
     Raises:
         ValueError: the model or the checkpoint does not exist.
         OSError: the checkpoint is damaged.
+
+    Examples:
+        >>> model = mlstm.load("sentiment")
+        >>> model.classify(["It was boring."])[0]["negative"] > 0.8
+        True
     """
     chosen = str(checkpoint)
     shipped.require_model(Path(path))

@@ -87,6 +87,12 @@ class Config(Checked):
         train: How long the run trains, and when it writes what.
         devices: The devices to train on.
         distributed: The processes of the run, on this machine or several.
+
+    Each of these but `out` is a dataclass, and help(mlstm_jax.config.Data) explains its fields.
+
+    Examples:
+        >>> mlstm.Config(out="runs/mine").data.window
+        256
     """
 
     out: str = "runs/quickstart"
@@ -102,8 +108,12 @@ class Config(Checked):
 def load_file(path: Config | Path | str) -> Config:
     """Run a config file, which is the user's own Python code, and return its ``config``.
 
-    A bare name that is not a file selects a config that comes with the package: ``small_512``. A
-    `Config` is returned unchanged.
+    Args:
+        path: of the file; or the name of a config of the package, such as small_512. A `Config` is
+            returned unchanged.
+
+    Raises:
+        ValueError: there is no such file, or it sets no config.
     """
     if isinstance(path, Config):
         return path
@@ -151,8 +161,16 @@ def vary(config: Config, **values: Any) -> Config:
     A new `data__batch` replaces `data.batch_per_device`; a new `optimizer__name` unsets the fields
     that only other optimizers have.
 
+    Args:
+        config: it stays as it is.
+        values: the new values.
+
     Raises:
-        UserError: there is no such field, or a value is invalid.
+        ValueError: there is no such field, or a value is invalid.
+
+    Examples:
+        >>> mlstm.vary(mlstm.Config(), model__hidden=512, data__batch=32).model.hidden
+        512
     """
     require(isinstance(config, Config), "config", config, "a Config")
     whole: dict[str, Any] = {}

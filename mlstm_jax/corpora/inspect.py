@@ -43,8 +43,8 @@ def inspect(
         ValueError: `corpus` is not a corpus, or is damaged.
 
     Examples:
-        >>> about = mlstm.inspect("corpora/mine", batch=64, window=128)
-        >>> about["splits"]["train"]["documents"], about["epoch"]
+        >>> sorted(mlstm.inspect("corpora/mine")["splits"])
+        ['test', 'train', 'valid']
     """
     opened = open_corpus(Path(corpus), verify=verify)
     manifest = opened.manifest

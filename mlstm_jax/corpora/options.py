@@ -53,6 +53,10 @@ class PrepareOptions(Checked):
         engine: beam: run as an Apache Beam pipeline, for clusters; the corpus is the same.
         beam_options: options for Beam and its runner, such as "--runner=FlinkRunner"; in a command
             line, after a =.
+
+    Examples:
+        >>> mlstm.PrepareOptions(split=(8, 1, 1)).clean
+        'radford'
     """
 
     text_column: str | None = None

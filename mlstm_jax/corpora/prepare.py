@@ -103,10 +103,18 @@ def prepare(
         show_progress: on standard error.
         changes: fields of `options` to replace.
 
+    Returns:
+        The corpus; printing it shows its counts.
+
     Raises:
         ValueError: a source, `out` or an option cannot be used. Nothing is left behind except the
             file of rejects.
         OSError: the corpus cannot be written, or there is too little disk.
+
+    Examples:
+        >>> corpus = mlstm.prepare("reviews.csv", "corpora/new", split=(8, 1, 1))
+        >>> list(corpus.manifest.splits)
+        ['train', 'valid', 'test']
     """
     options = dataclasses.replace(options, **changes)
     is_given = isinstance(sources, Mapping)

@@ -35,14 +35,23 @@ _MOST_BYTES = 8_000_000
 
 
 class Score(NamedTuple):
-    """The score of a split."""
+    """The score of a split.
 
-    loss: float  # nats per byte
-    bpc: float  # bits per byte
+    Attributes:
+        loss: nats per byte.
+        bpc: bits per byte.
+        bytes_scored: all but the first byte of each stream.
+        seconds: wall time.
+        label_loss: nats per document, where the run learns labels of documents.
+        accuracy: a fraction.
+    """
+
+    loss: float
+    bpc: float
     bytes_scored: int
     seconds: float
-    label_loss: float | None = None  # nats per document, where the run learns labels of documents
-    accuracy: float | None = None  # a fraction
+    label_loss: float | None = None
+    accuracy: float | None = None
 
 
 def corpus_of(run: Run, given: str | Path | None) -> tuple[Corpus, bool]:

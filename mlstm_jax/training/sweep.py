@@ -98,19 +98,35 @@ def prepare(runs: Runs) -> None:
 
 
 class RunSummary(NamedTuple):
-    """The figures of one run: a line of table.csv."""
+    """The figures of one run: a line of table.csv.
+
+    Attributes:
+        row: of the grid.
+        column: of the grid.
+        status: done, diverged, unfinished or not begun.
+        batch: None before a run with data.batch_per_device begins.
+        optimizer: its name.
+        steps: updates that were made.
+        epochs: read.
+        peak_rate: the largest in the lines of metrics.
+        bpc: of the last validation.
+        best_bpc: of all validations.
+        noise_scale: in rows, the mean over the second half of the lines.
+        bytes_per_second: the median of the lines.
+        seconds: of training.
+    """
 
     row: str
     column: str
-    status: str  # done, diverged, unfinished or not begun
-    batch: int | None  # None before a run with data.batch_per_device begins
+    status: str
+    batch: int | None
     optimizer: str
     steps: int
     epochs: float | None
-    peak_rate: float | None  # the largest in the lines of metrics
-    bpc: float | None  # of the last validation
+    peak_rate: float | None
+    bpc: float | None
     best_bpc: float | None
-    noise_scale: float | None  # in rows, the mean over the second half of the lines
+    noise_scale: float | None
     bytes_per_second: float | None
     seconds: float | None
 
@@ -174,6 +190,17 @@ def sweep(
         out: folder of the tables and of the run folders, OUT/ROW/COLUMN.
         table_only: train nothing; write the tables of the existing runs.
         owns_process: see `train`.
+
+    Returns:
+        The figures of each run, in the order of `runs`.
+
+    Raises:
+        ValueError: a config or a folder cannot be used.
+
+    Examples:
+        >>> config = mlstm.vary(mlstm.load("runs/mine").config, train__steps=2)
+        >>> [run.status for run in mlstm.sweep({("16 units", "Adam"): config}, "sweeps/mine")]
+        ['done']
     """
     out = Path(out)
     if isinstance(runs, (str, Path)):

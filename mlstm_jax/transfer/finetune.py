@@ -86,12 +86,19 @@ def write_corpus(
 
 
 class Finetuned(NamedTuple):
-    """A fine-tuned model, its classifier and accuracies."""
+    """A fine-tuned model, its classifier and accuracies.
+
+    Attributes:
+        run: the trained run; `load(tuned.run.folder)` reads with it.
+        classifier: what `TrainedModel.classify` takes.
+        accuracy: of train, valid and test, fractions.
+        without_words: accuracies of the model alone; empty without `words`.
+    """
 
     run: Run
     classifier: Classifier
-    accuracy: dict[str, float]  # of train, valid and test, fractions
-    without_words: dict[str, float]  # accuracies of the model alone; empty without `words`
+    accuracy: dict[str, float]
+    without_words: dict[str, float]
 
     def __repr__(self) -> str:
         scores = ", ".join(f"{name} {score:.3f}" for name, score in self.accuracy.items())

@@ -55,15 +55,25 @@ _POSITIVE = (230, 97, 1)
 
 
 class Heatmap(NamedTuple):
-    """A text and a value after each character; it can be written, and a notebook shows it."""
+    """A text and a value after each character; it can be written, and a notebook shows it.
+
+    Attributes:
+        texts: the characters.
+        values: float32, one after each character.
+        scale: the value with the full colour.
+        heading: of the page.
+        name: what is shown: the state, unit and layer, or the class, in words.
+        title: of the model.
+        by_word: a page also shows the value after each word, in digits.
+    """
 
     texts: list[str]
     values: NDArray[np.float32]
-    scale: float  # the value with the full colour
+    scale: float
     heading: str
-    name: str  # what is shown: the state, unit and layer, or the class, in words
-    title: str  # of the model
-    by_word: bool = False  # a page also shows the value after each word, in digits
+    name: str
+    title: str
+    by_word: bool = False
 
     def __repr__(self) -> str:
         ends = f"{self.values.min():.3f} to {self.values.max():.3f}"

@@ -24,11 +24,17 @@ from mlstm_jax.transfer.labels import Labelled, codes, digests, require_folds, w
 
 
 class Transferred(NamedTuple):
-    """A classifier of a frozen model's features, and its results."""
+    """A classifier of a frozen model's features, and its results.
+
+    Attributes:
+        classifier: what `TrainedModel.classify` takes.
+        result: accuracies, units and curves.
+        folder: where its report and files are.
+    """
 
     classifier: Classifier
     result: Result
-    folder: Path | None  # where its report and files are
+    folder: Path | None
 
     def __repr__(self) -> str:
         place = f"\n  in {self.folder}" if self.folder else ""

@@ -1,0 +1,93 @@
+"""Public docstrings: they name every parameter and field, and their examples run."""
+
+import dataclasses
+import doctest
+import importlib
+import inspect
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import docstring_parser
+import pytest
+
+import mlstm_jax as mlstm
+from mlstm_jax import config
+from mlstm_jax.planning import Row
+from mlstm_jax.run import Run
+from mlstm_jax.training.evaluation import Score
+from mlstm_jax.training.sweep import RunSummary
+from mlstm_jax.transfer.finetune import Finetuned
+from mlstm_jax.transfer.heatmap import Heatmap
+from mlstm_jax.transfer.transfer import Transferred
+
+PUBLIC = sorted({*mlstm.__all__} - {"__version__"})
+MODULES = ["analysis", "layers"]
+SECTIONS = [config.Data, config.Optimizer, config.Precision, config.Train, config.Devices]
+RESULTS = [Finetuned, Heatmap, Row, RunSummary, Score, Transferred]
+
+
+def described(of: Any) -> set[str]:
+    named = docstring_parser.parse(inspect.getdoc(of) or "").params
+    return {one.arg_name for one in named}
+
+
+def functions(of: Any) -> Iterator[Any]:
+    """A function itself; of a class its public methods."""
+    if inspect.isfunction(of):
+        yield of
+    for name, member in vars(of).items():
+        if inspect.isclass(of) and inspect.isfunction(member) and not name.startswith("_"):
+            yield member
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_parameters(name: str) -> None:
+    of = getattr(mlstm, name)
+    for function in functions(of):
+        taken = {*inspect.signature(function).parameters} - {"self"}
+        assert taken <= described(function), function.__qualname__
+    if dataclasses.is_dataclass(of):
+        assert {field.name for field in dataclasses.fields(of)} <= described(of)
+
+
+@pytest.mark.parametrize("kind", SECTIONS + RESULTS)
+def test_fields(kind: type) -> None:
+    assert {*inspect.get_annotations(kind)} == described(kind)
+
+
+@pytest.fixture(scope="module")
+def folder(run: Run, text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the examples name: reviews.csv, corpora/mine and runs/mine."""
+    made = tmp_path_factory.mktemp("examples")
+    shutil.copytree(run.folder, made / "runs/mine")
+    (made / "corpora").mkdir()
+    (made / "corpora/mine").symlink_to(run.config.data.corpus)
+    texts = text_file.read_text(encoding="utf-8").splitlines()[:60]
+    lines = [f"{text},{'bad' if 'bad' in text else 'good'}" for text in texts]
+    (made / "reviews.csv").write_text("\n".join(["text,label", *lines]), encoding="utf-8")
+    return made
+
+
+def examples_of(name: str) -> Iterator[doctest.DocTest]:
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    if name in MODULES:
+        module = importlib.import_module(f"mlstm_jax.{name}")
+        yield from finder.find(module, name)
+        return
+    values = {"mlstm": mlstm, "model": mlstm.load("sentiment")}
+    yield from finder.find(getattr(mlstm, name), name, globs=values)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [*PUBLIC, *MODULES])
+def test_examples(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name in ("TrainedModel", "analysis", "plot_metrics"):
+        pytest.importorskip("pandas")
+    monkeypatch.chdir(folder)
+    found = [one for one in examples_of(name) if one.examples]
+    assert found, "no example"
+    for one in found:
+        result = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(one)
+        assert result.failed == 0, one.name
