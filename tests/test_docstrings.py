@@ -18,6 +18,7 @@ from mlstm_jax.planning import Row
 from mlstm_jax.run import Run
 from mlstm_jax.training.evaluation import Score
 from mlstm_jax.training.sweep import RunSummary
+from mlstm_jax.transfer.experiment import Result
 from mlstm_jax.transfer.finetune import Finetuned
 from mlstm_jax.transfer.heatmap import Heatmap
 from mlstm_jax.transfer.transfer import Transferred
@@ -25,7 +26,7 @@ from mlstm_jax.transfer.transfer import Transferred
 PUBLIC = sorted({*mlstm.__all__} - {"__version__"})
 MODULES = ["analysis", "layers"]
 SECTIONS = [config.Data, config.Optimizer, config.Precision, config.Train, config.Devices]
-RESULTS = [Finetuned, Heatmap, Row, RunSummary, Score, Transferred]
+RESULTS = [Finetuned, Heatmap, Result, Row, RunSummary, Score, Transferred]
 
 
 def described(of: Any) -> set[str]:

@@ -34,32 +34,59 @@ PROGRESS = len(CS) + 2  # updates that `run` reports
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Result:
-    """The results of a transfer; accuracies are fractions."""
+    """The results of a transfer; accuracies are fractions.
+
+    Attributes:
+        classes: the names of the classes.
+        texts: how many, of train, test and maybe valid.
+        state: what the features are.
+        features: how many.
+        C: the chosen inverse strength of the penalty.
+        train: accuracy on the training texts.
+        valid: on the validation texts; cross-validated where there are none.
+        test: on the test texts.
+        majority: test accuracy of always predicting the most common class of train.
+        has_prior: whether the model's own classifier, or a fit with its log-odds, was chosen.
+        units: by the absolute value of their weight, the largest first.
+        baseline: of TF-IDF, C and the accuracies of train, valid and test.
+        counted: by TF-IDF.
+        together: accuracy of features and words together, by part.
+        word_weight: of the words in these; see `words.best_weight`.
+        best_unit: the single unit that best separates the classes of train.
+        best_unit_test: its test accuracy.
+        top_units: test accuracy of the first k units, by k.
+        confusion: test texts by true class (rows) and predicted class (columns).
+        learning_curve: examples; mean, least and largest test accuracy.
+        histogram: of the best unit in train: edges, and counts by class.
+        sources: which records were used, by file.
+        notes: on texts that are known; see classify.py.
+        is_known: whether the model or its classifier has learned many of the texts.
+    """
 
     classes: list[str]
-    texts: dict[str, int]  # how many, of train, test and maybe valid
+    texts: dict[str, int]
     state: FeatureState
-    features: int  # how many
-    C: float  # the chosen inverse strength of the penalty
-    train: float  # accuracy on the training texts
-    valid: float  # on the validation texts; cross-validated where there are none
+    features: int
+    C: float
+    train: float
+    valid: float
     test: float
-    majority: float  # test accuracy of always predicting the most common class of train
-    has_prior: bool  # whether the model's own classifier, or a fit with its log-odds, was chosen
-    units: list[Column]  # by the absolute value of their weight, the largest first
-    baseline: dict[str, float]  # of TF-IDF, C and the accuracies of train, valid and test
-    counted: words.Counted  # by TF-IDF
-    together: dict[str, float]  # accuracy of features and words together, by part
-    word_weight: float  # of the words in these; see `words.best_weight`
-    best_unit: Column  # the single unit that best separates the classes of train
+    majority: float
+    has_prior: bool
+    units: list[Column]
+    baseline: dict[str, float]
+    counted: words.Counted
+    together: dict[str, float]
+    word_weight: float
+    best_unit: Column
     best_unit_test: float
-    top_units: dict[int, float]  # test accuracy of the first k units, by k
-    confusion: list[list[int]]  # test texts by true class (rows) and predicted class (columns)
-    learning_curve: list[dict[str, float]]  # examples; mean, least and largest test accuracy
-    histogram: dict[str, Any]  # of the best unit in train: edges, and counts by class
-    sources: list[str] = field(default_factory=list)  # which records were used, by file
-    notes: list[str] = field(default_factory=list)  # on texts that are known; see classify.py
-    is_known: bool = False  # whether the model or its classifier has learned many of the texts
+    top_units: dict[int, float]
+    confusion: list[list[int]]
+    learning_curve: list[dict[str, float]]
+    histogram: dict[str, Any]
+    sources: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    is_known: bool = False
 
     @property
     def interval(self) -> tuple[float, float]:
