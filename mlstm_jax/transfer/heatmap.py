@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mlstm_jax import output
 from mlstm_jax.corpora.documents import clean, prompt_bytes
 from mlstm_jax.errors import UserError, require
-from mlstm_jax.options import HEATMAP, FeatureState, HeatmapOptions, State
+from mlstm_jax.options import HEATMAP, HeatmapOptions, State
 from mlstm_jax.terminal import one_line
 from mlstm_jax.transfer.classifier import Classifier
 from mlstm_jax.transfer.features import require_index, states_of
@@ -205,7 +205,7 @@ def heat(reader: Reader, text: str, unit: int, options: HeatmapOptions = HEATMAP
     require_index("layer", layer, layers)
     require_index("unit", unit, hidden)
     require(bool(text.strip()), "text", text, _NOT_BLANK)
-    trace = reader(prompt_bytes(text, reader.run.cleaning), state, layer)
+    trace = reader(prompt_bytes(text, reader.run.cleaning), [(state, layer)])
     heading = f"Unit {unit} of layer {layer}"
     name = f"{_STATES[state]} of unit {unit} of layer {layer}"
     return _heatmap(reader, trace.text, trace.values_TH[:, unit], options.scale, heading, name)
@@ -235,12 +235,8 @@ def running_score(
     reader.run.architecture.require_next_byte("a score after each character")
     cleaned = clean(text, reader.run.cleaning)
     require(bool(cleaned), "text", text, _NOT_BLANK)
-    about = classifier.about
-    layers: list[tuple[FeatureState, int]] = [(about.state, -1)]  # in one pass
-    if about.all_layers:
-        layers = [*about.layers(reader.run.architecture)]
-    read = [reader(cleaned, state, layer).values_TH for state, layer in layers]
-    scores_TK = classifier.scores(np.concatenate(read, axis=1))
+    read = reader(cleaned, classifier.about.layers(reader.run.architecture))
+    scores_TK = classifier.scores(read.values_TH)
     return cleaned, scores_TK[:, classifier.classes.index(label)]
 
 

@@ -1,7 +1,7 @@
 """One text, read byte by byte: its states, and what the model predicts."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -11,8 +11,8 @@ from mlstm_jax.errors import require
 from mlstm_jax.loaded import Loaded
 from mlstm_jax.model.architecture import VOCABULARY
 from mlstm_jax.model.numpy_sampling import Drawn, Request
-from mlstm_jax.options import FeatureState
-from mlstm_jax.transfer.features import single_states, states_of
+from mlstm_jax.options import State
+from mlstm_jax.transfer.features import states_of
 from mlstm_jax.transfer.reading import BytesReader, bytes_reader_of
 
 # Bytes at the end of a text, a character or two, that may be others in the next text.
@@ -23,11 +23,9 @@ class Trace(NamedTuple):
     """A model's states and prediction for some bytes."""
 
     text: bytes
-    # Of the requested state and layer, after each byte; of several side by side, in their order.
-    values_TH: NDArray[np.float32]
+    values_TH: NDArray[np.float32]  # the requested states of layers, after each byte
     reached: Any  # what the reader knows after the last byte
     logits_V: NDArray[np.float32]  # of the next byte
-    end_LH: dict[str, NDArray[np.float32]]  # every state after the last byte
     nats: float  # of all bytes but the first
 
     @property
@@ -37,6 +35,9 @@ class Trace(NamedTuple):
             shares_V = np.exp(self.logits_V - self.logits_V.max())
         next_V: NDArray[np.float32] = shares_V / shares_V.sum()
         return next_V
+
+
+Layers = Sequence[tuple[State, int]]  # a state of a layer, or several side by side
 
 
 def _go_on() -> None:
@@ -56,19 +57,14 @@ class Stream:
             first byte of the text, which nothing predicts, has none.
     """
 
-    def __init__(
-        self, loaded: Loaded, reader: BytesReader, state: FeatureState | None, layer: int = -1
-    ) -> None:
+    def __init__(self, loaded: Loaded, reader: BytesReader, layers: Layers) -> None:
         """Use `TrainedModel.reader` instead."""
         model = loaded.architecture
         self._reader = reader
-        self._layer = layer
-        (chosen,) = states_of(model, state and (state,))
-        self._states = single_states(chosen)
-        units = len(self._states) * model.hidden
+        self._layers = layers
+        units = len(layers) * model.hidden
         self.check: Callable[[], None] = _go_on
         self._reached: Any = None
-        self._end_LH: dict[str, NDArray[np.float32]] = {}
         self._sum_LH = np.zeros(model.shape)
         self._max_LH = np.full(model.shape, -np.inf, np.float32)
         self._count = 0  # bytes read
@@ -90,14 +86,11 @@ class Stream:
             # In float64, one byte after another, so that cuts do not change it.
             h_TLH = np.asarray(each.states["h"], np.float64)
             sums_TLH = np.concatenate([self._sum_LH[None], h_TLH]).cumsum(axis=0)[1:]
-            count_T1 = np.arange(1, size + 1)[:, None] + self._count
+            mean_TLH = sums_TLH / (np.arange(1, size + 1)[:, None, None] + self._count)
             before_1LH = self._max_LH[None]
             max_TLH = np.maximum.accumulate(np.concatenate([before_1LH, each.states["h"]]))[1:]
-            named = {name: x[:, self._layer] for name, x in each.states.items()}
-            named["mean_h"] = (sums_TLH[:, self._layer] / count_T1).astype(np.float32)
-            named["max_h"] = max_TLH[:, self._layer]
-            values_TH = np.concatenate([named[name] for name in self._states], axis=1)
-            self._end_LH = {name: x[-1] for name, x in each.states.items()}
+            named: dict[str, Any] = each.states | {"mean_h": mean_TLH, "max_h": max_TLH}
+            values_TH = np.concatenate([named[name][:, n] for name, n in self._layers], axis=1)
             self._sum_LH = sums_TLH[-1]
             self._max_LH = max_TLH[-1]
             self._count += size
@@ -118,13 +111,6 @@ class Stream:
         self._nats -= float(self.scores.sum(dtype=np.float64))
         return self
 
-    def trace(self, text: bytes, values_TH: NDArray[np.float32]) -> Trace:
-        """Return what is known after `text`, with the values after each of its bytes."""
-        end_LH = {name: np.asarray(x, np.float32) for name, x in self._end_LH.items()}
-        end_LH["mean_h"] = (self._sum_LH / self._count).astype(np.float32)
-        end_LH["max_h"] = self._max_LH.astype(np.float32)
-        return Trace(text, values_TH, self._reached, self._logits_1V[0], end_LH, self._nats)
-
 
 class Reader:
     """Reads one text at a time, byte by byte, with a model that is loaded once.
@@ -136,9 +122,9 @@ class Reader:
         self.run = run
         self._check = _go_on
         self._reader = bytes_reader_of(run)
-        # The last text of a state of a layer, and the stream after the part of that text with
-        # which the next one may begin.
-        self._kept: dict[tuple[FeatureState | None, int], tuple[Trace, Stream]] = {}
+        # The last text with some layers, and the stream after the part of that text with which the
+        # next one may begin.
+        self._kept: dict[tuple[tuple[State, int], ...], tuple[Trace, Stream]] = {}
 
     def write(self, trace: Trace, request: Request) -> Iterator[Drawn]:
         """Yield the bytes that continue a text, a block of each sample at a time."""
@@ -150,12 +136,17 @@ class Reader:
         reader._check = check
         return reader
 
-    def stream(self, state: FeatureState | None = None, layer: int = -1) -> Stream:
-        """Return a new stream, with the state of a layer (-1: the top)."""
-        return Stream(self.run, self._reader, state, layer)
+    def stream(self, state: State | None = None) -> Stream:
+        """Return a new stream, with a state of the top layer; unset: c, or h without a c."""
+        return Stream(self.run, self._reader, self._top(state))
 
-    def __call__(self, text: bytes, state: FeatureState | None = None, layer: int = -1) -> Trace:
-        """Read at least one byte from a zero state; trace a state of a layer (-1: the top)."""
+    def _top(self, state: State | None) -> Layers:
+        (chosen,) = states_of(self.run.architecture, state and (state,))
+        return [(chosen, -1)]
+
+    def __call__(self, text: bytes, layers: Layers | None = None) -> Trace:
+        """Read at least one byte from a zero state; trace states of layers; unset: see `stream`."""
+        layers = tuple(layers or self._top(None))
         # Other threads may read with this reader: what it keeps is replaced, never changed.
         usable = {}
         for key, (trace, before) in self._kept.items():
@@ -163,10 +154,10 @@ class Reader:
             if trace.text == text or (read and text.startswith(read)):
                 usable[key] = (trace, before)
         self._kept = usable  # frees the others
-        stream = self.stream(state, layer)
+        stream = Stream(self.run, self._reader, layers)
         values = []
-        if (state, layer) in usable:
-            trace, before = usable[state, layer]
+        if layers in usable:
+            trace, before = usable[layers]
             if trace.text == text:
                 return trace
             stream = copy.copy(before)
@@ -178,6 +169,7 @@ class Reader:
             values.append(stream.feed(piece).states)
         before = copy.copy(stream)
         values.append(stream.feed(text[stream._count :]).states)
-        trace = stream.trace(text, np.concatenate(values))
-        self._kept = usable | {(state, layer): (trace, before)}
+        values_TH = np.concatenate(values)
+        trace = Trace(text, values_TH, stream._reached, stream._logits_1V[0], stream._nats)
+        self._kept = usable | {layers: (trace, before)}
         return trace

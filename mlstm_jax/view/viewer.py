@@ -91,7 +91,7 @@ class Viewer:
         if label is not None and label not in self._scores():
             raise UserError(f"there is no score of {reprlib.repr(label)}.")
         reader = self._reader.checked(check)
-        trace = reader(prompt_bytes(text, self.run.cleaning), state, layer)
+        trace = reader(prompt_bytes(text, self.run.cleaning), [(state, layer)])
         cleaned = clean(text, self.run.cleaning)
         classes, unlike = self._classes(reader, text, cleaned)
         last_H = trace.values_TH[-1]
@@ -161,12 +161,10 @@ class Viewer:
         if not self._classifier or not cleaned:
             return [], False
         about = self._classifier.about
-        read = reader(cleaned, about.state)  # as for the score after each character
+        read = reader(cleaned, about.layers(self.run.architecture))
         limit = about.familiar
         unlike = bool(limit and limit.is_out_of_domain(read.nats, len(cleaned) - 1))
-        parts = [read.end_LH[state][layer] for state, layer in about.layers(self.run.architecture)]
-        features = np.concatenate(parts)[None]
-        (shares,) = self._classifier.probabilities(features, [text])
+        (shares,) = self._classifier.probabilities(read.values_TH[-1:], [text])
         classes = []
         for name, share in zip(self._classifier.classes, shares, strict=True):
             classes.append({"name": name, "probability": float(share)})

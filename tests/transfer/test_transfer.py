@@ -163,8 +163,9 @@ def test_values_of_a_heat_map(run: Run) -> None:
     ends_SLH = features([HEAT_TEXT]).reshape(3, 2, 64)
     for layer in (0, 1):
         for state, end_LH in zip(names, ends_SLH, strict=True):
-            trace = reader(text, state, layer)
-            assert_close(reader(text + b" ", state, layer).values_TH[-1], end_LH[layer], 2 * 3 * 64)
+            trace = reader(text, [(state, layer)])
+            end_H = reader(text + b" ", [(state, layer)]).values_TH[-1]
+            assert_close(end_H, end_LH[layer], 2 * 3 * 64)
             made = heat(reader, HEAT_TEXT, 9, HeatmapOptions(state=state, layer=layer))
             assert "".join(made.texts) == text.decode()
             ends = np.cumsum([len(one.encode()) for one in made.texts]) - 1
