@@ -67,14 +67,7 @@ def parse(
 ) -> Call:
     """Turn a command line into a call of a command; exit if it asks for help or has a mistake.
 
-    Args:
-        command: its arguments become options.
-        words: the command line.
-        program: how the command is called, for the help.
-        defaults: of arguments, instead of the command's own.
-
-    Raises:
-        UserError: an option of other programs is given.
+    `program` is how the command is called, for the help; `defaults` are of its arguments.
     """
     is_help = bool({"-h", "--help"} & set(words))
     if any(word.partition("=")[0] == "--device" for word in words):
@@ -137,55 +130,7 @@ def _registry() -> ConstructorRegistry:
     """Return tyro's types, and ours: weights of splits, held units, text, numbers, X or None."""
     registry = ConstructorRegistry()
 
-    @registry.primitive_rule
-    def weights(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[SplitWeights] | None:
-        if get_args(info.type) != get_args(SplitWeights):
-            return None
-        return PrimitiveConstructorSpec(
-            nargs=1,
-            metavar="TRAIN,VALID,TEST",
-            instance_from_str=_as_weights,
-            is_instance=lambda value: isinstance(value, tuple),
-            str_from_instance=lambda value: [",".join(map(str, value))],
-        )
-
-    @registry.primitive_rule
-    def units(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-        if info.type != Mapping[int, float]:
-            return None
-        return PrimitiveConstructorSpec(
-            nargs="*",
-            metavar="UNIT=VALUE ...",
-            instance_from_str=lambda words: dict(map(_as_unit, words)),
-            is_instance=lambda value: isinstance(value, Mapping),
-            str_from_instance=lambda value: [],
-        )
-
-    @registry.primitive_rule
-    def text(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[str] | None:
-        if info.type is not str:
-            return None
-        return PrimitiveConstructorSpec(
-            nargs=1,
-            metavar="TEXT",
-            instance_from_str="".join,
-            is_instance=lambda value: isinstance(value, str),
-            str_from_instance=lambda value: [value],
-        )
-
-    # tyro's message about a wrong word would show our annotations.
-    @registry.primitive_rule
-    def numbers(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[float] | None:
-        kind = info.type
-        if kind not in _NUMBERS:
-            return None
-        return PrimitiveConstructorSpec(
-            nargs=1,
-            metavar="N" if kind is int else "X",
-            instance_from_str=functools.partial(_as_number, kind),
-            is_instance=lambda value: isinstance(value, (int, kind)),
-            str_from_instance=lambda value: [str(value)],
-        )
+    registry.primitive_rule(lambda info: _TYPES.get(info.type))
 
     @registry.primitive_rule
     def optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
@@ -211,9 +156,6 @@ def _registry() -> ConstructorRegistry:
     return registry
 
 
-_NUMBERS = {int: "a whole number, such as 1000", float: "a number, such as 0.5 or 40e9"}
-
-
 def _spec_of(kind: Any) -> PrimitiveConstructorSpec[Any]:
     spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kind, set()))
     assert isinstance(spec, PrimitiveConstructorSpec)
@@ -224,7 +166,8 @@ def _as_number(kind: type[float], words: list[str]) -> float:
     try:
         return kind(words[0])
     except ValueError:
-        raise ValueError(f"{words[0]!r} is not {_NUMBERS[kind]}") from None
+        rule = "a whole number, such as 1000" if kind is int else "a number, such as 0.5 or 40e9"
+        raise ValueError(f"{words[0]!r} is not {rule}") from None
 
 
 def _as_weights(words: list[str]) -> SplitWeights:
@@ -236,9 +179,38 @@ def _as_weights(words: list[str]) -> SplitWeights:
     return train, valid, test
 
 
-def _as_unit(word: str) -> tuple[int, float]:
-    unit, _, value = word.partition("=")
-    try:
-        return int(unit), float(value)
-    except ValueError:
-        raise ValueError(f"set_unit {word!r} is not UNIT=VALUE, such as 236=3") from None
+def _as_units(words: list[str]) -> dict[int, float]:
+    units = {}
+    for word in words:
+        unit, _, value = word.partition("=")
+        try:
+            units[int(unit)] = float(value)
+        except ValueError:
+            raise ValueError(f"set_unit {word!r} is not UNIT=VALUE, such as 236=3") from None
+    return units
+
+
+def _type(
+    metavar: str,
+    build: Callable[[list[str]], Any],
+    kinds: Any,
+    shown: Callable[[Any], str] = str,
+    nargs: Any = 1,
+) -> PrimitiveConstructorSpec[Any]:
+    return PrimitiveConstructorSpec(
+        nargs=nargs,
+        metavar=metavar,
+        instance_from_str=build,
+        is_instance=lambda value: isinstance(value, kinds),
+        str_from_instance=lambda value: [shown(value)],
+    )
+
+
+# tyro's message about a wrong word would show our annotations.
+_TYPES: dict[Any, PrimitiveConstructorSpec[Any]] = {
+    SplitWeights: _type("TRAIN,VALID,TEST", _as_weights, tuple, lambda x: ",".join(map(str, x))),
+    Mapping[int, float]: _type("UNIT=VALUE ...", _as_units, Mapping, nargs="*"),
+    str: _type("TEXT", "".join, str),
+    int: _type("N", functools.partial(_as_number, int), int),
+    float: _type("X", functools.partial(_as_number, float), (int, float)),
+}
