@@ -37,8 +37,7 @@ _NAMED = Annotated[
 def parse(command: Callable[..., None], words: Sequence[str], program: str) -> Call:
     """Turn a command line into a call, as `commands.parse` does; the options change a config.
 
-    ``[CONFIG] [model:KIND] [--section.field value ...]``: a config is a Python file, or the name of
-    one that comes with the package; the default is the quickstart.
+    ``[CONFIG] [model:KIND] [--section.field value ...]``; the default config is the quickstart.
     """
     if {"-h", "--help"} & set(words):
         command.__annotations__["config"] = _NAMED
@@ -85,11 +84,8 @@ def _require_field(config: "Config", option: str) -> None:
 
 
 def _split_config(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The config and the optimizer that a command line names, or None, and the rest of the line.
-
-    The config is the first word, ``CONFIG``, or follows ``--config`` anywhere. The optimizer is
-    chosen before the other options: it unsets the fields that only the config's own has.
-    """
+    """The config and the optimizer that a command line names, or None, and the rest of the line."""
+    # The optimizer is chosen first: it unsets the fields that only the config's own has.
     parser = argparse.ArgumentParser("mlstm-jax", add_help=False, allow_abbrev=False)
     parser.add_argument("--config", action="append", default=[])
     parser.add_argument("--optimizer.name", dest="optimizer")
@@ -103,11 +99,7 @@ def _split_config(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def _with_kind(config: "Config", words: Sequence[str]) -> "Config":
-    """Replace the kind of model by the one that a word such as ``model:lstm`` names.
-
-    The new one has the units and the other sizes that the config changed, and otherwise its own
-    defaults.
-    """
+    """Replace the kind of model by one such as ``model:lstm``, with the sizes that were changed."""
     from mlstm_jax.model.architecture import Architecture
 
     kinds = Architecture.kinds
