@@ -11,7 +11,8 @@ import json
 import math
 import reprlib
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, TypeVar, Union
 
@@ -85,6 +86,15 @@ class Checked:
 
     def __post_init__(self) -> None:
         require_valid(self, self._section)
+
+
+@contextmanager
+def named(what: str, advice: str = "") -> Iterator[None]:
+    """Convert an InvalidField of the block into a UserError: what it is in, and what to do."""
+    try:
+        yield
+    except InvalidField as error:
+        raise UserError(f"{what} ({error}){advice}.") from error
 
 
 def parse(text: str | bytes) -> Any:

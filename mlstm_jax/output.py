@@ -74,6 +74,17 @@ def write_errors(path: Path) -> Iterator[None]:
 
 
 @contextmanager
+def read_errors(what: object) -> Iterator[None]:
+    """Convert an OSError from the block into a FileError, unless there is no such file."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError, KnownError):
+        raise
+    except OSError as error:
+        raise FileError(with_remedy(f"{what} cannot be read", error)) from error
+
+
+@contextmanager
 def atomic_file(path: Path, suffix: str = ".partial") -> Iterator[Path]:
     """Yield the name of a temporary file to write; it becomes `path` if there is no error.
 

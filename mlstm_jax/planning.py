@@ -67,13 +67,9 @@ def load_machine(path: Path) -> Machine:
     A bare name that is not a file, such as ``h200``, means a machine that comes with the package.
     """
     path = shipped.find(path, "machine")
-    try:
+    advice = "; `mlstm-jax configs h200` shows an example"
+    with fields.named(f"{path} is not a machine description", advice):
         return fields.build(Machine, fields.parse(path.read_bytes()))
-    except fields.InvalidField as error:
-        raise UserError(
-            f"{path} is not a machine description ({error}); `mlstm-jax configs h200` shows an "
-            "example."
-        ) from error
 
 
 def hardware(machine: Machine, devices: int) -> Hardware:

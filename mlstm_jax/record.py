@@ -76,7 +76,7 @@ class Record(NamedTuple):
     """What a checkpoint says of itself, sealed in one file."""
 
     step: int
-    run: str  # the id of its run, see `run.read_environment`
+    run: str  # the id of its run, see `run.id_of`
     meta: Meta
     sums: Sums  # of parameters and state
 

@@ -16,14 +16,13 @@ import os
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import jax
 
 from mlstm_jax import __version__, digest, environment, fields, host, output, shipped
 from mlstm_jax.checkpoint import Checkpoints, Damaged
 from mlstm_jax.config import Config, Precision, load_json, require_function, to_json
-from mlstm_jax.errors import FileError, UserError, note, with_remedy
+from mlstm_jax.errors import UserError, note
 from mlstm_jax.interop import weights
 from mlstm_jax.interop.weights import ModelWeights
 from mlstm_jax.loaded import WEIGHTS, Loaded
@@ -31,6 +30,7 @@ from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.model.stack import Recurrent
 from mlstm_jax.options import Cleaning, JaxCompute
+from mlstm_jax.output import read_errors
 from mlstm_jax.record import FOLDER
 
 ENVIRONMENT = "environment.json"
@@ -76,27 +76,16 @@ def read_config(folder: Path) -> Config | None:
     return load_json(path) if path.is_file() else None
 
 
-def read_environment(folder: Path) -> dict[str, Any] | None:
-    """Return the content of a run's environment.json, or None if there is none.
+def id_of(folder: Path) -> str | None:
+    """Return the id of a run, drawn when it began; None if environment.json is missing.
 
-    `run` is the run's id, drawn when it began. Raises UserError if the file is damaged, and
-    FileError if it cannot be read.
+    Raises UserError if the file is damaged, and FileError if it cannot be read.
     """
     path = folder / ENVIRONMENT
-    try:
-        return digest.read_json(path.read_bytes())
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except OSError as error:
-        raise FileError(with_remedy(f"{path}: cannot be read", error)) from error
-    except fields.InvalidField as error:
-        raise UserError(f"{path}: is damaged ({error}); restore it, or remove it.") from error
-
-
-def id_of(folder: Path) -> str | None:
-    """Return the id of a run, or None if environment.json is missing; see `read_environment`."""
-    content = read_environment(folder)
-    return content["run"] if content else None
+    with fields.named(f"{path}: is damaged", "; restore it, or remove it"), read_errors(path):
+        return str(digest.read_json(path.read_bytes())["run"])
 
 
 def load_run(folder: Path, checkpoint: str = "best") -> Run:

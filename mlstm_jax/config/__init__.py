@@ -232,20 +232,17 @@ def from_json(text: str | bytes, source: Path) -> Config:
     Raises UserError, which names the file `source` and the field, if the text is damaged or edited,
     or if another version wrote it, with fields that this one does not know.
     """
-    try:
+    advice = (
+        "; restore the file. For other values start a new run in another folder, with the values "
+        "as options of `mlstm-jax train`"
+    )
+    with fields.named(f"{source} is not the config of a run", advice):
         values = digest.read_json(text)
-    except fields.InvalidField as error:
-        raise UserError(
-            f"{source} is not the config of a run ({error}); restore the file. For other values "
-            "start a new run in another folder, with the values as options of `mlstm-jax train`."
-        ) from error
-    try:
+    advice = (
+        "; use that version, or begin a new run with the parameters of this one, exported there"
+    )
+    with fields.named(f"{source} was written by another version of mlstm_jax", advice):
         return fields.build(Config, renamed(values))
-    except fields.InvalidField as error:
-        raise UserError(
-            f"{source} was written by another version of mlstm_jax ({error}); use that version, or "
-            "begin a new run with the parameters of this one, exported there."
-        ) from error
 
 
 def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -274,10 +271,8 @@ def require_function(recorded: Any, config: Config, what: str) -> None:
     """
     if recorded is None:
         return
-    try:
+    with fields.named(f"{what} was written by another version of mlstm_jax"):
         before = flatten(fields.build(Config, renamed(recorded)))
-    except fields.InvalidField as error:
-        raise UserError(f"{what} was written by another version of mlstm_jax ({error}).") from error
     after = flatten(config)
     differing = []
     for name in {**before, **after}:

@@ -23,9 +23,10 @@ from numpy.typing import DTypeLike, NDArray
 
 from mlstm_jax import digest, fields
 from mlstm_jax.digest import CheckedBytes
-from mlstm_jax.errors import FileError, UserError, with_remedy
+from mlstm_jax.errors import UserError
 from mlstm_jax.fields import Between, InvalidField
 from mlstm_jax.options import SPLITS, Cleaning, Dedupe, SplitName
+from mlstm_jax.output import read_errors
 from mlstm_jax.terminal import one_line
 
 FORMAT_VERSION = 2
@@ -94,15 +95,11 @@ class Manifest:
     @classmethod
     def from_json(cls, text: str | bytes, where: Path) -> "Manifest":
         """Return the manifest in `text`, read from the file `where`; UserError if it is damaged."""
-        try:
+        with fields.named(f"{where}: is not a valid manifest", "; run prepare again"):
             manifest = fields.build(cls, digest.read_json(text))
             if not _names_all_files(manifest.splits):
                 raise InvalidField(f"splits must be {', '.join(SPLITS)}, and name their files")
-        except InvalidField as error:
-            raise UserError(
-                f"{where}: is not a valid manifest ({error}); run prepare again."
-            ) from error
-        return manifest
+            return manifest
 
 
 def _names_all_files(splits: dict[str, SplitManifest]) -> bool:
@@ -185,7 +182,12 @@ class Corpus:
         """
         expected = self.manifest.splits[name]
         files = files_of(name)
-        try:
+        what = f"{self.path}: the {name} split"
+        advice = "; run prepare again"
+        with fields.named(f"{what} is truncated or damaged", advice), read_errors(what):
+            for file in expected.crc32:
+                if not (self.path / file).exists():
+                    raise InvalidField(f"{file} is missing")
             data = CheckedBytes(self.path / files.bytes, expected.crc32[files.bytes])
             if len(data) != expected.bytes:
                 raise InvalidField(f"{files.bytes} has {len(data):,} bytes, not {expected.bytes:,}")
@@ -196,16 +198,7 @@ class Corpus:
             ratings = None
             if files.ratings in expected.crc32:
                 ratings = self._array(expected, files.ratings, np.float32, expected.documents)
-        except (InvalidField, FileNotFoundError) as error:
-            raise UserError(
-                f"{self.path}: the {name} split is truncated or damaged ({error}); run prepare "
-                "again."
-            ) from error
-        except OSError as error:
-            raise FileError(
-                with_remedy(f"{self.path}: the {name} split cannot be read", error)
-            ) from error
-        return Split(name, data, offsets, ratings)
+            return Split(name, data, offsets, ratings)
 
     def _array(
         self, expected: SplitManifest, name: str, dtype: DTypeLike, length: int
@@ -235,13 +228,12 @@ def open_corpus(path: Path, *, verify: bool = False) -> Corpus:
     """
     manifest = path / MANIFEST
     try:
-        text = manifest.read_bytes()
+        with read_errors(manifest):
+            text = manifest.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
         what = f"{path} is not a corpus" if path.exists() else f"there is no corpus {path}"
         advice = "Check the name, or make one with `mlstm-jax prepare SOURCE --out FOLDER`."
         raise UserError(f"{what}. {advice}") from error
-    except OSError as error:
-        raise FileError(with_remedy(f"{manifest}: cannot be read", error)) from error
     except ValueError as error:  # a path with a NUL
         raise UserError(f"{manifest}: cannot be read: {error}") from error
     corpus = Corpus(path, Manifest.from_json(text, manifest))

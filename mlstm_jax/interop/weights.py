@@ -232,10 +232,8 @@ def _about(path: Path, text: str) -> _Metadata:
     # Here: NumPy's reader imports this file, and no config.
     from mlstm_jax.config import renamed
 
-    try:
+    with fields.named(f"{path}: its metadata are invalid"):
         return fields.build(_Metadata, renamed(metadata(text)))
-    except fields.InvalidField as error:
-        raise UserError(f"{path}: its metadata are invalid ({error}).") from error
 
 
 def read_openai(folder: Path) -> ModelWeights:

@@ -16,7 +16,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from mlstm_jax import output
 from mlstm_jax.digest import Extent
-from mlstm_jax.errors import FileError, UserError, with_remedy
+from mlstm_jax.errors import UserError
 from mlstm_jax.record import SET_ASIDE, move_aside, newest_record
 
 FILE = "metrics.jsonl"
@@ -59,12 +59,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """
     newest = newest_record(path.parent)  # first, since a run that trains adds lines
     extent = newest.meta.metrics if newest else Extent()
-    try:
-        content = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):  # weights in one file have none
-        content = b""
-    except OSError as error:
-        raise FileError(with_remedy(f"{path}: cannot be read", error)) from error
+    content = b""
+    with suppress(FileNotFoundError, NotADirectoryError), output.read_errors(path):
+        content = path.read_bytes()  # weights in one file have none
     if newest and Extent().extended(content[: extent.size]) != extent:
         what = f"its first {extent.size:,} bytes have changed" if path.exists() else "it is missing"
         raise LogDamaged(
