@@ -175,10 +175,7 @@ class CheckedBytes:
         return self[:].astype(dtype or np.uint8, copy=False)
 
     def windows(self, start_B: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
-        """Return `width` bytes from each start, uint8 [B, width], with zeros past the end.
-
-        Raises UserError if a block differs from its checksum, or the file cannot be read.
-        """
+        """Return `width` bytes from each start, uint8 [B, width], with zeros past the end."""
         bytes_BT = np.zeros((len(start_B), width), np.uint8)
         touched_BK = start_B[:, None] + np.append(np.arange(0, width, BLOCK), width - 1)
         self._check(np.minimum(touched_BK, self._size - 1) // BLOCK)

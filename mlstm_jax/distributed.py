@@ -53,10 +53,7 @@ _KUBERNETES = "JOB_COMPLETION_INDEX"
 
 
 def process_info(options: Distributed, environment: Mapping[str, str]) -> tuple[int, int]:
-    """The index of this process and the number of processes: the config's, or a launcher's.
-
-    Raises UserError if one of them is missing or wrong.
-    """
+    """The index of this process and the number of processes: the config's, or a launcher's."""
     index = options.index
     count = options.processes
     if count == 1:

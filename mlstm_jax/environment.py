@@ -137,11 +137,7 @@ def prepare(devices: "Devices", *, deterministic: bool = False) -> None:
 
 
 def local_devices() -> "list[jax.Device]":
-    """Return the devices of this process; JAX starts if it has not.
-
-    Raises UserError if the machine has no device of JAX_PLATFORMS, or too little address space, or
-    if JAX has settings that change results.
-    """
+    """Return the devices of this process; JAX starts if it has not."""
     require_own_jax()
     _require_flags(_FLAGS)
     space, _ = resource.getrlimit(resource.RLIMIT_AS)

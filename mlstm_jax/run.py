@@ -177,10 +177,7 @@ def with_compute(run: Run, compute: JaxCompute) -> Run:
 
 
 def write_imported(folder: Path, imported: ModelWeights) -> None:
-    """Create a run folder of an imported model atomically.
-
-    Raises UserError if the folder already exists and is not empty.
-    """
+    """Create a run folder of an imported model atomically."""
     folder = Path(os.path.realpath(folder))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists; choose another folder with `out`.")

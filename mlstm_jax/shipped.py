@@ -49,10 +49,7 @@ def files(*kinds: Kind) -> dict[str, Path]:
 
 
 def find(path: Path, kind: Kind) -> Path:
-    """Return the path if it is a file, otherwise the package's file with that bare name.
-
-    Raises UserError if neither exists.
-    """
+    """Return the path if it is a file, otherwise the package's file with that bare name."""
     known = files(kind)
     if not path.is_file() and str(path) in known:
         return known[str(path)]

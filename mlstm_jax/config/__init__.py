@@ -127,10 +127,7 @@ def load_file(path: Config | Path | str) -> Config:
 
 
 def run_python(path: Path, what: str) -> dict[str, Any]:
-    """Run a user's Python file, a config or a sweep as `what` says; return the names that it sets.
-
-    Raises UserError, which names the line, if it is not valid Python, or raises an error.
-    """
+    """Run a user's Python file, a config or a sweep as `what` says; return the names that it sets."""
     if path.suffix != ".py":
         raise UserError(
             f"{path} is not a {what}, which must be a Python file (.py). Name a corpus with "
@@ -227,11 +224,7 @@ def to_json(config: Config) -> str:
 
 
 def from_json(text: str | bytes, source: Path) -> Config:
-    """Build a config from `to_json`'s text.
-
-    Raises UserError, which names the file `source` and the field, if the text is damaged or edited,
-    or if another version wrote it, with fields that this one does not know.
-    """
+    """Build a config from `to_json`'s text."""
     advice = (
         "; restore the file. For other values start a new run in another folder, with the values "
         "as options of `mlstm-jax train`"

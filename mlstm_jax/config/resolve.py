@@ -30,9 +30,6 @@ def resolve(config: Config, hardware: Hardware, before: Config | None = None) ->
     Compute type, kernels and positions are those of the run that resumes, whose config is `before`;
     in a new one the fastest of the hardware, and the window. The global batch follows from
     `data.batch_per_device`, the model's objective from `train.objective`.
-
-    Raises UserError if the rows cannot be split evenly over the devices (Puri et al. 2018,
-    section IV), or a field is for another kind of model.
     """
     model = config.model
     data = config.data
@@ -79,7 +76,7 @@ def _fastest_kernels(
 
 
 def _require_share(config: Config, device_count: int) -> None:
-    """Raise UserError unless the devices, and their micro-batches, share the rows evenly."""
+    """Raise UserError unless devices and micro-batches share the rows evenly (Puri, section IV)."""
     batch = config.data.batch
     rule = (
         f"a multiple of {device_count}, so that the devices share it evenly; or set "

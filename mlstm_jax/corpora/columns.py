@@ -24,11 +24,7 @@ _NOT_UTF8 = re.compile("Invalid string encoding|could not convert blob to UTF8",
 
 
 def parquet_records(source: Source, recipe: Recipe) -> Iterator[RecordOrReject]:
-    """Yield the columns that are read of each record of a file.
-
-    Raises UserError if it cannot be read, has no text column or label column, or has one of the
-    columns that are read twice.
-    """
+    """Yield the columns that are read of each record of a file."""
     import duckdb
 
     # One thread is fast enough, and each holds a group of rows.
@@ -124,9 +120,6 @@ def tfds_records(source: Source, recipe: Recipe) -> Iterator[RecordOrReject]:
     """Yield the features that are read of each example of a data set.
 
     The source is `tfds:NAME[/CONFIG]:SPLIT`, such as ``tfds:glue/sst2:train[:10%]``.
-
-    Raises UserError if the data set does not exist, is not prepared as ArrayRecord files, or has no
-    such split or feature.
     """
     name, _, split = source.name.removeprefix(TFDS).partition(":")
     if not name or not split:

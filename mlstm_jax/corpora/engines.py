@@ -58,10 +58,7 @@ def sort_with_duckdb(
     options: PrepareOptions,
     report: Report,
 ) -> Iterator[SortedDocuments]:
-    """Read all sources into a database in memory, which spills to `scratch`; yield what to write.
-
-    Raises UserError if a source cannot be used, or there is too little memory or disk.
-    """
+    """Read all sources into a database in memory, which spills to `scratch`; yield what to write."""
     usual = 400 * min(max(options.threads or os.cpu_count() or 1, 2), 10)
     config: dict[str, Any] = {
         "memory_limit": options.memory_limit or f"{usual}MB",
@@ -172,10 +169,7 @@ def sort_with_beam(
     options: PrepareOptions,
     report: Report,
 ) -> Iterator[SortedDocuments]:
-    """Run the pipeline, with its files in the folder `scratch`, and yield what to write.
-
-    Raises UserError if Beam is not installed, or a source cannot be used.
-    """
+    """Run the pipeline, with its files in the folder `scratch`, and yield what to write."""
     with extra("beam", "engine beam needs Apache Beam"):
         import apache_beam as beam
         from apache_beam.options.pipeline_options import PipelineOptions

@@ -123,8 +123,6 @@ def read_source(
     By default the fields of text and rating are the first of `TEXT_COLUMNS` and `RATING_COLUMNS`
     that is not null (a rating must be a number, or it is ignored), and a document is a line in .txt
     and a paragraph in `pydoc:`.
-
-    Raises UserError if the source cannot be opened, does not match its name, or contains no text.
     """
     check_source(source)
     has_text = False

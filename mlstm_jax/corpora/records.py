@@ -56,11 +56,7 @@ def alike(wanted: Sequence[str], columns: Sequence[str]) -> str:
 def text_columns(
     source: Source, recipe: Recipe, names: Sequence[str], advice: str = ""
 ) -> list[str]:
-    """The columns of a table that may hold the text, by preference.
-
-    Raises UserError if there is none, with more `advice`; or if the table has one of the columns
-    that are read twice.
-    """
+    """The columns of a table that may hold the text, by preference."""
     for name in recipe.columns:
         if names.count(name) > 1:
             raise UserError(

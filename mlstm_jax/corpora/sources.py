@@ -167,10 +167,6 @@ def find_sources(names: Sequence[str], without: Collection[Path] = ()) -> list[S
             names that begin with a dot or an underscore), patterns such as ``reviews/*.json.gz``,
             `pydoc:`, `tfds:NAME[/CONFIG]:SPLIT`. Links to folders are followed, each folder once.
         without: absolute paths of files and folders to skip in folders and patterns.
-
-    Raises:
-        UserError: a file does not exist or is of an unknown kind, a folder or pattern has no file,
-            or something in it should be read and cannot be.
     """
     sources: dict[tuple[str, ...], Source] = {}
     for name in names:

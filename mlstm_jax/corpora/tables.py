@@ -68,9 +68,6 @@ def csv_records(
     the header has a text column, or several columns, only with another. Tab-separated fields are
     read without quotes, unless the file shows that they are quoted: `scan` reads its lines from the
     start, any number of times.
-
-    Raises UserError if the header has no text column, or twice a column that is read, or if another
-    header follows with the same columns in another order.
     """
     # A review may exceed the csv module's 131,072 characters; the limit applies to the process.
     csv.field_size_limit(2**31 - 1)

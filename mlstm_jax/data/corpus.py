@@ -222,10 +222,7 @@ class Corpus:
 
 
 def open_corpus(path: Path, *, verify: bool = False) -> Corpus:
-    """Open a corpus folder; `verify`: also compare all of its files with the checksums.
-
-    Raises UserError if it is not a corpus, or one of its files has changed.
-    """
+    """Open a corpus folder; `verify`: also compare all of its files with the checksums."""
     manifest = path / MANIFEST
     try:
         with read_errors(manifest):

@@ -40,9 +40,6 @@ def read_arrays(
     """Copy the arrays of a model to memory as C-contiguous `dtype`, a floating-point type.
 
     Exactly the arrays of `shapes` must exist; `where` is their file or folder, for messages.
-
-    Raises UserError if an array is missing, unexpected, of another shape, not floating-point or not
-    finite.
     """
     check_names(where, arrays, shapes)
     result = {}
@@ -120,10 +117,7 @@ def npy(path: Path) -> NDArray[Any]:
 
 
 def safetensors(path: Path, metadata: str) -> tuple[str | None, Arrays]:
-    """Read a .safetensors file: its metadata text named `metadata`, or None, and its arrays.
-
-    Raises UserError if it is not such a file.
-    """
+    """Read a .safetensors file: its metadata text named `metadata`, or None, and its arrays."""
     from safetensors import safe_open
 
     with _reading(path, "cannot be read"), safe_open(path, "np") as file:

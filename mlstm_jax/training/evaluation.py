@@ -58,9 +58,6 @@ def corpus_of(run: Run, given: str | Path | None) -> tuple[Corpus, bool]:
     """Open the given corpus, or the one that the run was trained on, to score it.
 
     Also returns whether it is the run's own: then the run has not seen its other splits.
-
-    Raises UserError if none is given, and the run's own corpus is unknown or has changed (a split
-    of another preparation may contain text that the run was trained on).
     """
     if given is None and run.imported:
         raise UserError(

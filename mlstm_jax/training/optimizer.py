@@ -73,8 +73,6 @@ def build(
         axis_name: axis of the devices that divide Muon's matrices; None: no axis.
         compute: the config's `precision.compute`. With bf16 Muon's products are bf16, too. The
             range of fp16 is too small for them, so they stay float32.
-
-    Raises UserError if Adam's β2 is so near to 1 that it is 1 in float32.
     """
     decays = map_by_name(model.decays)
     clip = optax.identity()

@@ -304,10 +304,7 @@ def local_devices(devices: Devices) -> Parallel:
 
 
 def connect_devices(cluster: Cluster, devices: Devices) -> Parallel:
-    """Return the devices of all processes of a run that the config selects.
-
-    Raises UserError if a process has too few devices, or not as many as the others.
-    """
+    """Return the devices of all processes of a run that the config selects."""
     selected = _selected(devices)
     kinds = sorted({device.device_kind for device in selected})
     cluster.require_equal(

@@ -111,8 +111,6 @@ def load_start(config: Config) -> Start | None:
     """What `train.start_from` names; None without it.
 
     The parameters are of the run's best checkpoint; with `train.start_optimizer`, of its newest.
-
-    Raises UserError if it has no optimizer's state, or that of another optimizer.
     """
     if config.train.start_from is None:
         return None
@@ -217,10 +215,7 @@ def refuse_other_run(config: Config, saved: Meta, expected: Meta) -> None:
 def start_from(
     found: Snapshot, config: Config, expected: Meta, *, reset_carry: bool
 ) -> tuple[Snapshot, list[str]]:
-    """Where a run goes on, and a note if its rows begin anew, near the same place in the text.
-
-    Raises UserError if the rows of the run have changed, unless `reset_carry` is set.
-    """
+    """Where a run goes on, and a note if its rows begin anew, near the same place in the text."""
     if found.meta.rows == expected.rows:
         return found, []
     changes = _changes(found.meta, expected)

@@ -43,10 +43,7 @@ class Rows:
 
 
 def open_rows(config: Config, corpus: Corpus, start: Place = BEGINNING) -> Rows:
-    """Return the rows that a run reads from `start`, where its checkpoint is.
-
-    Raises UserError if the corpus does not suit them, or nothing is left to read.
-    """
+    """Return the rows that a run reads from `start`, where its checkpoint is."""
     stream = train_stream(config, corpus, start)
     ahead = stream.position(0)
     steps = total_steps(config.train, stream.steps_per_epoch, ahead)

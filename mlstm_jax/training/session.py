@@ -94,10 +94,7 @@ class Loop:
 
 
 def set_up(stack: ExitStack, config: Config, session: Session) -> Loop:
-    """Check, find and open all that a session needs; `stack` closes it.
-
-    Raises UserError if config, corpus, run folder or processes do not fit together.
-    """
+    """Check, find and open all that a session needs; `stack` closes it."""
     cluster, watchdog, signals = _start_process(stack, config, session)
     corpus = open_corpus(Path(config.data.corpus))
     run_folder.require_one_run(cluster, config, corpus)

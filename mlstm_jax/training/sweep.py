@@ -53,10 +53,7 @@ def load_sweep(path: Path) -> Runs:
 
 
 def in_folders(runs: Runs, out: Path) -> Runs:
-    """The runs with their folders, OUT/ROW/COLUMN.
-
-    Raises UserError unless each run is a config, with two labels that can name a folder.
-    """
+    """The runs with their folders, OUT/ROW/COLUMN."""
     placed = {}
     folders: dict[str | None, str] = {}  # of the runs so far, by the `out` of their config
     for key, config in runs.items():
@@ -77,10 +74,7 @@ def _names_folder(label: Any) -> bool:
 
 
 def prepare(runs: Runs) -> None:
-    """Set what JAX reads when it starts, as the runs need it; see `environment.prepare`.
-
-    Raises UserError if the runs have different numbers of virtual devices, or several processes.
-    """
+    """Set what JAX reads when it starts, as the runs need it; see `environment.prepare`."""
     numbers = []
     for key, config in runs.items():
         _, processes = process_info(config.distributed, os.environ)
