@@ -127,7 +127,7 @@ def load_file(path: Config | Path | str) -> Config:
 
 
 def run_python(path: Path, what: str) -> dict[str, Any]:
-    """Run a user's Python file, a config or a sweep as `what` says; return the names that it sets."""
+    """Run a user's Python file, `what` it is in messages; return the names that it sets."""
     if path.suffix != ".py":
         raise UserError(
             f"{path} is not a {what}, which must be a Python file (.py). Name a corpus with "

@@ -58,7 +58,7 @@ def sort_with_duckdb(
     options: PrepareOptions,
     report: Report,
 ) -> Iterator[SortedDocuments]:
-    """Read all sources into a database in memory, which spills to `scratch`; yield what to write."""
+    """Read all sources into a database, which spills to `scratch`; yield what to write."""
     usual = 400 * min(max(options.threads or os.cpu_count() or 1, 2), 10)
     config: dict[str, Any] = {
         "memory_limit": options.memory_limit or f"{usual}MB",

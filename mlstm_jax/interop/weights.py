@@ -104,7 +104,7 @@ def fingerprint(params: Parameters) -> str:
 
 
 def to_int8(flat: Mapping[str, NDArray[Any]]) -> Arrays:
-    """The arrays of a file: each V as int8, whose largest of a column is 127, the rest as float16."""
+    """The arrays of a file: each V as int8, at most 127 in a column, the rest as float16."""
     stored = {}
     for name, array in flat.items():
         if not name.endswith("_v"):

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import mlstm_jax as mlstm
 from mlstm_jax import cli, environment, guard, run
 from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import Devices, Train, vary
@@ -245,7 +246,7 @@ print(os.environ["XLA_FLAGS"])
 def test_deterministic_kernels(corpus, tmp_path, monkeypatch):
     config = config_of(corpus, tmp_path / "run", 2, train__deterministic=True)
     with pytest.raises(UserError, match=r"JAX has started without it; set XLA_FLAGS to --xla_gpu"):
-        run_train(config)
+        mlstm.train(config)
     assert not (tmp_path / "run").exists()
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=")
     said = subprocess.run([sys.executable, "-c", PREPARED], stdout=subprocess.PIPE, check=True)
