@@ -17,7 +17,7 @@ from mlstm_jax import environment, guard, host
 from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import Config, vary
 from mlstm_jax.config.resolve import Hardware, resolve
-from mlstm_jax.data.corpus import Corpus, open_corpus
+from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.data.stream import Batch, prefetch
 from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import UserError, note
@@ -69,7 +69,8 @@ class Loop:
     batches: Iterator[Batch]  # this process's rows, from the step of `start`
     train_step: TrainStep
     rates: schedule.Rates
-    evaluate: Callable[[TrainState], Score]
+    scorer: Evaluator  # of the validation split
+    score_labels: Callable[[Parameters], tuple[float, float]] | None  # see `Session`
     require_equal_replicas: Callable[[int, TrainState], None]
     checkpoints: Checkpoints
     reporter: Reporter
@@ -84,6 +85,16 @@ class Loop:
             zeros = self.model.init_carry(self.config.data.batch)
             carry = jax.tree.map(lambda x: x[own], zeros)
         return self.devices.replicate(self.start.state), self.devices.split_rows(carry)
+
+    def evaluate(self, state: TrainState) -> Score:
+        """Score the validation split and, if there are any, its labels."""
+        score = self.scorer(state.params, lambda _: self.watchdog.beat())
+        if self.score_labels is None:
+            return score
+        self.watchdog.beat()
+        with jax.transfer_guard("allow"):
+            loss, accuracy = self.score_labels(self.devices.unreplicate(state.params))
+        return score._replace(label_loss=loss, accuracy=accuracy)
 
     def save(self, snapshot: Snapshot) -> None:
         """Start to write a checkpoint."""
@@ -145,7 +156,8 @@ def set_up(stack: ExitStack, config: Config, session: Session) -> Loop:
         batches=stack.enter_context(closing(batches)),
         train_step=devices.map(make_train_step(config, model, parallel.AXIS), donate=(0, 1)),
         rates=devices.replicate(rates),
-        evaluate=_make_evaluation(config, corpus, model, devices, watchdog, session),
+        scorer=Evaluator(model, corpus.split("valid"), config.data.window, devices),
+        score_labels=session.score_labels,
         require_equal_replicas=parallel.make_comparison(cluster, devices),
         checkpoints=checkpoints,
         reporter=reporter,
@@ -192,27 +204,3 @@ def _make_model(config: Config, devices: Parallel) -> LanguageModel:
         pallas.require_gpu(config.model.hidden, devices.compute_capability(), fp8=is_fp8)
         loops = kernels.PALLAS
     return LanguageModel(config.model, config.precision, config.train.recompute_every, loops)
-
-
-def _make_evaluation(
-    config: Config,
-    corpus: Corpus,
-    model: LanguageModel,
-    devices: Parallel,
-    watchdog: Watchdog,
-    session: Session,
-) -> Callable[[TrainState], Score]:
-    """The function that scores the validation split and, if there are any, its labels."""
-    scorer = Evaluator(model, corpus.split("valid"), config.data.window, devices)
-    score_labels = session.score_labels
-
-    def evaluate(state: TrainState) -> Score:
-        score = scorer(state.params, lambda _: watchdog.beat())
-        if score_labels is None:
-            return score
-        watchdog.beat()
-        with jax.transfer_guard("allow"):
-            loss, accuracy = score_labels(devices.unreplicate(state.params))
-        return score._replace(label_loss=loss, accuracy=accuracy)
-
-    return evaluate
