@@ -18,6 +18,5 @@ def make_split(
     with tempfile.NamedTemporaryFile() as file:  # stays open after it is unlinked
         file.write(content)
         file.flush()
-        return Split(
-            name, CheckedBytes(Path(file.name), digest.of_blocks(content)), offsets, ratings
-        )
+        kept = CheckedBytes(Path(file.name), digest.of_blocks(content))
+        return Split(name, kept, offsets, ratings)

@@ -34,27 +34,31 @@ from tests.training.runs import config_of, final_state
 
 pytestmark = FAILED_READS
 
-Read = Callable[[], Any]
-
 LOGS = ("tensorboard",)  # have no checksums, and nothing here reads them
 OF_STRANGERS = ("openai", "sources")
 
 
 def plain(value: Any) -> Any:
     """A value that == compares: each array is its checksum."""
-    return jax.tree.map(lambda x: of_array(x) if isinstance(x, np.ndarray) else repr(x), value)
+
+    def seen(leaf: Any) -> Any:
+        return of_array(leaf) if isinstance(leaf, np.ndarray) else repr(leaf)
+
+    return jax.tree.map(seen, value)
 
 
 def read_corpus(folder: Path) -> Any:
     """All windows and labels of all splits, as training and evaluation read them."""
-    opened, found = open_corpus(folder), []
+    opened = open_corpus(folder)
+    found: list[Any] = [opened.identity, opened.manifest.cleaning]
     for name in SPLITS:
         split = opened.split(name)
         stream = TrainStream(split, batch=2, window=256, shards=2, labels="ratings")
-        found += [stream.batch(step) for step in range(stream.steps_per_epoch)]
+        found += map(stream.batch, range(stream.steps_per_epoch))
         scored = EvaluationStream(split, window=64)
-        found += [scored.batch(step, scored.rows) for step in range(scored.steps)]
-    return [opened.identity, opened.manifest.cleaning, *found]
+        for step in range(scored.steps):
+            found.append(scored.batch(step, scored.rows))
+    return found
 
 
 def read_run(folder: Path) -> Any:
@@ -67,8 +71,8 @@ def read_run(folder: Path) -> Any:
     return [about, loaded.params, state, run.id_of(folder), lines["train"], lines["eval"]]
 
 
-def read_weights(path: Path) -> Any:
-    found = weights.load_weights(path)
+def read_weights(folder: Path) -> Any:
+    found = weights.load_weights(folder / "a.safetensors")
     return [found.model, found.cleaning, found.source, found.params]
 
 
@@ -80,66 +84,73 @@ def read_classifier(folder: Path) -> Any:
 def read_sources(folder: Path) -> Any:
     """The corpus that is made of a folder."""
     out = folder.parent / "of_sources"
-    prepare([str(folder)], out, split=(1, 0, 0), max_reject_fraction=1, overwrite=True)
+    prepare([str(folder / "files")], out, split=(1, 0, 0), max_reject_fraction=1, overwrite=True)
     return open_corpus(out).identity
 
 
+def read_kept_features(folder: Path) -> Any:
+    """A file that differs is written anew."""
+    return read_features(folder / "a.npz", "key")
+
+
+def read_openai(folder: Path) -> Any:
+    return weights.read_openai(folder / "files").params
+
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "corpus": read_corpus,
+    "run": read_run,
+    "safetensors": read_weights,
+    "classifier": read_classifier,
+    "features": read_kept_features,
+    "openai": read_openai,
+    "sources": read_sources,
+}
+
+
 @pytest.fixture(scope="module")
-def written(rated_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A folder of each kind, as the commands write it."""
+def written(rated_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of each kind, as the commands write them."""
     folder = tmp_path_factory.mktemp("damage")
     shutil.copytree(rated_corpus, folder / "corpus")
     run_train(config_of(folder / "corpus", folder / "run", 10))
-    loaded, draw = run.load_run(folder / "run"), np.random.default_rng(0)
-    (folder / "safetensors").mkdir()
+    loaded = run.load_run(folder / "run")
+    draw = np.random.default_rng(0)
+    for name in ("safetensors", "classifier", "features", "openai", "sources/files"):
+        (folder / name).mkdir(parents=True)
     weights.save(folder / "safetensors/a.safetensors", run.as_weights(loaded))
-    (folder / "classifier").mkdir()
     counts = Words("words", ["good", "so good"], np.ones(2), draw.normal(size=(3, 2)), np.zeros(3))
     weights_KD = draw.normal(size=(3, 16))
     made = Classifier(weights_KD, np.zeros(3), ["a", "b", "c"], 1.0, words=counts)
     about = Description("h", False, weights.fingerprint(loaded.params), None)
     made._replace(about=about).save(folder / "classifier")
-    (folder / "features").mkdir()
     values = draw.normal(size=(9, 16)).astype(np.float32)
     featurizer = Featurizer(loaded, states=["h"])
     write_features(folder / "features/a.npz", 9, [values], featurizer, key="key")
-    for name in OF_STRANGERS:
-        (folder / name).mkdir()
     write_openai(folder / "openai/files", draw)
-    (folder / "sources/files").mkdir()
-    for name, line in (("a.jsonl", '{"text": "é %d", "rating": 4}'), ("b.csv", '"a, %d",3')):
-        lines = ["text,rating"] * name.endswith("csv") + [line % n for n in range(30)]
-        (folder / "sources/files" / name).write_text("\n".join(lines))
+    lines = ["text,rating", *map('"a, {}",3'.format, range(30))]
+    (folder / "sources/files/b.csv").write_text("\n".join(lines))
+    lines = [*map('{{"text": "é {}", "rating": 4}}'.format, range(30))]
+    (folder / "sources/files/a.jsonl").write_text("\n".join(lines))
     (folder / "sources/files/c.txt.gz").write_bytes(gzip.compress(b"one\ntwo\n" * 30))
-    return {path.name: path for path in folder.iterdir()}
-
-
-def readers(written: dict[str, Path]) -> dict[str, Read]:
-    return {
-        "corpus": lambda: read_corpus(written["corpus"]),
-        "run": lambda: read_run(written["run"]),
-        "safetensors": lambda: read_weights(written["safetensors"] / "a.safetensors"),
-        "classifier": lambda: read_classifier(written["classifier"]),
-        # A file that differs is written anew.
-        "features": lambda: read_features(written["features"] / "a.npz", "key"),
-        "openai": lambda: weights.read_openai(written["openai"] / "files").params,
-        "sources": lambda: read_sources(written["sources"] / "files"),
-    }
+    return folder
 
 
 def damaged(content: bytes, draw: random.Random) -> bytes:
     """A bit flipped, the end cut off, two ranges swapped, or a range of zeros."""
-    changed, size = bytearray(content), len(content)
+    changed = bytearray(content)
+    size = len(content)
     length = draw.randrange(1, max(2, size // 4))
-    first, second = (draw.randrange(max(1, size - length)) for _ in range(2))
+    first = draw.randrange(max(1, size - length))
+    second = draw.randrange(max(1, size - length))
     match draw.randrange(4):
         case 0:
             changed[first] ^= 1 << draw.randrange(8)
         case 1:
             del changed[first:]
         case 2:
-            a, b = (content[at : at + length] for at in (first, second))
-            changed[first : first + length], changed[second : second + length] = b, a
+            changed[first : first + length] = content[second : second + length]
+            changed[second : second + length] = content[first : first + length]
         case 3:
             changed[first : first + length] = bytes(length)
     return bytes(changed)
@@ -151,12 +162,14 @@ def test_damage(count, written) -> None:
     draw = random.Random(count)
     outcomes: Counter[tuple[str, str]] = Counter()
     groups: dict[str, list[Path]] = {}  # run/config.json, run/checkpoints/10/params, ...
-    for kind in readers(written):
-        for path in sorted(written[kind].rglob("*")):
-            parts = path.relative_to(written[kind]).parts[: 1 if kind in OF_STRANGERS else 3]
+    for kind in READERS:
+        for path in sorted((written / kind).rglob("*")):
+            parts = path.relative_to(written / kind).parts[: 1 if kind in OF_STRANGERS else 3]
             if path.is_file() and path.stat().st_size and parts[0] not in LOGS:
                 groups.setdefault("/".join([kind, *parts]), []).append(path)
-    whole = {kind: plain(read()) for kind, read in readers(written).items()}
+    whole = {}
+    for kind, read in READERS.items():
+        whole[kind] = plain(read(written / kind))
     silent = []
     for number in range(count):
         group = list(groups)[number % len(groups)]
@@ -167,7 +180,7 @@ def test_damage(count, written) -> None:
             pass
         path.write_bytes(changed)
         try:
-            is_same = plain(readers(written)[kind]()) == whole[kind]
+            is_same = plain(READERS[kind](written / kind)) == whole[kind]
             outcome = "silent"
             if kind in OF_STRANGERS:
                 outcome = "read"

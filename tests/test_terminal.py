@@ -21,6 +21,7 @@ from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer import reader
 from mlstm_jax.transfer.classifier import Classifier, Description
 from tests.corpora.written import jsonl
+from tests.tables import draw_arrays
 
 # It clears the screen, sets the title, deletes a line, and turns the direction.
 HOSTILE = "\x1b[2J\x1b]0;title\x07\x9b2K\r\x7f\u202e"
@@ -55,11 +56,10 @@ def hostile_run(tmp_path: Path) -> Path:
     """A model that writes an escape, and nothing else, whatever it has read."""
     model = config.Model(hidden=2, embedding=2)
     shapes = weights.expected_shapes(model)
-    flat = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    flat = draw_arrays(np.random.default_rng(0), shapes, spread=0)
     flat["decoder_bias"][0x1B] = 100
-    run.write_imported(
-        tmp_path / "run", ModelWeights(model, "none", weights.unflatten(flat), HOSTILE)
-    )
+    made = ModelWeights(model, "none", weights.unflatten(flat), HOSTILE)
+    run.write_imported(tmp_path / "run", made)
     return tmp_path / "run"
 
 

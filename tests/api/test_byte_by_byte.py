@@ -41,7 +41,8 @@ def read(run: Run) -> Any:
 def test_states_of_each_byte(model: mlstm.TrainedModel, read: Any) -> None:
     text_T, output = read
     assert model.cleaned(TEXT) == text_T.tobytes()
-    c_TH, h_TH = (np.asarray(x[0, :, -1], np.float64) for x in (output.states.c, output.states.h))
+    c_TH = np.asarray(output.states.c[0, :, -1], np.float64)
+    h_TH = np.asarray(output.states.h[0, :, -1], np.float64)
     mean_TH = h_TH.cumsum(axis=0) / np.arange(1, len(h_TH) + 1)[:, None]
     for state, expected in (("c", c_TH), ("h", h_TH), ("mean_h", mean_TH)):
         found = model.states(TEXT, state)
@@ -63,7 +64,7 @@ def test_log_probabilities(model, read) -> None:
     assert model.log_probabilities("").shape == (0,)
     # Of every byte but the first, text by text.
     texts = [TEXT, "", "that strap sounds bad 12."]
-    nats_N = np.concatenate([model.log_probabilities(text) for text in texts], dtype=np.float64)
+    nats_N = np.concatenate([*map(model.log_probabilities, texts)], dtype=np.float64)
     bits = -nats_N.mean() / np.log(2)
     assert bits == pytest.approx(model.bits_per_character(texts), rel=bound(TERMS + len(nats_N)))
     with pytest.raises(ValueError, match="nothing to score"):
@@ -74,10 +75,10 @@ def test_pieces_of_a_text(model, random) -> None:
     """Byte by byte, and in random pieces, some of which are empty or longer than a window."""
     text = model.cleaned(TEXT)
     scores = model.log_probabilities(TEXT)
-    cuts = [range(len(text) + 1)] + [
-        [0, *np.sort(random.integers(0, len(text), count)), len(text)] for count in (3, 60)
-    ]
-    for state, places in [("mean_h", cuts[0]), ("mean_h", cuts[1]), ("c", cuts[2]), ("h", cuts[1])]:
+    few = [0, *np.sort(random.integers(0, len(text), 3)), len(text)]
+    many = [0, *np.sort(random.integers(0, len(text), 60)), len(text)]
+    each = range(len(text) + 1)
+    for state, places in [("mean_h", each), ("mean_h", few), ("c", many), ("h", few)]:
         states = model.states(TEXT, state)
         reader = model.reader(state)
         found = []
@@ -101,7 +102,10 @@ def test_pieces_of_other_kinds(untrained: Run) -> None:
         return
     whole = model.reader().feed(text)
     reader = model.reader()
-    pieces = [reader.feed(text[n : n + 3]).states.copy() for n in range(0, len(text), 3)]
+    pieces = []
+    for start in range(0, len(text), 3):
+        reader.feed(text[start : start + 3])
+        pieces.append(reader.states.copy())
     recurrent = untrained.config.model.title in ("LSTM", "GRU")
     # A Transformer's products have other shapes for other pieces.
     assert_close(np.concatenate(pieces), whole.states, 0 if recurrent else 4 * 64)
@@ -123,17 +127,15 @@ def test_texts_that_begin_alike(kind, run, monkeypatch) -> None:
     other = typed[:30] + b"X" + typed[31:100]
     one = draw(kind) if kind else run
     reader = Reader(one)
-    for text in [*(typed[:end] for end in ends), other, other + "é".encode()]:
+    texts = [typed[:end] for end in ends]
+    for text in [*texts, other, other + "é".encode()]:
         for layers in (None, [("mean_h", 0)]):
             count.clear()
             found = reader(text, layers)
             bytes_read = sum(count)
             expected = Reader(one)(text, layers)
             assert found is reader(text, layers)
-            for a, b in zip(
-                jax.tree.leaves(found[1:4]), jax.tree.leaves(expected[1:4]), strict=True
-            ):
-                np.testing.assert_array_equal(a, b)
+            jax.tree.map(np.testing.assert_array_equal, found[1:4], expected[1:4])
             assert found.text == text
             assert found.nats == pytest.approx(expected.nats, rel=1e-12)
             if text in (typed[:121], typed[:122], other + "é".encode()):
@@ -149,7 +151,8 @@ def test_stopped_and_overtaken_reads(is_overtaken, run, monkeypatch) -> None:
     """Ctrl-C in the middle of a text, or a thread that reads with the same reader meanwhile."""
     feed = Stream.feed
     typed = clean(TEXT, "radford")
-    text, other = typed[:60], typed[:32] + b"X" * 30  # both go on from the first 32 bytes
+    text = typed[:60]
+    other = typed[:32] + b"X" * 30  # both go on from the first 32 bytes
     reader = Reader(run)
     reader(typed[:40])
 
@@ -182,21 +185,22 @@ def test_states_of_spans(model: mlstm.TrainedModel) -> None:
         "a longer text " * 12 + "with an end",
     ]
     words = [["the", "caf&eacute;", "works", "very", "well"], [], ["日本", "cables"], ["end", "an"]]
-    spans = [
-        [(text.index(word), text.index(word) + len(word)) for word in some]
-        for text, some in zip(texts, words, strict=True)
-    ]
+    spans: list[Any] = [[], [], [], []]
+    for found, text, some in zip(spans, texts, words, strict=True):
+        for word in some:
+            start = text.index(word)
+            found.append((start, start + len(word)))
     spans[0].append((0, len(texts[0])))  # to the last character that cleaning keeps
     words[0].append(".")
     for state, given in ((None, spans), ("h", iter(spans))):
         found = model.spans(texts, given, state)
-        assert [len(one) for one in found] == [6, 0, 2, 2]
-        for text, some, one in zip(texts, words, found, strict=True):
-            if not some:
-                continue
-            cleaned = [word.replace("&eacute;", "é").encode() for word in some]
-            ends = [model.cleaned(text).rindex(word) + len(word) - 1 for word in cleaned]
-            assert_close(one, model.states(text, state)[ends], TERMS)
+        assert [*map(len, found)] == [6, 0, 2, 2]
+        for text, some, states in zip(texts, words, found, strict=True):
+            cleaned = model.cleaned(text)
+            for word, state_H in zip(some, states, strict=True):
+                last = word.replace("&eacute;", "é").encode()
+                end = cleaned.rindex(last) + len(last) - 1
+                assert_close(state_H, model.states(text, state)[end], TERMS)
 
 
 def test_end_of_a_span() -> None:

@@ -3,9 +3,7 @@
 import csv
 import importlib
 import inspect
-import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,88 +12,114 @@ import pytest
 
 import mlstm_jax as mlstm
 from mlstm_jax import cli
-from mlstm_jax.corpora.options import PrepareOptions
 from mlstm_jax.errors import UserError
-
-TEXTS = [f"my guitar is {word} {n}." for n in range(5) for word in ("good", "bad")]
-LABELS = ["good", "bad"] * 5
+from tests.corpora.written import jsonl
+from tests.tables import praise_and_blame
+from tests.transfer.pieces import shares_of
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory, model: mlstm.TrainedModel) -> Path:
     folder = tmp_path_factory.mktemp("files")
-    rows = [{"text": text, "label": label} for text, label in zip(TEXTS, LABELS, strict=True)]
-    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    records: list[dict[str, object]] = []
+    for number, text in enumerate(praise_and_blame(0, 5)):
+        records.append({"text": text, "label": ("good", "bad")[number % 2]})
+    a = jsonl(folder / "a.jsonl", records)
     (folder / "windows.txt").write_text("my", encoding="utf-8-sig")
-    a = folder / "a.jsonl"
     model.transfer(a, valid=a, out=folder / "known", options=mlstm.TransferOptions(state="mean_h"))
     return folder
 
 
 def read(path: Path) -> Any:
     """What a command has written, as Python returns it."""
-    if path.name == "f.npz":
+    if path.suffix == ".npz":
         return np.load(path)["features"].tolist()
     if path.suffix == ".csv":
         with path.open(newline="") as file:
-            return [[row["p(bad)"], row["p(good)"]] for row in csv.DictReader(file)]
+            rows = csv.DictReader(file)
+            return [[float(row["p(bad)"]), float(row["p(good)"])] for row in rows]
     return path.read_bytes()
+
+
+def comparable(answer: Any, folder: Path) -> Any:
+    """What Python returns, as `read` returns it, or as a command prints it."""
+    if isinstance(answer, np.ndarray):
+        return answer.tolist()
+    if type(answer) is list:
+        return np.round(shares_of(answer), 4).tolist()
+    if hasattr(answer, "save"):  # a heat map
+        answer.save(folder / "h.html")
+        answer = folder / "h.html"
+    if hasattr(answer, "classifier"):
+        answer = answer.folder / "classifier.safetensors"
+    if hasattr(answer, "manifest"):
+        answer = answer.path / "train.bin"
+    return answer.read_bytes() if isinstance(answer, Path) else str(answer).strip("\n")
 
 
 # MODEL, IN and OUT stand for the model, the folder of files, and that of the results.
-SAME: list[tuple[str, str | None, Callable[[mlstm.TrainedModel, Path, Path], Any]]] = [
+# A line; its file; the name of the function, and its arguments.
+SAME: list[tuple[str, str | None, str, dict[str, Any]]] = [
     ("generate MODEL --prompt my --bytes 20 --seed 3 --top-k 9", None,
-     lambda m, i, o: m.generate("my", bytes=20, seed=3, top_k=9) + "\n"),
-    ("generate MODEL --prompt my --bytes 0 --samples 2", None,
-     lambda m, i, o: "--- 1 of 2\nmy\n--- 2 of 2\nmy\n"),
+     "generate", {"prompt": "my", "bytes": 20, "seed": 3, "top_k": 9}),
     ("generate MODEL --bytes 30 --seed 1 --stop d --set-unit 3=1.5 7=-1", None,
-     lambda m, i, o: m.generate(bytes=30, seed=1, stop="d", set_unit={3: 1.5, 7: -1.0}) + "\n"),
-    ("report MODEL", None, lambda m, i, o: f"\n{m.report()}\n"),
-    ("plan small_512 --machine h200 --gpus 1 4 --price 3", None,
-     lambda m, i, o: f"{mlstm.plan('small_512', 'h200', devices=np.array([1, 4]), price=3.0)}\n"),
+     "generate", {"bytes": 30, "seed": 1, "stop": "d", "set_unit": {3: 1.5, 7: -1.0}}),
+    ("report MODEL", None, "report", {}),
+    ("plan small_512 --machine h200 --gpus 1 4 --price 3", None, "plan",
+     {"config": "small_512", "machine": "h200", "devices": np.array([1, 4]), "price": 3.0}),
     ("features MODEL IN/a.jsonl --state mean_h --all-layers --out OUT/f.npz", "f.npz",
-     lambda m, i, o: m.encode(i / "a.jsonl", "mean_h", all_layers=True).tolist()),
+     "encode", {"texts": "IN/a.jsonl", "state": "mean_h", "all_layers": True}),
     ("classify MODEL IN/known IN/a.jsonl --out OUT/c.csv", "c.csv",
-     lambda m, i, o: [[f"{p:.4f}" for p in row.values()]
-                      for row in m.classify(i / "a.jsonl", i / "known")]),
+     "classify", {"texts": "IN/a.jsonl", "classifier": "IN/known"}),
     ("transfer MODEL --train IN/a.jsonl --valid IN/a.jsonl --state h --words --out OUT/t",
-     "t/classifier.safetensors", lambda m, i, o: (m.transfer(
-         i / "a.jsonl", valid=i / "a.jsonl", out=o,
-         options=mlstm.TransferOptions(state="h", words=True),
-     ).folder / "classifier.safetensors").read_bytes()),
+     "t/classifier.safetensors", "transfer",
+     {"train": "IN/a.jsonl", "valid": "IN/a.jsonl", "out": "OUT/t",
+      "options": mlstm.TransferOptions(state="h", words=True)}),
     ("heatmap MODEL --unit 3 --text my --scale 1 --out OUT/h.html", "h.html",
-     lambda m, i, o: saved(m.heatmap("my", 3, scale=1.0), o / "h.html")),
+     "heatmap", {"text": "my", "unit": 3, "scale": 1.0}),
     ("heatmap MODEL --unit 3 --file IN/windows.txt --out OUT/h.html", "h.html",
-     lambda m, i, o: saved(m.heatmap("my", 3), o / "h.html")),
+     "heatmap", {"text": "my", "unit": 3}),
     ("heatmap MODEL --score IN/known --label bad --text my --out OUT/h.html", "h.html",
-     lambda m, i, o: saved(m.heatmap("my", score=i / "known", label="bad"), o / "h.html")),
+     "heatmap", {"text": "my", "score": "IN/known", "label": "bad"}),
     ("export MODEL --dtype float16 --out OUT/m.safetensors", "m.safetensors",
-     lambda m, i, o: m.export(o / "m.safetensors", "float16").read_bytes()),
-    ("prepare IN/a.jsonl --split 8,1,1 --seed 3 --out OUT/corpus", "corpus/train.bin",
-     lambda m, i, o: (mlstm.prepare(
-         i / "a.jsonl", o / "corpus", PrepareOptions(split=(8, 1, 1), seed=3)
-     ).path / "train.bin").read_bytes()),
+     "export", {"out": "OUT/m.safetensors", "dtype": "float16"}),
+    ("prepare IN/a.jsonl --split 8,1,1 --seed 3 --out OUT/corpus", "corpus/train.bin", "prepare",
+     {"sources": "IN/a.jsonl", "out": "OUT/corpus",
+      "options": mlstm.PrepareOptions(split=(8, 1, 1), seed=3)}),
 ]  # fmt: skip
 
 
-def saved(found: Any, path: Path) -> bytes:
-    found.save(path)
-    return path.read_bytes()
+def placed(text: Any, **places: Path) -> Any:
+    """A text in which names stand for places; anything else as it is."""
+    if isinstance(text, str):
+        for name, place in places.items():
+            text = re.sub(rf"\b{name}\b", str(place), text)
+    return text
 
 
-def words_of(line: str, **places: Path) -> list[str]:
-    """The words of a line, in which names stand for places."""
-    for name, place in places.items():
-        line = re.sub(rf"\b{name}\b", str(place), line)
-    return line.split()
+def call(model: mlstm.TrainedModel, name: str, arguments: dict[str, Any], **places: Path) -> Any:
+    given = {}
+    for key, value in arguments.items():
+        place = placed(value, MODEL=model.path, **places)
+        given[key] = Path(place) if isinstance(value, str) and place != value else value
+    function = getattr(model, name, None) or getattr(mlstm, name)
+    return function(**given)
 
 
-@pytest.mark.parametrize(("line", "file", "call"), SAME, ids=[line for line, *_ in SAME])
-def test_same_answers(line, file, call, model, files, tmp_path, capsys):
-    cli.main(words_of(line, MODEL=model.path, IN=files, OUT=tmp_path))
-    found = read(tmp_path / file) if file else capsys.readouterr().out
-    (tmp_path / "python").mkdir()
-    assert found == call(model, files, tmp_path / "python")
+@pytest.mark.parametrize(("line", "file", "name", "arguments"), SAME)
+def test_same_answers(line, file, name, arguments, model, files, tmp_path, capsys) -> None:
+    cli.main(placed(line, MODEL=model.path, IN=files, OUT=tmp_path).split())
+    said = capsys.readouterr().out
+    found = read(tmp_path / file) if file else said.strip("\n")
+    folder = tmp_path / "python"
+    folder.mkdir()
+    answer = call(model, name, arguments, IN=files, OUT=folder)
+    assert found == comparable(answer, folder)
+
+
+def test_several_samples(model, capsys) -> None:
+    cli.main(["generate", str(model.path), *["--prompt", "my", "--bytes", "0", "--samples", "2"]])
+    assert capsys.readouterr().out == "--- 1 of 2\nmy\n--- 2 of 2\nmy\n"
 
 
 # A line; the name of the function and its arguments; and the field that both messages name.
@@ -125,14 +149,9 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("line", "name", "arguments", "field"), REFUSED)
 def test_same_refusals(line, name, arguments, field, model, files, tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
-    assert field in refused(*words_of(line, MODEL=model.path, IN=files))
-    places = {"IN/a.jsonl": files / "a.jsonl", "MODEL": model.path}
-    for key, value in arguments.items():
-        if isinstance(value, str):
-            arguments = arguments | {key: places.get(value, value)}
-    call = getattr(model, name, None) or getattr(mlstm, name)
+    assert field in refused(*placed(line, MODEL=model.path, IN=files).split())
     with pytest.raises(UserError, match=re.escape(field)):
-        call(**arguments)
+        call(model, name, arguments, IN=files)
     assert not list(tmp_path.iterdir())
 
 
@@ -150,20 +169,18 @@ ONLY_PYTHON = {
     *("texts", "classifier", "state"),
 }
 RENAMED = {"devices": "gpus"}
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{name: getattr(mlstm, name) for name in ("inspect", "plan", "prepare", "sweep")},
-    **{"import": mlstm.import_weights, "features": mlstm.TrainedModel.encode},
-    **{name: getattr(mlstm.TrainedModel, name) for name in cli.COMMANDS
-       if hasattr(mlstm.TrainedModel, name)},
-}  # fmt: skip
+FUNCTIONS = {"import": mlstm.import_weights, "features": mlstm.TrainedModel.encode}
+OTHERS = {"configs", "quickstart", "train", "view"}
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", sorted(cli.COMMANDS.keys() - OTHERS))
 def test_names_and_defaults(name: str) -> None:
     module = importlib.import_module(f"mlstm_jax.commands.{cli.COMMANDS[name]}")
     command = getattr(module, cli._identifier(name))
     options = inspect.signature(command).parameters
-    for argument, one in inspect.signature(FUNCTIONS[name]).parameters.items():
+    function = FUNCTIONS.get(name) or getattr(mlstm.TrainedModel, name, None)
+    function = function or getattr(mlstm, name)
+    for argument, one in inspect.signature(function).parameters.items():
         if argument in ONLY_PYTHON or (name == "export" and argument == "classifier"):
             continue
         own = options[RENAMED.get(argument, argument)]

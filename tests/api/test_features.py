@@ -2,6 +2,7 @@
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import joblib
 import numpy as np
@@ -16,19 +17,23 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import mlstm_jax as mlstm
 from mlstm_jax.errors import Note
+from tests.tables import praise_and_blame
 
-TEXTS = [f"my guitar is {word} {n}." for n in range(12) for word in ("good", "bad")]
+TEXTS = praise_and_blame(0, 12)
 LABELS = [1, 0] * 12
+
+
+def passed_checks(estimator: Any) -> set[str]:
+    results = check_estimator(estimator, on_fail="raise")
+    return {one["check_name"] for one in results if one["status"] == "passed"}
 
 
 def test_checks_of_scikit_learn(model: mlstm.TrainedModel) -> None:
     with warnings.catch_warnings():
         # It has no data for texts, and says so; its own CountVectorizer gets the same checks.
         warnings.simplefilter("ignore", SkipTestWarning)
-        results = check_estimator(mlstm.Features(model), on_fail="raise")
-        of_texts = check_estimator(CountVectorizer(), on_fail="raise")
-    passed = {one["check_name"] for one in results if one["status"] == "passed"}
-    assert passed >= {one["check_name"] for one in of_texts if one["status"] == "passed"} > set()
+        passed = passed_checks(mlstm.Features(model))
+        assert passed >= passed_checks(CountVectorizer()) > set()
 
 
 def test_pipeline(model: mlstm.TrainedModel, tmp_path: Path) -> None:
@@ -67,16 +72,18 @@ def test_names_and_data_frames(model: mlstm.TrainedModel) -> None:
         np.testing.assert_array_equal(joined.iloc[:, :-1], model.encode(iter(TEXTS[:3])))
 
 
-def test_path_loaded_once(model: mlstm.TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    features = mlstm.Features(str(model.path)).fit(TEXTS)
-    monkeypatch.setattr("mlstm_jax.api.features.load", lambda path: pytest.fail("loaded again"))
-    np.testing.assert_array_equal(features.transform(TEXTS), model.encode(TEXTS))
+def test_path_loaded_once(model: mlstm.TrainedModel, tmp_path: Path) -> None:
+    path = model.export(tmp_path / "m.safetensors")
+    expected = mlstm.load(path).encode(TEXTS)
+    features = mlstm.Features(str(path)).fit(TEXTS)
+    path.unlink()
+    np.testing.assert_array_equal(features.transform(TEXTS), expected)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("classes", [("good", "bad"), (3, 12)])
 def test_fine_tuned_classifier(model, tmp_path, classes) -> None:
-    labels = [classes[one] for one in LABELS]
+    labels = np.array(classes)[LABELS].tolist()
     options = mlstm.FinetuneOptions(epochs=20, batch=8, learning_rate=1e-2, window=32)
     made = mlstm.FineTuned(model, options=options)
     assert clone(made).get_params() == made.get_params()
@@ -110,7 +117,7 @@ def test_refused_labels(model: mlstm.TrainedModel) -> None:
     for labels, message in (
         (["1", "1.0"], "become the same name as text"),
         ([0.5, 0.7], "continuous"),
-        ([n / 7 for n in range(9)], "^y has 9 different labels .*numbers, not classes"),
+        ((np.arange(9) / 7).tolist(), "^y has 9 different labels .*numbers, not classes"),
     ):
         with pytest.raises(ValueError, match=message):
             mlstm.FineTuned("no model").fit(["a"] * len(labels), labels)

@@ -1,15 +1,16 @@
 """What the package gives, and training in Python; test_faces.py has the other functions."""
 
-import ast
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,8 +18,9 @@ import pytest
 
 import mlstm_jax as mlstm
 from mlstm_jax.config import Distributed
-from mlstm_jax.training.metrics import read_metrics
+from mlstm_jax.training.metrics import by_kind, read_metrics
 from mlstm_jax.training.train import train as run_train
+from tests.tables import column
 from tests.training.runs import make_config, short
 
 PROBE = """
@@ -74,15 +76,12 @@ def test_names_for_type_checkers() -> None:
     """The names under TYPE_CHECKING and those of __getattr__ are the same, from the same place."""
     path = Path(mlstm.__file__)
     assert (path.parent / "py.typed").is_file()
-    checked = {
-        alias.name: node.module
-        for block in ast.parse(path.read_text()).body
-        if isinstance(block, ast.If)
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    assert checked == {name: f"mlstm_jax.{where}" for name, where in mlstm._PUBLIC.items()}
+    found = re.findall(r"(?m)^    from mlstm_jax\.(\S+) import (\w+) as (\w+)$", path.read_text())
+    checked = {}
+    for module, name, public in found:
+        assert name == public
+        checked[name] = module
+    assert checked == mlstm._PUBLIC
     assert {*mlstm.__all__} == {*checked, "__version__"}
 
 
@@ -101,22 +100,22 @@ def test_training_with_callbacks(corpus, tmp_path, monkeypatch, capfd) -> None:
 
     train = short(steps=6, epochs=None, eval_every=3, checkpoint_every=3, watchdog_seconds=0.05)
     config = make_config(corpus, tmp_path / "run", train=train)
-    handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
-    monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("os._exit"))
+    handlers = [*map(signal.getsignal, (signal.SIGINT, signal.SIGTERM))]
+    monkeypatch.setattr(os, "_exit", pytest.fail)
     with pytest.raises(ValueError, match="resume"):
         mlstm.train(config, show_progress=False, resume=True)
     with pytest.raises(RuntimeError, match="enough"):
         mlstm.train(config, callbacks=iter([note, stop]), show_progress=False)
-    assert [line["step"] for line in lines if line["kind"] == "eval"] == [3, 6]
+    assert column(by_kind(lines)["eval"], "step") == [3, 6]
     lines.clear()
     longer = mlstm.vary(config, train__steps=9)
     model = mlstm.train(longer, callbacks=[note], show_progress=False, resume=True)
-    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert [*map(signal.getsignal, (signal.SIGINT, signal.SIGTERM))] == handlers
     assert capfd.readouterr().err == ""  # progress is not shown
     assert lines == model._jax.lines()[-len(lines) :]
-    scores = [line for line in model._jax.lines() if line["kind"] == "eval"]
-    assert [line["step"] for line in scores] == [3, 6, 9]
-    best = min(scores, key=lambda line: line["bpc"])
+    scores = by_kind(model._jax.lines())["eval"]
+    assert column(scores, "step") == [3, 6, 9]
+    best = min(scores, key=itemgetter("bpc"))
     assert model.step == best["step"]
     assert model.evaluate("valid").bpc == pytest.approx(best["bpc"], rel=1e-5)
 
@@ -141,14 +140,14 @@ def test_documented_trackers(run, monkeypatch) -> None:
         logged.update(values)
         steps.append(step)
 
-    begun = SimpleNamespace(log=record)
+    begin = Mock(return_value=SimpleNamespace(log=record))
     stand_ins = {
-        "wandb": SimpleNamespace(init=lambda *, project: begun),
-        "mlflow": SimpleNamespace(start_run=lambda: begun, log_metrics=record),
-        "trackio": SimpleNamespace(init=lambda *, project: begun, log=record),
+        "wandb": SimpleNamespace(init=begin),
+        "mlflow": SimpleNamespace(start_run=begin, log_metrics=record),
+        "trackio": SimpleNamespace(init=begin, log=record),
     }
-    assert [block.split()[1] for block in trackers] == [*stand_ins]
     for (name, module), block in zip(stand_ins.items(), trackers, strict=True):
+        assert block.split()[1] == name
         monkeypatch.setitem(sys.modules, name, module)
         names: dict[str, Any] = {}
         exec(helper + block, names)
@@ -156,7 +155,7 @@ def test_documented_trackers(run, monkeypatch) -> None:
         logged.clear()
         for line in lines:
             names["log"](line)
-        assert steps == [line["step"] for line in lines]
+        assert steps == column(lines, "step")
         assert logged["eval/bpc"] == lines[-2]["bpc"]
         assert logged["train/loss"] > 0
 

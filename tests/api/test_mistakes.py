@@ -10,10 +10,11 @@ import pytest
 import mlstm_jax as mlstm
 from mlstm_jax.api.arguments import as_labelled
 from mlstm_jax.errors import Note, UserError
+from tests.tables import praise_and_blame
 from tests.tolerance import assert_close
 
 NAN = float("nan")
-TEXTS = [f"{word} {n}" for n in range(5) for word in ("good", "bad")]
+TEXTS = praise_and_blame(0, 5)
 LABELS = [1, 0] * 5
 
 
@@ -39,7 +40,7 @@ def test_what_is_no_list_of_texts(model, classifier) -> None:
             model.encode,
             model.bits_per_character,
             mlstm.Features(model).fit_transform,
-            lambda texts: model.classify(texts, classifier),
+            partial(model.classify, classifier=classifier),
         ):
             with pytest.raises(UserError, match=message):
                 read(texts)
@@ -112,19 +113,50 @@ def test_columns_of_a_table(model) -> None:
     assert labelled.labels == list(map(str, LABELS))
 
 
-def refused(method: str, given: dict[str, Any], **mistakes: Any) -> Any:
-    """Calls with one argument that must be refused, and its name."""
+def features(model: mlstm.TrainedModel, given: Any = None, **options: Any) -> None:
+    mlstm.Features(given or model, **options).fit(["a"])
 
-    def call(model: mlstm.TrainedModel, **arguments: Any) -> None:
+
+def fine_tuned(model: mlstm.TrainedModel, y: Any) -> None:
+    mlstm.FineTuned(model).fit(["a", "b"], y)
+
+
+def trained(model: mlstm.TrainedModel, **options: Any) -> None:
+    mlstm.train(model.config, **options)
+
+
+def varied(model: mlstm.TrainedModel, **changes: Any) -> None:
+    mlstm.vary(model.config, **changes)
+
+
+def feed(model: mlstm.TrainedModel, piece: Any) -> None:
+    model.reader().feed(piece)
+
+
+OWN = {one.__name__: one for one in (features, fine_tuned, trained, varied, feed)}
+
+
+def call(model: mlstm.TrainedModel, method: str, arguments: dict[str, Any]) -> None:
+    if method in OWN:
+        OWN[method](model, **arguments)
+    else:
         getattr(model if hasattr(model, method) else mlstm, method)(**arguments)
 
+
+def refused(method: str, given: dict[str, Any], **mistakes: Any) -> Any:
+    """Calls with one argument that must be refused, and its name."""
     for name, values in mistakes.items():
         for value in values:
-            yield name, partial(call, **given | {name: value})
+            yield name, method, given | {name: value}
+
+
+def of_labels(message: str, *labels: Any) -> tuple[str, str, dict[str, Any]]:
+    """A call of `transfer` with as many texts."""
+    return message, "transfer", {"train": (["a", "b"][: len(labels)], [*labels])}
 
 
 @pytest.mark.parametrize(
-    ("message", "call"),
+    ("message", "method", "arguments"),
     [
         *refused(
             "generate", {}, bytes=(-1, 1.5, True, "3", 10**12), seed=(-1, 2**40), top_k=(0, 1.5),
@@ -154,38 +186,35 @@ def refused(method: str, given: dict[str, Any], **mistakes: Any) -> Any:
         *refused("classify", {"texts": ["a"]}, classifier=(3,)),
         *refused("evaluate", {"split": "test"}, split=("dev",), corpus=(3,)),
         *refused("encode", {"texts": ["a"]}, state=("mean",), batch_size=(0,)),
-        ("state", lambda m: mlstm.Features(m, state="cc").fit(["a"])),
-        ("model", lambda m: mlstm.Features(3).fit(["a"])),
-        (r"^none\.csv", lambda m: m.transfer("none.csv")),
-        ("only the label 1", lambda m: m.transfer((["a", "b"], [1, 1]), (["a"], [1]))),
-        ("class '3' has only one text", lambda m: m.transfer(
-            ([*TEXTS, "c"], [*LABELS, 3]), (TEXTS, LABELS),
-            options=mlstm.TransferOptions(words=True),
-        )),
-        ("state", lambda m: m.transfer(
-            (TEXTS, LABELS), options=mlstm.TransferOptions(state=("c", "h")),
-        )),
-        (r"\[1\], text 1: the label must be", lambda m: m.transfer((["a", "b"], [1, None]))),
-        ("text 0: the label .* it is nan", lambda m: m.transfer((["a"], [np.nan]))),
-        ("text 0: the label must be", lambda m: m.transfer((["a"], [Decimal("sNaN")]))),
-        ("text 0: the label .* it is a list", lambda m: m.transfer((["a"], [[1]]))),
-        (r"train\[1\]", lambda m: m.transfer((["a"], np.array([[1, 0]])))),
-        *[(r"y\[1\]", lambda m, y=y: mlstm.FineTuned(m).fit(["a", "b"], y))
-          for y in ([1, None], [1, NAN], np.array([1, NAN]), ["a", [1]])],
-        *[("y", lambda m, y=y: mlstm.FineTuned(m).fit(["a", "b"], y))
-          for y in (np.array([[1], [0]]), None)],
+        *refused("features", {}, state=("cc",)),
+        ("model", "features", {"given": 3}),
+        (r"^none\.csv", "transfer", {"train": "none.csv"}),
+        ("only the label 1", "transfer", {"train": (["a", "b"], [1, 1]), "test": (["a"], [1])}),
+        ("class '3' has only one text", "transfer", {
+            "train": ([*TEXTS, "c"], [*LABELS, 3]), "test": (TEXTS, LABELS),
+            "options": mlstm.TransferOptions(words=True),
+        }),
+        of_labels(r"\[1\], text 1: the label must be", 1, None),
+        of_labels("text 0: the label .* it is nan", NAN),
+        of_labels("text 0: the label must be", Decimal("sNaN")),
+        of_labels("text 0: the label .* it is a list", [1]),
+        (r"train\[1\]", "transfer", {"train": (["a"], np.array([[1, 0]]))}),
+        (r"y\[1\]", "fine_tuned", {"y": [1, None]}),
+        (r"y\[1\]", "fine_tuned", {"y": [1, NAN]}),
+        (r"y\[1\]", "fine_tuned", {"y": np.array([1, NAN])}),
+        (r"y\[1\]", "fine_tuned", {"y": ["a", [1]]}),
+        *refused("fine_tuned", {}, y=(np.array([[1], [0]]), None)),
         *refused("finetune", {"train": (TEXTS, LABELS), "out": "x"}, out=(None,), options=(3,)),
         *refused(
             "FinetuneOptions", {}, epochs=(-1,), batch=(0, "3"), window=(-3,),
             learning_rate=(NAN,), dropout=(1,),
         ),
-        *refused("TransferOptions", {}, state=("x", 3), words=(1,)),
+        *refused("TransferOptions", {}, state=("x", 3, ("c", 3)), words=(1,)),
         *refused("export", {"out": "x.safetensors"}, out=(3,), dtype=("int8",)),
         *refused("load", {"path": "reviews-1024"}, path=(None,), checkpoint=(3.5,)),
         *refused("train", {}, config=(3,)),
-        ("smal_512 .* did you mean small_512", lambda m: mlstm.train("smal_512")),
-        *[("callbacks", lambda m, one=one: mlstm.train(m.config, callbacks=one))
-          for one in (3, [3])],
+        ("smal_512 .* did you mean small_512", "train", {"config": "smal_512"}),
+        *refused("trained", {}, callbacks=(3, [3])),
         *refused(
             "sweep", {"runs": {("a", "b"): mlstm.Config()}, "out": "x"}, out=(3,),
             runs=(3, {"a": mlstm.Config()}, {("a", "b"): 3}, {("..", "b"): mlstm.Config()}),
@@ -199,19 +228,19 @@ def refused(method: str, given: dict[str, Any], **mistakes: Any) -> Any:
             sources=(3, {"train": 3}, np.array(["a text"])),
         ),
         *refused("plot_metrics", {"runs": ["x"]}, runs=("runs/x", [], iter([])), x=("hours",)),
-        ("config", lambda m: mlstm.vary(3, a=1)),
-        ("piece", lambda m: m.reader().feed("text")),
-        ("no field 'dat'; did you mean", lambda m: mlstm.vary(m.config, dat__batch=1)),
-        (r"mean data__batch\?", lambda m: mlstm.vary(m.config, **{"data.batch": 1})),
-        (r"did you mean hidden\?", lambda m: mlstm.vary(m.config, model__units=1)),
-        ("no field 'bacth'; did you mean", lambda m: mlstm.vary(m.config, data__bacth=1)),
+        *refused("vary", {}, config=(3,)),
+        *refused("feed", {}, piece=("text",)),
+        ("no field 'dat'; did you mean", "varied", {"dat__batch": 1}),
+        (r"mean data__batch\?", "varied", {"data.batch": 1}),
+        (r"did you mean hidden\?", "varied", {"model__units": 1}),
+        ("no field 'bacth'; did you mean", "varied", {"data__bacth": 1}),
     ],
 )  # fmt: skip
-def test_mistakes(message, call, model, tmp_path, monkeypatch) -> None:
+def test_mistakes(message, method, arguments, model, tmp_path, monkeypatch) -> None:
     """And leaves nothing."""
     monkeypatch.chdir(tmp_path)
     pattern = rf"\b{message}\b" if message.isidentifier() else message
     with pytest.raises(UserError, match=pattern) as error:
-        call(model)
+        call(model, method, arguments)
     assert "--" not in str(error.value)
     assert not list(tmp_path.iterdir())

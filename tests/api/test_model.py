@@ -10,6 +10,8 @@ import pytest
 
 import mlstm_jax as mlstm
 from mlstm_jax.training.evaluation import Score, report_of
+from tests.tables import praise_and_blame
+from tests.transfer.pieces import shares_of
 
 TEXTS = ["my guitar is good 1.", "", "that strap sounds bad 12.", "the café works great 3." * 20]
 
@@ -40,7 +42,8 @@ def test_heat_map_in_a_notebook(model: mlstm.TrainedModel, tmp_path: Path) -> No
     part = made._repr_html_()
     rules = re.findall(r"^(.+?) \{", re.search(r"<style>(.*?)</style>", part, re.DOTALL)[1], re.M)
     assert len(rules) > 3
-    assert all(rule.startswith(".heat") for rule in rules)
+    for rule in rules:
+        assert rule.startswith(".heat")
     assert "<html" not in part
     made.save(tmp_path / "heat.html")
     with pytest.raises(ValueError, match=r"heat\.html exists; .* replace it with `overwrite=True`"):
@@ -99,21 +102,15 @@ def test_report(model: mlstm.TrainedModel) -> None:
 
 
 def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) -> None:
-    def examples(first: int, count: int) -> tuple[list[str], list[int]]:
-        labels = [1 - n % 2 for n in range(count)]
-        texts = [f"my guitar is {('bad', 'good')[k]} {n}." for n, k in enumerate(labels, first)]
-        return texts, labels
-
-    train = examples(0, 10)
-    test = examples(100, 30)
+    train = (praise_and_blame(0, 5), [1, 0] * 5)
+    test = (praise_and_blame(5, 20), [1, 0] * 15)
     options = mlstm.TransferOptions(state="mean_h")
     kept = model.transfer(train, test, test, options=options, out=tmp_path / "out")
-    assert kept.result.test > 0.9
+    assert kept.result.test > 0.8
     with pytest.raises(ValueError, match="exists; choose another folder with `out`"):
         model.transfer(train, test, out=tmp_path / "out")
     # In memory as in a file, 1.0 is 1, and a space is no part of a label.
-    words = [" 1 " if label else 0.0 for label in train[1]]
-    made = model.transfer((train[0], words), test, test, options=options)
+    made = model.transfer((train[0], [" 1 ", 0.0] * 5), test, test, options=options)
     assert made.folder is None
     assert made.result == kept.result
     # What a notebook shows: the accuracy, its interval and the classes, no arrays.
@@ -130,15 +127,16 @@ def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) 
     for given in (made, tmp_path / "out"):
         found = model.classify(test[0], given)
         assert list(found[0]) == ["0", "1"]
-        np.testing.assert_array_equal([list(one.values()) for one in found], shares)
+        np.testing.assert_array_equal(shares_of(found), shares)
         scored = model.heatmap("my guitar is good", score=given, label="1")
         assert scored.name == "log-odds of 1"
 
 
 def test_bar_in_a_notebook() -> None:
-    for name in ("ipykernel", "ipywidgets"):
-        pytest.importorskip(name)
-    nbclient, nbformat = (pytest.importorskip(name) for name in ("nbclient", "nbformat"))
+    pytest.importorskip("ipykernel")
+    pytest.importorskip("ipywidgets")
+    nbclient = pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
     code = """
 from mlstm_jax.terminal import ProgressLine
 with ProgressLine("encode", 3) as line:
@@ -146,6 +144,8 @@ with ProgressLine("encode", 3) as line:
 """
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
     nbclient.NotebookClient(notebook, timeout=240, kernel_name="python3").execute()
-    outputs = notebook.cells[0].outputs
-    assert any("application/vnd.jupyter.widget-view+json" in one.get("data", {}) for one in outputs)
-    assert not [one for one in outputs if one.output_type == "stream" and "encode" in one.text]
+    shown = []
+    for one in notebook.cells[0].outputs:
+        shown += one.get("data", {})
+        assert one.output_type != "stream" or "encode" not in one.text
+    assert "application/vnd.jupyter.widget-view+json" in shown

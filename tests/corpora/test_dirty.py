@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import random
 import sys
 from collections import Counter
@@ -16,10 +17,11 @@ from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.corpora.readers import read_cleaned, read_source
 from mlstm_jax.corpora.sources import Source
 from mlstm_jax.errors import UserError
+from tests.tables import attributes, column
 
 from .written import jsonl, rated, write_parquet
 
-GOOD = [b'{"text": "good %d", "rating": %d}\n' % (i, i % 5) for i in range(20)]
+GOOD = [b'{"text": "good %d", "rating": %d}\n' % (n, n % 5) for n in range(20)]
 
 
 def expected(sources: list[str], recipe: Recipe) -> list[CleanDocument]:
@@ -31,9 +33,9 @@ def expected(sources: list[str], recipe: Recipe) -> list[CleanDocument]:
     return list(in_order(documents, recipe.seed, recipe.dedupe))
 
 
-def comparable(documents: list[CleanDocument]) -> list[tuple[bytes, str]]:
+def comparable(documents: list[CleanDocument]) -> list[str]:
     """A rating that is NaN is not equal to itself."""
-    return [(text, str(rating)) for text, rating in documents]
+    return [*map(repr, documents)]
 
 
 # The name of a file, what is in its middle, and the reject: kind, place, message.
@@ -59,17 +61,16 @@ BAD = [
 def write_bad(folder: Path) -> list[Path]:
     """A file of each bad record: before and behind it are 20 good ones, or half a .gz file."""
     paths = []
-    good = {
-        "csv": b"rating,text\n" + b'1,"long\n line"\n' * 5 + b"2,good\n" * 15,
-        "txt": b"good\n" * 20,
-    }
+    rows = b'1,"long\n line"\n' * 5 + b"2,good\n" * 15
+    good = {"csv": b"rating,text\n" + rows, "txt": b"good\n" * 20}
     for number, (name, content, *_) in enumerate(BAD):
         path = folder / f"{number}{name}"
         lines = good.get(name[2:], b"".join(GOOD)).splitlines(keepends=True)
         before = 11 if name == "a.csv" else 10  # lines of 6 records
         path.write_bytes(b"".join([*lines[:before], content, *lines[before:]]))
         if path.suffix == ".gz":
-            whole = gzip.compress(b"".join(b'{"text": "%d"}\n' % i**9 for i in range(3000)))
+            numbers = random.Random(0).choices(range(10**9), k=3000)
+            whole = gzip.compress("".join(map('{{"text": "{}"}}\n'.format, numbers)).encode())
             path.write_bytes(whole[: len(whole) // 2])
         paths.append(path)
     return paths
@@ -80,23 +81,27 @@ def test_rejects(tmp_path: Path) -> None:
     sources = list(map(str, paths))
     out = tmp_path / "out"
     rejects = tmp_path / "out.rejects.jsonl"
-    kinds = Counter(kind for _, _, kind, *_ in BAD)
+    kinds = Counter(column(BAD, 2))
     with pytest.raises(UserError, match=r"15 of [\d,]+ records cannot be read.*fract") as told:
         prepare(sources, out, split=(1, 0, 0), max_reject_fraction=0)
-    assert all(f"{kinds[kind]} {kind}: {tmp_path}/" in str(told.value) for kind in kinds)
+    for kind, count in kinds.items():
+        assert f"{count} {kind}: {tmp_path}/" in str(told.value)
     assert str(rejects) in str(told.value)
     assert not out.exists()
     manifest = prepare(sources, out, split=(1, 0, 0), max_reject_fraction=0.05).manifest
     assert manifest.rejected == kinds
     assert comparable(rated(out)) == comparable(expected(sources, Recipe()))
-    found = list(map(json.loads, rejects.read_text().splitlines()))
+    found = {}
+    for reject in map(json.loads, rejects.read_text().splitlines()):
+        found[reject["place"].partition(",")[0]] = reject
     assert len(found) == len(BAD)
     for path, (_, _, kind, place, message) in zip(paths, BAD, strict=True):
-        (reject,) = (one for one in found if one["place"].startswith(f"{path}{place}"))
+        reject = found[str(path)]
+        assert reject["place"].startswith(f"{path}{place}")
         assert reject["kind"] == kind
         assert message in reject["message"]
-        kept = [isinstance(one, Document) for one in read_source(Source(str(path)), Recipe())]
-        assert sum(kept) == 20 if path.suffix != ".gz" else 500 < sum(kept) < 3000
+        kept = [*map(type, read_source(Source(str(path)), Recipe()))].count(Document)
+        assert kept == 20 if path.suffix != ".gz" else 500 < kept < 3000
     # Without rejects, the list of an earlier time is not left to mislead.
     paths[0].write_bytes(b"".join(GOOD))
     prepare(sources[:1], out, overwrite=True)
@@ -149,7 +154,7 @@ def test_deeply_nested_records(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     good, *others = read_source(Source(str(tmp_path / "a.jsonl")), Recipe())
     assert isinstance(good, Document)
-    assert [type(other) for other in others] == [Reject] * 3 * 200
+    assert [*map(type, others)] == [Reject] * 3 * 200
 
 
 @pytest.mark.parametrize("value", ["'good ' || i || ' é'", "encode('good ' || i)"])
@@ -159,7 +164,7 @@ def test_parquet_that_is_not_utf8(tmp_path: Path, value: str) -> None:
     write_parquet(path, query, b"good 7234", b"good 9999")
     with pytest.raises(UserError, match=r"a\.parquet, row 7,235: not UTF-8 text.*JSON lines"):
         prepare([str(path)], tmp_path / "out")
-    assert [left.name for left in tmp_path.iterdir()] == ["a.parquet"]
+    assert os.listdir(tmp_path) == ["a.parquet"]
 
 
 def test_types_of_parquet(tmp_path: Path) -> None:
@@ -167,5 +172,5 @@ def test_types_of_parquet(tmp_path: Path) -> None:
     good = "SELECT encode('good ' || i) AS text, (i / 10)::FLOAT AS label FROM range(3) t(i)"
     write_parquet(tmp_path / "a.parquet", good)
     found = list(read_source(Source(f"{tmp_path}/a.parquet"), Recipe(label_column="label")))
-    assert [one.text for one in found] == ["good 0", "good 1", "good 2"]
-    assert [one.record["label"] for one in found] == [0, 0.1, 0.2]
+    assert attributes(found, "text") == ["good 0", "good 1", "good 2"]
+    assert column(attributes(found, "record"), "label") == [0, 0.1, 0.2]

@@ -8,6 +8,7 @@ import random
 import sys
 import warnings
 from contextlib import nullcontext
+from itertools import repeat
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def texts(source: Source, **options: object) -> list[str | None]:
 
 
 def lines(*records: object) -> str:
-    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    return "\n".join([*map(json.dumps, records), ""])
 
 
 _FIELDS = {"text": None, "sentence": "default", "body": "named", "stars": 2, "mark": "3.5"}
@@ -49,16 +50,18 @@ _FIELDS = {"text": None, "sentence": "default", "body": "named", "stars": 2, "ma
         ({"overall": 4.0}, {}, None),
         (_FIELDS, {}, Document("default", 2.0)),
         (_FIELDS, {"text_column": "body", "rating_column": "mark"}, Document("named", 3.5)),
-        *(
-            ({"text": "t", "rating": value}, {}, Document("t", None))
-            for value in ("good", None, True, [5], "", "nan", 1e39, 10**400, "inf")
-        ),
     ],
 )
 def test_text_and_rating(tmp_path, record, options, expected):
     source = write(tmp_path / "a.jsonl", lines(record, {"text": "end", "body": "end"}))
     found = documents(source, **options)
     assert found == [expected, Document("end", None)]
+
+
+@pytest.mark.parametrize("rating", ["good", None, True, [5], "", "nan", 1e39, 10**400, "inf"])
+def test_what_is_no_rating(tmp_path, rating) -> None:
+    source = write(tmp_path / "a.jsonl", lines({"text": "t", "rating": rating}))
+    assert documents(source) == [Document("t", None)]
 
 
 TEXTS = ["café", "日本"]
@@ -135,8 +138,9 @@ def test_pydoc() -> None:
     paragraphs = texts(Source("pydoc:"))
     topics = texts(Source("pydoc:"), document="file")
     assert len(paragraphs) > 10 * len(topics) > 500
-    assert all(text and "\n\n" not in text for text in paragraphs)
-    assert max(text.count("\n") for text in paragraphs) > 5
+    assert "" not in paragraphs
+    assert "\n\n" not in "|".join(paragraphs)
+    assert max(map(str.count, paragraphs, repeat("\n"))) > 5
     assert " ".join(paragraphs).split() == " ".join(topics).split()
 
 
@@ -212,11 +216,11 @@ def test_standard_input(monkeypatch, data, expected):
 
 
 def test_skipped_records(tmp_path: Path) -> None:
-    good = [f"{n % 2},text {n}\n" for n in range(999)]
+    good = [*map("1,text {}\n".format, range(999))]
     source = write(tmp_path / "a.csv", "".join(["label,text\n", *good, '1,"bad" quote\n']))
     with pytest.warns(Note, match=r"1 CSV quote: .*a\.csv, line 1,001"):
         found = documents(source, label_column="label")
-    assert [one is None for one in found] == [False] * 999 + [True]
+    assert found.index(None) == len(found) - 1 == 999
     manifest = prepare([source.name], tmp_path / "out").manifest
     assert (manifest.records, manifest.rejected) == (999, {"CSV quote": 1})
     write(tmp_path / "a.csv", "".join(["label,text\n", *good[:998], '1,"bad" quote\n']))
@@ -234,11 +238,13 @@ def test_csv_of_python(tmp_path, delimiter, quoting):
     path = tmp_path / ("a.csv" if delimiter == "," else "a.tsv")
     draw = random.Random(0)
     for _ in range(40):
-        made = ["x" + "".join(draw.choices(pieces, k=draw.randrange(9))) for _ in range(20)]
+        made = []
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, delimiter=delimiter, quoting=quoting)
             writer.writerow(["n", "text", "z"])
-            writer.writerows([n, text, "end"] for n, text in enumerate(made))
+            for n in range(20):
+                made.append("x" + "".join(draw.choices(pieces, k=draw.randrange(9))))
+                writer.writerow([n, made[-1], "end"])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Note)
             assert texts(Source(str(path))) == made
@@ -266,10 +272,10 @@ def test_damaged_gzip(tmp_path: Path) -> None:
     path.write_bytes(b"plain text\n")
     with pytest.raises(UserError, match=r"a\.txt\.gz: is not gzip, though its name ends in \.gz"):
         documents(Source(str(path)))
-    whole = gzip.compress("".join(f"line {i * i}\n" for i in range(900)).encode())
+    whole = gzip.compress("\n".join([*map(str, range(900)), ""]).encode())
     path.write_bytes(whole + b"more")
     with pytest.warns(Note, match="bytes behind its gzip data"):
-        assert texts(Source(str(path)))[-1] == f"line {899 * 899}"
+        assert texts(Source(str(path)))[-1] == "899"
     for damaged in (whole[:-9], whole[:20], whole[:-8] + bytes(8), b"\x1f\x8b" + bytes(90)):
         path.write_bytes(damaged)
         with pytest.raises(UserError, match=r"a\.txt\.gz, after record \d+: the gzip data is cut"):
@@ -285,10 +291,9 @@ def test_damaged_gzip(tmp_path: Path) -> None:
         ("日本", "\n 日本 ".encode(), "日本\n".encode()),
         ("half \ud83d", b"\n half ? ", b"half ?\n"),
         ("&#65; &#x41; &#0065;", b"\n A A A ", b"&#65; &#x41; &#0065;\n"),
-        *(  # of no character, also where Python reads no number of so many digits
-            (f"&#{'9' * digits};", "\n \ufffd ".encode(), b"&#%s;\n" % (b"9" * digits))
-            for digits in (4300, 4301)
-        ),
+        # Of no character, also where Python reads no number of so many digits.
+        (f"&#{'9' * 4300};", "\n \ufffd ".encode(), b"&#%s;\n" % (b"9" * 4300)),
+        (f"&#{'9' * 4301};", "\n \ufffd ".encode(), b"&#%s;\n" % (b"9" * 4301)),
         ("&nbsp;\n", b"", b"&nbsp;\n\n"),
         ("", b"", b""),
     ],
@@ -299,7 +304,7 @@ def test_cleaning(text: str, radford: bytes, none: bytes) -> None:
 
 
 def test_near_duplicates() -> None:
-    spaces = [chr(code) for code in range(0x3001) if chr(code).isspace()]
+    spaces = filter(str.isspace, map(chr, range(0x3001)))
     for space in [*spaces, "  ", "\r\n"]:
         text = f"{space}Some{space}TEXT {space}".encode()
         assert normalized(text) == b"some text"

@@ -1,6 +1,7 @@
 """Splits that come as files: all of their documents, in their order, byte for byte if asked for."""
 
 import gzip
+import os
 import random
 import re
 from pathlib import Path
@@ -28,7 +29,8 @@ def test_text_files_byte_for_byte(tmp_path, document):
     sources: dict[SplitName, list[str]] = {}
     texts: dict[SplitName, bytes] = {}
     for seed, name in enumerate(SPLITS):
-        parts = [some_bytes(3 * seed + n, 400 if name == "train" else 40) for n in range(2)]
+        count = 400 if name == "train" else 40
+        parts = [some_bytes(3 * seed, count), some_bytes(3 * seed + 1, count)]
         (tmp_path / f"{name}.txt").write_bytes(parts[0])
         (tmp_path / f"{name}2.txt.gz").write_bytes(gzip.compress(parts[1]))
         sources[name] = [str(tmp_path / f"{name}.txt"), str(tmp_path / f"{name}2.txt.gz")]
@@ -39,26 +41,30 @@ def test_text_files_byte_for_byte(tmp_path, document):
     for name, text in texts.items():
         found = documents(out, name)
         assert b"".join(found) == text
-        assert all(one.strip() for one in found)
-        assert all(one.splitlines()[0].strip() for one in found)  # blank lines end documents
-        if document == "file":
-            assert len(found) == 2
-        else:  # A document ends with the end of a line, and the blank lines after it.
-            inner = [one for one in found if one[-1:] == b"\n"]
-            assert len(inner) >= len(found) - 2 > 5
-            assert document == "paragraph" or all(one.strip().count(b"\n") == 0 for one in inner)
+        inner = 0
+        for one in found:
+            assert one.splitlines()[0].strip()  # blank lines end documents
+            if one[-1:] == b"\n":
+                inner += 1
+                assert document in ("paragraph", "file") or b"\n" not in one.strip()
+        # A document ends with the end of a line, and the blank lines after it.
+        assert len(found) == 2 if document == "file" else inner >= len(found) - 2 > 5
 
 
 def test_records_are_kept(tmp_path: Path) -> None:
     texts = {"train": ["b", "aa", "b", "B "], "test": ["b", "zzz"]}
     sources: dict[SplitName, list[str]] = {}
+    cleaned: dict[str, list[bytes]] = {}
     for name in texts:
-        records = [{"text": text, "rating": len(text)} for text in texts[name]]
-        sources[name] = [jsonl(tmp_path / f"{name}.jsonl", [*records, {"text": " "}, {}])]
+        records: list[dict[str, object]] = [{"text": " "}, {}]
+        cleaned[name] = []
+        for text in texts[name]:
+            records.append({"text": text, "rating": len(text)})
+            cleaned[name].append(clean(text, "radford"))
+        sources[name] = [jsonl(tmp_path / f"{name}.jsonl", records)]
     manifest = prepare(sources, tmp_path / "out").manifest
     assert (manifest.records, manifest.blank, manifest.without_text) == (10, 2, 2)
     assert (manifest.duplicates, manifest.dedupe) == (0, "none")
-    cleaned = {name: [clean(text, "radford") for text in texts[name]] for name in texts}
     assert rated(tmp_path / "out") == list(zip(cleaned["train"], [1, 2, 1, 2], strict=True))
     assert documents(tmp_path / "out", "test") == cleaned["test"]
     assert documents(tmp_path / "out", "valid") == []
@@ -101,4 +107,4 @@ def test_a_file_that_changes(tmp_path, monkeypatch):
     monkeypatch.setattr(preparation, "_read_given_again", changed)
     with pytest.raises(UserError, match=r"a\.txt: changed while it was being read"):
         prepare({"train": [str(source)]}, tmp_path / "out", clean="none")
-    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+    assert os.listdir(tmp_path) == ["a.txt"]

@@ -16,6 +16,8 @@ from mlstm_jax.corpora import engines, readers, records
 from mlstm_jax.corpora import prepare as module
 from mlstm_jax.guard import Interrupted, interruptible
 
+from .written import contents
+
 REPOSITORY = Path(__file__).parents[2]
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
 
@@ -24,7 +26,7 @@ SIGNALS = [signal.SIGTERM, signal.SIGINT]
 def handlers() -> Iterator[None]:
     """As at a terminal: a shell's background job ignores SIGINT, and so does what it starts."""
     numbers = [*SIGNALS, signal.SIGHUP]
-    before = [signal.getsignal(number) for number in numbers]
+    before = [*map(signal.getsignal, numbers)]
     for number in numbers:
         signal.signal(number, signal.default_int_handler)
     yield
@@ -119,19 +121,8 @@ def test_transfer_resumes(kept, tmp_path, monkeypatch, capsys):
     assert ("the same command resumes" in said) == kept
 
 
-def test_classify_leaves_nothing(tmp_path, monkeypatch, capsys) -> None:
-    (tmp_path / "a.csv").write_text("text\ngood\n")
-    monkeypatch.setattr(texts.csv, "writer", stopping(texts.csv.writer, signal.SIGHUP))
-    words = ["classify", "reviews-1024", "reviews-1024/sentiment", f"{tmp_path}/a.csv"]
-    with pytest.raises(SystemExit) as stop:
-        cli.main([*words, "--out", f"{tmp_path}/out.csv"])
-    assert stop.value.code == 128 + signal.SIGHUP
-    assert capsys.readouterr().err == "mlstm-jax classify: interrupted by SIGHUP.\n"
-    assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
-
-
 def test_without_a_signal() -> None:
-    before = [signal.getsignal(number) for number in SIGNALS]
+    before = [*map(signal.getsignal, SIGNALS)]
 
     @interruptible(*SIGNALS)
     def work() -> None:
@@ -140,7 +131,11 @@ def test_without_a_signal() -> None:
 
     with pytest.raises(ZeroDivisionError):
         work()
-    assert [signal.getsignal(number) for number in SIGNALS] == before
+    assert [*map(signal.getsignal, SIGNALS)] == before
+
+
+PREPARE = "prepare a.txt --out new/out --max-reject-fraction 1 --overwrite"
+CLASSIFY = "classify reviews-1024 reviews-1024/sentiment b.txt --out new/out.csv"
 
 
 def stopping(function: Callable, number: signal.Signals) -> Callable:
@@ -152,25 +147,32 @@ def stopping(function: Callable, number: signal.Signals) -> Callable:
 
 
 @pytest.mark.parametrize(
-    ("where", "name", "number"),
+    ("words", "where", "name", "number"),
     [
-        (readers, "clean", signal.SIGINT),
-        (engines, "without_copies", signal.SIGINT),
-        (records, "_by_place", signal.SIGTERM),  # while the file of rejects is written
-        (module, "write_split", signal.SIGTERM),
-        (output.shutil, "rmtree", signal.SIGINT),  # while it tidies up
-        (os, "rename", signal.SIGTERM),
+        (PREPARE, readers, "clean", signal.SIGINT),
+        (PREPARE, engines, "without_copies", signal.SIGINT),
+        (PREPARE, records, "_by_place", signal.SIGTERM),  # while the file of rejects is written
+        (PREPARE, module, "write_split", signal.SIGTERM),
+        (PREPARE, output.shutil, "rmtree", signal.SIGINT),  # while it tidies up
+        (PREPARE, os, "rename", signal.SIGTERM),
+        (CLASSIFY, texts.csv, "writer", signal.SIGHUP),
     ],
 )
-def test_one_line_and_nothing_left(tmp_path, monkeypatch, capsys, where, name, number):
-    lines = "".join(f"review {i} é &amp;\n" for i in range(40))
+def test_one_line_and_nothing_changed(tmp_path, monkeypatch, capsys, words, where, name, number):
+    lines = "".join(map("review {} é &amp;\n".format, range(40)))
     (tmp_path / "a.txt").write_bytes(lines.encode() + b"caf\xe9\n\xe9\n")
-    out = tmp_path / "corpora" / "out"
+    (tmp_path / "b.txt").write_text("good\n")
+    monkeypatch.chdir(tmp_path)
+    cli.main(PREPARE.split())
+    before = contents(tmp_path / "new/out")
+    capsys.readouterr()
     monkeypatch.setattr(where, name, stopping(getattr(where, name), number))
-    words = ["prepare", f"{tmp_path}/a.txt", "--out", str(out), "--max-reject-fraction", "1"]
     with pytest.raises(SystemExit) as stop:
-        cli.main(words)
+        cli.main(words.split())
     assert stop.value.code == 128 + number
-    told = f"mlstm-jax prepare: interrupted by {number.name}; no temporary files are left.\n"
+    left = "; no temporary files are left" * (words == PREPARE)
+    told = f"mlstm-jax {words.split()[0]}: interrupted by {number.name}{left}.\n"
     assert capsys.readouterr().err == told
-    assert not out.parent.exists() or not list(out.parent.iterdir())
+    assert contents(tmp_path / "new/out") == before
+    assert not list(Path("new").glob(".out*"))
+    assert not Path("new/out.csv").exists()

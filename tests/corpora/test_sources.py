@@ -15,8 +15,9 @@ from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.corpora.readers import read_source
 from mlstm_jax.corpora.sources import Source, find_sources
 from mlstm_jax.errors import Note, UserError
+from tests.tables import attributes
 
-from .written import rated, write_parquet
+from .written import jsonl, rated, write_parquet
 
 # The three layouts in which McAuley's group has published Amazon's reviews.
 LAYOUTS = {
@@ -39,15 +40,18 @@ def write_layouts(folder: Path) -> None:
     folder.mkdir(parents=True)
     for name, records in LAYOUTS.items():
         with gzip.open(folder / name, "wt") as file:
-            file.writelines(json.dumps(record) + "\n" for record in records)
+            file.write("\n".join([*map(json.dumps, records), ""]))
 
 
 def found_names(*names: str) -> list[str]:
-    return [source.name for source in find_sources(names)]
+    return attributes(find_sources(names), "name")
 
 
 def texts(folder: Path) -> dict[str, float]:
-    return {text.decode().strip(): rating for text, rating in rated(folder)}
+    found = {}
+    for text, rating in rated(folder):
+        found[text.decode().strip()] = rating
+    return found
 
 
 def test_layouts_of_amazons_reviews(tmp_path: Path) -> None:
@@ -71,7 +75,7 @@ def test_folders_and_patterns(tmp_path, monkeypatch) -> None:
     Path("in/part-1.json").touch()
     odd = f"{tmp_path}/in/a[1]*.jsonl"
     Path(odd).write_text('{"text": "odd name"}\n')
-    names = [f"{tmp_path}/in/deep/{name}" for name in sorted(LAYOUTS)]
+    names = [*map(f"{tmp_path}/in/deep/{{}}".format, sorted(LAYOUTS))]
     assert found_names(f"{tmp_path}/in/**/20*.gz") == names
     # A file with two names is read once.
     Path("link.json.gz").symlink_to(names[0])
@@ -79,12 +83,12 @@ def test_folders_and_patterns(tmp_path, monkeypatch) -> None:
     assert sorted(found) == sorted([odd, *names[1:], "link.json.gz", "pydoc:"])
     write_parquet(Path("a.parquet"), "SELECT 'in no home folder' AS text")
     Path("a.parquet").rename("~a.parquet")
-    assert [found.text for found in read_source(Source("~a.parquet"), Recipe())]
+    assert list(read_source(Source("~a.parquet"), Recipe()))
     assert prepare([odd], tmp_path / "out", split=(1, 0, 0)).manifest.sources[0].documents == 1
     # What is in the corpus is no source of it.
     for _ in range(2):
         made = prepare(["in"], Path("in/corpus"), split=(1, 0, 0), overwrite=True)
-        names = [source.name for source in made.manifest.sources]
+        names = attributes(made.manifest.sources, "name")
         assert names == [*sorted(LAYOUTS), "a[1]*.jsonl"]
 
 
@@ -131,7 +135,7 @@ def test_temporary_files_elsewhere(tmp_path: Path) -> None:
     for place in (temp, tmp_path):
         prepare([str(path)], tmp_path / "out", temp_dir=place, overwrite=True)
         assert list(temp.iterdir()) == []
-        assert {p.name for p in tmp_path.iterdir()} == {"a.txt", "out", "temp"}
+        assert set(os.listdir(tmp_path)) == {"a.txt", "out", "temp"}
 
 
 def test_memory_of_threads(tmp_path, monkeypatch) -> None:
@@ -151,18 +155,19 @@ def test_memory_of_threads(tmp_path, monkeypatch) -> None:
 def test_long_documents_in_little_memory(tmp_path: Path) -> None:
     """DuckDB holds 2,048 rows at once, here all of these documents, 34 MB, in several copies."""
     path = tmp_path / "a.txt"
-    path.write_text("".join(f"{n} {'word ' * 45_000}\n" for n in range(150)))
+    text = "word " * 45_000
+    path.write_text("".join(map(f"{{}} {text}\n".format, range(150))))
     how = {"clean": "none", "memory_limit": "75MB", "threads": 1}
     made = prepare([str(path)], tmp_path / "out", **how).manifest
     assert (made.records, made.duplicates) == (150, 0)
 
 
 def test_too_little_memory(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps({"text": f"{i} " * 200}) + "\n" for i in range(4_000)))
+    records: list[dict[str, object]] = [{"text": f"{n} " * 200} for n in range(4_000)]
+    path = jsonl(tmp_path / "a.jsonl", records)
     with pytest.raises(UserError, match=r"memory limit is too low.*\n.*`threads`"):
-        prepare([str(path)], tmp_path / "out", memory_limit="1MB")
-    assert {p.name for p in tmp_path.iterdir()} == {"a.jsonl"}
+        prepare([path], tmp_path / "out", memory_limit="1MB")
+    assert set(os.listdir(tmp_path)) == {"a.jsonl"}
 
 
 def test_names_in_the_manifest(tmp_path: Path) -> None:
@@ -172,7 +177,7 @@ def test_names_in_the_manifest(tmp_path: Path) -> None:
     small(tmp_path / os.fsdecode(b"caf\xe9.txt"))
     manifest = prepare([str(tmp_path)], tmp_path / "out", split=(1, 0, 0)).manifest
     names = ["1/text.txt", "a/2/text.txt", "b/2/text.txt", "caf?.txt"]
-    assert [source.name for source in manifest.sources] == names
+    assert attributes(manifest.sources, "name") == names
     # Lines have no ratings.
     assert len(list((tmp_path / "out").iterdir())) == 7
 
@@ -218,7 +223,7 @@ def test_links_to_folders(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (folder / name).symlink_to(folder)
     (folder / "data").symlink_to(tmp_path / "elsewhere")
-    wanted = [f"{folder}/data/{name}" for name in sorted(LAYOUTS)]
+    wanted = [*map(f"{folder}/data/{{}}".format, sorted(LAYOUTS))]
     for source in (folder, f"{folder}/**/*.gz", f"{folder}/**", f"{tmp_path}/in/**/**/20*"):
         assert sorted(found_names(str(source))) == wanted
 
@@ -230,18 +235,15 @@ def test_links_to_folders(tmp_path: Path) -> None:
         (["Text", "text", "Label"], ["wrong", "a", "x"], ("a", None)),
         (["text", "reviewText", "Stars"], ["a", "wrong", 3.0], ("a", None)),
         (["label", "TEXT", "x"], ["1", "a", "b"], "no column text or .* did you mean TEXT"),
-        (
-            ["text", "text", "label"],
-            ["a", "b", "1"],
-            "has 2 columns named text; rename all but one",
-        ),
+        (["text", "text", "label"], ["a", "b", "1"], "has 2 columns named text; rename all but"),
         (["stars", "text", "stars"], [1.0, "a", 2.0], "has 2 columns named stars; rename"),
     ],
 )
 def test_one_table_in_two_formats(tmp_path, names, row, expected) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
-    table = pyarrow.Table.from_arrays([pyarrow.array([value]) for value in row], names)
+    arrays = map(pyarrow.array, zip(row, strict=True))
+    table = pyarrow.Table.from_arrays([*arrays], names)
     parquet.write_table(table, tmp_path / "a.parquet")
     lines = [",".join(names), ",".join(map(str, row)), ""]
     (tmp_path / "a.csv").write_text("\n".join(lines))

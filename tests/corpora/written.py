@@ -1,8 +1,10 @@
 """What the tests write as sources, and read from corpora."""
 
 import json
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import duckdb
 
@@ -10,8 +12,10 @@ from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.options import SplitName
 
 
-def jsonl(path: Path, records: list[dict[str, object]]) -> str:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+def jsonl(path: Path, records: Iterable[Any]) -> str:
+    """Write a file of records; its path."""
+    lines = map(json.dumps, records)
+    path.write_text("\n".join([*lines, ""]), encoding="utf-8")
     return str(path)
 
 
@@ -41,4 +45,9 @@ def rated(folder: Path) -> list[tuple[bytes, float]]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    """What is in each file of a folder."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            found[str(path.relative_to(folder))] = path.read_bytes()
+    return found

@@ -16,13 +16,14 @@ from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.data.corpus import FORMAT_VERSION, differing, is_corpus, open_corpus
 from mlstm_jax.digest import CheckedBytes
 from mlstm_jax.errors import FileError, UserError
+from tests.limits import limited
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("corpora") / "reviews.csv"
-    rows = "".join(f"review {i} é,{i % 5}\n" for i in range(40))
-    source.write_text("text,rating\n" + rows, encoding="utf-8")
+    rows = map("review {} é,3\n".format, range(40))
+    source.write_text("".join(["text,rating\n", *rows]), encoding="utf-8")
     prepare([str(source)], source.parent / "corpus", split=(8, 1, 1), seed=3)
     return source.parent
 
@@ -43,20 +44,18 @@ def test_a_printed_corpus_has_its_counts(folder: Path) -> None:
         "40 records: 0 without text, 0 blank, 0 duplicates (normalized), 0 unreadable",
     ]
     assert f"identity {corpus.identity}" in lines
-    assert any(line.split() == ["train", "32", f"{size:,}"] for line in lines)
+    assert ["train", "32", f"{size:,}"] in [*map(str.split, lines)]
     assert lines[-1].split() == ["reviews.csv", "40", "0"]
 
 
 def test_identity_is_of_contents_and_cleaning(folder: Path) -> None:
     source = str(folder.parent / "reviews.csv")
-    identities = {}
+    identities = {open_corpus(folder).identity}
     for seed, clean in ((3, "radford"), (4, "radford"), (3, "none")):
         out = folder.parent / f"{seed}{clean}"
-        identities[seed, clean] = prepare(
-            [source], out, split=(8, 1, 1), seed=seed, clean=clean
-        ).identity
-    assert identities[3, "radford"] == open_corpus(folder).identity
-    assert len(set(identities.values())) == 3
+        made = prepare([source], out, split=(8, 1, 1), seed=seed, clean=clean)
+        identities.add(made.identity)
+    assert len(identities) == 3
 
 
 @pytest.mark.parametrize("name", ["valid.bin", "valid.offsets.npy", "valid.ratings.npy"])
@@ -105,7 +104,8 @@ def test_offsets_of_a_stranger_are_checked(kind: str, folder: Path) -> None:
     else:
         np.save(path, offsets, allow_pickle=True)
     sums = manifest.splits["valid"].crc32
-    sums |= {name: digest.of_blocks((folder / name).read_bytes()) for name in sums}
+    for name in sums:
+        sums[name] = digest.of_blocks((folder / name).read_bytes())
     valid = replace(manifest.splits["valid"], documents=4, bytes=120, crc32=sums)
     splits = manifest.splits | {"valid": valid}
     (folder / "manifest.json").write_text(replace(manifest, splits=splits).to_json())
@@ -116,13 +116,9 @@ def test_offsets_of_a_stranger_are_checked(kind: str, folder: Path) -> None:
 
 def test_too_many_open_files(folder: Path) -> None:
     corpus = open_corpus(folder)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-    try:
-        with pytest.raises(FileError, match=r"cannot be read: Too many open files.*ulimit -n"):
-            corpus.split("valid")
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    message = r"cannot be read: Too many open files.*ulimit -n"
+    with limited(resource.RLIMIT_NOFILE, 0), pytest.raises(FileError, match=message):
+        corpus.split("valid")
 
 
 def test_blocks(tmp_path, random):
@@ -198,7 +194,8 @@ def test_a_bad_manifest_is_named(folder: Path, change: Any, message: str) -> Non
     if isinstance(change, bytes):
         path.write_bytes(change)
     else:
-        known = {name: value for name, value in fields.items() if value is not None}
-        digest.write_json(path, known)
+        if fields["seed"] is None:
+            del fields["seed"]
+        digest.write_json(path, fields)
     with pytest.raises(UserError, match=rf"manifest\.json: .*{message}"):
         open_corpus(folder)

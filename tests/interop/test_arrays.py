@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 from mlstm_jax import config
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop import arrays, weights
+from tests.tables import draw_arrays
 
 SIZES: dict[str, Any] = {"hidden": 4, "embedding": 3, "layers": 2}
 MODEL = config.Model(**SIZES)
@@ -27,8 +28,7 @@ ABOUT = {"format": 1, "cleaning": "radford", "source": "a test", "model": SIZES}
 def exported(tmp_path, random) -> tuple[Path, dict[str, np.ndarray]]:
     """The path of an export, and its arrays."""
     shapes = weights.expected_shapes(MODEL)
-    flat = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-    return tmp_path / "m.safetensors", flat
+    return tmp_path / "m.safetensors", draw_arrays(random, shapes)
 
 
 @contextmanager
@@ -69,7 +69,7 @@ LARGE = np.full((4, 256), 1e300)
         ({"depth": 1}, {}, r"model\.depth"),
         ("[" * 100_000, {}, "metadata are invalid"),
         ({}, {"layer_1/b": None}, "missing layer_1/b"),
-        ({}, {f"x{n}": np.zeros(1) for n in range(2000)}, r"unexpected x0, .* and 1,995 more"),
+        ({}, dict.fromkeys(map("x{}".format, range(2000)), np.zeros(1)), "and 1,995 more"),
         ({}, {"decoder_kernel": LARGE}, "decoder_kernel .* inf or NaN"),
         ({}, {"decoder_kernel": LARGE * np.nan}, "decoder_kernel .* inf or NaN"),
         ({}, {"decoder_kernel": np.zeros((4, 256), int)}, "decoder_kernel .* int64"),
@@ -78,7 +78,9 @@ LARGE = np.full((4, 256), 1e300)
 )
 def test_refused_by_field(about, changed, field, exported: Any) -> None:
     path, flat = exported
-    flat = {name: array for name, array in (flat | changed).items() if array is not None}
+    flat = flat | changed
+    if flat["layer_1/b"] is None:
+        del flat["layer_1/b"]
     if isinstance(about, dict):
         about = ABOUT | (about if about.keys() <= ABOUT.keys() else {"model": SIZES | about})
     text = about if isinstance(about, str) else json.dumps(about)
@@ -166,15 +168,14 @@ def test_invalid_npy(content: bytes, folder: Path) -> None:
         weights.read_openai(folder)
 
 
-@pytest.mark.parametrize(
-    ("kind", "order"), [("<f2", "F"), ("<f8", "C"), (">f4", "F"), (">f8", "C")]
-)
-def test_types_and_orders(kind: str, order: Any, folder: Path) -> None:
+@pytest.mark.parametrize("kind", ["<f2 F", "<f8 C", ">f4 F", ">f8 C"])
+def test_types_and_orders(kind: str, folder: Path) -> None:
+    dtype, order = kind.split()
     for path in folder.iterdir():  # to numbers that all of the types hold
         np.save(path, np.load(path).astype(np.float16).astype(np.float32))
     expected = weights.flatten(weights.read_openai(folder).params)
     for path in folder.iterdir():
-        np.save(path, np.array(np.load(path), kind, order=order))
+        np.save(path, np.array(np.load(path), dtype, order=order))
     for name, array in weights.flatten(weights.read_openai(folder).params).items():
         np.testing.assert_array_equal(array, expected[name], strict=True)
     for wrong in ("i4", "c8", "?", "S4", "f4,f4"):

@@ -18,6 +18,8 @@ from mlstm_jax.interop import weights
 from mlstm_jax.loaded import load_small
 from mlstm_jax.training import run_folder
 from mlstm_jax.transfer.classifier import Classifier
+from tests.limits import limited
+from tests.tables import attributes, draw_arrays
 from tests.tolerance import assert_close
 
 E, H = 5, 7
@@ -46,7 +48,7 @@ def cell(
 def draw_cell(random: np.random.Generator, inputs: int) -> dict[str, np.ndarray]:
     shapes = {"wx": (inputs, 4 * H), "wh": (H, 4 * H), "wmx": (inputs, H), "wmh": (H, H)}
     shapes |= {"b": (4 * H,), "gx": (4 * H,), "gh": (4 * H,), "gmx": (H,), "gmh": (H,)}
-    return {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    return draw_arrays(random, shapes)
 
 
 def write_openai(folder: Path, random: np.random.Generator) -> Callable[[bytes], Any]:
@@ -69,41 +71,25 @@ def write_openai(folder: Path, random: np.random.Generator) -> Callable[[bytes],
     return forward
 
 
-def terms_of(loaded: run.Run, text: bytes) -> int:
-    """Of the sums that a state passes through: three products a layer in each step.
-
-    All steps count: the weights drawn here are so large that the gates let go of little.
-    """
-    sizes = loaded.config.model
-    return 3 * sizes.layers * max(sizes.hidden, sizes.embedding) * len(text)
-
-
-def assert_same_model(
-    found: weights.ModelWeights, forward: Callable[[bytes], Any], text: bytes, folder: Path
-) -> None:
-    """The imported run, read from its folder, against the layout's own forward pass."""
-    run.write_imported(folder, found)
-    loaded = run.load_run(folder)
-    bytes_BT = np.frombuffer(text, np.uint8)[None]
-    apply = jax.jit(loaded.model.apply)
-    carry, logits, *_ = apply({"params": loaded.params}, bytes_BT, loaded.model.init_carry(1))
-    c, expected = forward(text)
-    terms = terms_of(loaded, text)
-    assert_close(carry.c[0, -1], c, terms)
-    assert_close(logits[0, -1], expected, terms + H)
-
-
 @pytest.fixture
 def found(folder: Path) -> weights.ModelWeights:
     return weights.read_openai(folder)
 
 
-TEXT = "\n A café: 7 é ".encode()
-
-
-def test_weights_of_text(tmp_path, random) -> None:
+def test_forward_pass(tmp_path, random) -> None:
+    """The imported run, read from its folder, against the layout's own forward pass."""
     forward = write_openai(tmp_path / "given", random)
-    assert_same_model(weights.read_openai(tmp_path / "given"), forward, TEXT, tmp_path / "run")
+    run.write_imported(tmp_path / "run", weights.read_openai(tmp_path / "given"))
+    loaded = run.load_run(tmp_path / "run")
+    text = "\n A café: 7 é ".encode()
+    bytes_BT = np.frombuffer(text, np.uint8)[None]
+    apply = jax.jit(loaded.model.apply)
+    carry, logits, *_ = apply({"params": loaded.params}, bytes_BT, loaded.model.init_carry(1))
+    c, expected = forward(text)
+    # Three products in each step; the weights are so large that the gates let go of little.
+    terms = 3 * H * len(text)
+    assert_close(carry.c[0, -1], c, terms)
+    assert_close(logits[0, -1], expected, terms + H)
 
 
 def test_round_trip(tmp_path, found, capsys) -> None:
@@ -112,7 +98,10 @@ def test_round_trip(tmp_path, found, capsys) -> None:
     b = tmp_path / "b"
     cli.main(["import", "openai", str(tmp_path / "o"), "--out", str(a)])
     assert "1 x 7-d" in capsys.readouterr().out
-    whole, again, half, half_again = (tmp_path / f"{n}.safetensors" for n in range(4))
+    whole = tmp_path / "whole.safetensors"
+    again = tmp_path / "again.safetensors"
+    half = tmp_path / "half.safetensors"
+    half_again = tmp_path / "half_again.safetensors"
     cli.main(["export", str(a), "--out", str(whole)])
     cli.main(["import", "mlstm", str(whole), "--out", str(b)])
     assert (a / run.WEIGHTS).read_bytes() == (b / run.WEIGHTS).read_bytes()
@@ -123,7 +112,7 @@ def test_round_trip(tmp_path, found, capsys) -> None:
     cli.main(["export", str(a), "--out", str(half), "--dtype", "float16"])
     exact = weights.flatten(found.params)
     rounded = weights.flatten(weights.load_weights(half).params)
-    saved = sum(array.nbytes for array in exact.values()) // 2
+    saved = sum(attributes(exact.values(), "nbytes")) // 2
     # The header has other places of arrays, and is padded.
     assert abs(whole.stat().st_size - half.stat().st_size - saved) <= 64 * (len(exact) + 1)
     for name, array in exact.items():
@@ -173,20 +162,16 @@ def test_umask(tmp_path, found) -> None:
         made.save(tmp_path)
     finally:
         os.umask(before)
-    written = [tmp_path / "run" / run.WEIGHTS, tmp_path / "run/config.json"]
-    written += [tmp_path / "m.safetensors", tmp_path / "classifier.safetensors"]
-    assert {path.stat().st_mode & 0o777 for path in written} == {0o640}
+    written = ["run/config.json", f"run/{run.WEIGHTS}", "m.safetensors", "classifier.safetensors"]
+    for name in written:
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o640
 
 
 def test_full_disk(tmp_path, found) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-    try:
-        with pytest.raises(KnownError, match=r"m\.safetensors cannot be written: File too large"):
-            weights.save(tmp_path / "m.safetensors", found)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert [path.name for path in tmp_path.iterdir()] == ["o"]
+    message = r"m\.safetensors cannot be written: File too large"
+    with limited(resource.RLIMIT_FSIZE, 1000), pytest.raises(KnownError, match=message):
+        weights.save(tmp_path / "m.safetensors", found)
+    assert os.listdir(tmp_path) == ["o"]
 
 
 class Opens:

@@ -80,9 +80,8 @@ def random_carry(random: np.random.Generator, rows: int, model: LanguageModel) -
 
 def mean_loss(model: LanguageModel, params: dict, batch: np.ndarray, carry: Carry) -> jax.Array:
     _, logits_BTV, *_ = model.apply({"params": params}, batch[:, :-1], carry)
-    return optax.softmax_cross_entropy_with_integer_labels(
-        logits_BTV, batch[:, 1:].astype(np.int32)
-    ).mean()
+    targets_BT = batch[:, 1:].astype(np.int32)
+    return optax.softmax_cross_entropy_with_integer_labels(logits_BTV, targets_BT).mean()
 
 
 @pytest.mark.parametrize(

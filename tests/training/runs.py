@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -73,18 +73,15 @@ def lines_of(folder: Path) -> dict[str, list[dict[str, Any]]]:
     return metrics.by_kind(metrics.read_metrics(folder / "metrics.jsonl"))
 
 
-def values(lines: Iterable[dict[str, Any]], name: str) -> list[Any]:
-    """A field of all lines."""
-    return [line[name] for line in lines]
-
-
 def lines_without_time(folder: Path) -> list[dict[str, Any]]:
     """The lines of training and evaluation, without the fields that tell the time."""
-    lines = metrics.read_metrics(folder / "metrics.jsonl")
-    for line in lines:
-        for name in TIMES:
-            line.pop(name, None)
-    return [line for line in lines if line["kind"] != "event"]
+    kept = []
+    for line in metrics.read_metrics(folder / "metrics.jsonl"):
+        if line["kind"] != "event":
+            for name in TIMES:
+                line.pop(name, None)
+            kept.append(line)
+    return kept
 
 
 def final_state(folder: Path, batch: int) -> Any:

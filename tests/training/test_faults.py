@@ -26,7 +26,9 @@ from mlstm_jax.training.report import Diverged
 from mlstm_jax.training.resume import require_new
 from mlstm_jax.training.session import Session
 from mlstm_jax.training.train import train as run_train
+from tests.limits import limited
 from tests.marks import FAILED_READS
+from tests.tables import column
 from tests.training import runs
 from tests.training.runs import assert_same_run, config_of, lines_of, train_line, write_lines
 
@@ -43,44 +45,94 @@ def cut_short(folder: Path, step: int) -> None:
     os.truncate(largest, largest.stat().st_size // 2)
 
 
-def test_damaged_checkpoints(corpus, straight, stopped, capfd) -> None:
-    for step in (10, 20, 30):
-        cut_short(stopped, step)
-    with pytest.raises(UserError, match=r"step 30 cannot be read .* step 20 .* step 10 "):
-        run_train(config_of(corpus, stopped, 40))
-    assert steps_in(stopped) == [10, 20, 30]  # nothing is begun or deleted
-    shutil.copytree(straight / "checkpoints/20", stopped / "checkpoints/20", dirs_exist_ok=True)
-    run_train(config_of(corpus, stopped, 40))
-    said = capfd.readouterr().err
-    assert "the checkpoint of step 30 cannot be read" in said
-    assert "resuming from step 20, the newest complete checkpoint" in said
-    # The damaged one is kept, and has made room for a whole one of the same step.
-    assert os.listdir(stopped / "set-aside") == ["30"]
-    assert steps_in(stopped) == [10, 20, 30, 40]
-    assert_same_run(stopped, straight)
+def nothing(folder: Path) -> None:
+    """As a kill leaves it."""
+
+
+def damage_newest(folder: Path) -> None:
+    cut_short(folder, 30)
+
+
+def damage_all(folder: Path) -> None:
+    for step in steps_in(folder):
+        cut_short(folder, step)
+
+
+def lose_checkpoints(folder: Path) -> None:
+    shutil.rmtree(folder / "checkpoints")
+
+
+def lose_first_save(folder: Path) -> None:
+    """As a kill before the first checkpoint is whole."""
+    lose_checkpoints(folder)
+    log = folder / metrics.FILE
+    log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:2]))
+
+
+def lose_identity(folder: Path) -> None:
+    (folder / run.ENVIRONMENT).unlink()
+
+
+def take_identity(folder: Path) -> None:
+    """Of another run."""
+    sibling = folder.parent / "sibling"
+    run_folder.write_folder(Config(out=str(sibling)))
+    shutil.copy(sibling / run.ENVIRONMENT, folder)
 
 
 @pytest.mark.parametrize(
-    ("changes", "field"),
+    ("harm", "told"),
     [
-        ({"model__hidden": 50}, r"another model\.hidden: 48 → 50"),
-        ({"precision__compute": "bf16"}, r"another precision\.compute: fp32 → bf16"),
-        ({"precision__recurrent": "fp8_emulated"}, r"\.recurrent: compute → fp8_emulated"),
-        ({"data__batch": 4}, r"data.batch: 8 → 4.*`reset_carry`"),
+        (nothing, "resuming at step 30 of 40"),
+        (damage_newest, r"step 30 cannot be read(?s:.*)resuming from step 20, the newest complete"),
+        (lose_first_save, "training 40 steps"),
     ],
 )
-def test_resume_that_does_not_fit(changes, field, corpus, straight) -> None:
-    before = (straight / "config.json").read_text()
-    with pytest.raises(UserError, match=field):
-        run_train(vary(config_of(corpus, straight, 50), **changes))
-    assert (straight / "config.json").read_text() == before
+def test_exact_resumes(harm, told, corpus, straight, stopped, capfd) -> None:
+    """It ends as the run that nothing happened to; what is damaged is kept."""
+    harm(stopped)
+    run_train(config_of(corpus, stopped, 40))
+    assert re.search(told, capfd.readouterr().err)
+    assert steps_in(stopped) == [10, 20, 30, 40]
+    assert_same_run(stopped, straight)
+    assert [*stopped.glob("set-aside/*")] == [stopped / "set-aside/30"] * (harm is damage_newest)
 
 
-def test_resume_with_another_corpus(rated_corpus, straight) -> None:
-    before = (straight / "config.json").read_text()
-    with pytest.raises(UserError, match="trained on another corpus"):
-        run_train(config_of(rated_corpus, straight, 50))
-    assert (straight / "config.json").read_text() == before
+@pytest.mark.parametrize(
+    ("harm", "changes", "message"),
+    [
+        (nothing, {"model__hidden": 50}, r"another model\.hidden: 48 → 50"),
+        (nothing, {"precision__compute": "bf16"}, r"another precision\.compute: fp32 → bf16"),
+        (nothing, {"precision__recurrent": "fp8_emulated"}, r"\.recurrent: compute → fp8_emulated"),
+        (nothing, {"data__batch": 4}, r"data.batch: 8 → 4.*`reset_carry`"),
+        (nothing, None, "trained on another corpus"),
+        (damage_all, {}, r"step 30 cannot be read .* step 20 .* step 10 "),
+        (lose_checkpoints, {}, r"checkpoints of .* are missing, .* 40 steps\. Restore"),
+        (lose_identity, {}, r"environment\.json"),
+        (take_identity, {}, r"checkpoints/30 .*"),
+    ],
+)
+def test_refused_resumes(harm, changes, message, corpus, rated_corpus, stopped) -> None:
+    """Nothing is begun or deleted."""
+    harm(stopped)
+    before = (steps_in(stopped), (stopped / metrics.FILE).read_bytes(), run.read_config(stopped))
+    config = config_of(rated_corpus if changes is None else corpus, stopped, 50)
+    with pytest.raises(UserError, match=message):
+        run_train(vary(config, **changes or {}))
+    after = (steps_in(stopped), (stopped / metrics.FILE).read_bytes(), run.read_config(stopped))
+    assert after == before
+
+
+def test_resume_without_a_checkpoint(corpus, stopped) -> None:
+    lose_first_save(stopped)
+    with pytest.raises(UserError, match=r"no checkpoint .* without `resume`"):
+        run_train(config_of(corpus, stopped, 40), Session(resume=True))
+
+
+def test_lost_identity(stopped) -> None:
+    lose_identity(stopped)
+    with pytest.warns(Note, match=r"environment\.json"):
+        run.load_run(stopped)
 
 
 @pytest.mark.parametrize("field", ["precision__recurrent=fp8", "devices__kernels=pallas"])
@@ -88,29 +140,6 @@ def test_kernels_without_a_gpu(field, corpus, tmp_path) -> None:
     name, value = field.split("=")
     with pytest.raises(UserError, match=rf"{value}', .* JAX found none"):
         run_train(vary(config_of(corpus, tmp_path / "run", 40), **{name: value}))
-
-
-def test_checkpoint_of_another_run(corpus, straight, stopped) -> None:
-    """Whether the checkpoint was moved, or environment.json; a run moved as a whole is itself."""
-    sibling = run_train(config_of(corpus, stopped.parent / "sibling", 2))
-    config = config_of(corpus, stopped, 40)
-    shutil.copytree(sibling / "checkpoints/2", stopped / "checkpoints/2")
-    with pytest.raises(UserError, match=rf"checkpoints/2 .*{run.id_of(sibling)}"):
-        run.load_run(stopped, "2")
-    shutil.rmtree(stopped / "checkpoints/2")
-    own = (stopped / run.ENVIRONMENT).read_bytes()
-    shutil.copy(sibling / run.ENVIRONMENT, stopped)
-    with pytest.raises(UserError, match=rf"checkpoints/30 .*{run.id_of(straight)}"):
-        run_train(config)
-    (stopped / run.ENVIRONMENT).unlink()
-    with pytest.raises(UserError, match=r"environment\.json"):
-        run_train(config)
-    with pytest.warns(Note, match=r"environment\.json"):
-        run.load_run(stopped)
-    (stopped / run.ENVIRONMENT).write_bytes(own)
-    moved = stopped.rename(stopped.parent / "moved")
-    run_train(vary(config, out=str(moved)))
-    assert_same_run(moved, straight)
 
 
 def test_damaged_metrics(corpus, stopped, capfd) -> None:
@@ -121,7 +150,7 @@ def test_damaged_metrics(corpus, stopped, capfd) -> None:
     run_train(config_of(corpus, stopped, 40))
     assert "goes on with new metrics" in capfd.readouterr().err
     assert (stopped / "set-aside" / metrics.FILE).exists()
-    assert runs.values(lines_of(stopped)["train"], "step") == [35, 40]
+    assert column(lines_of(stopped)["train"], "step") == [35, 40]
 
 
 def test_odd_names_of_runs(corpus, tmp_path, monkeypatch) -> None:
@@ -136,29 +165,9 @@ def test_odd_names_of_runs(corpus, tmp_path, monkeypatch) -> None:
 
 def test_unreadable_first_checkpoint(corpus, tmp_path, monkeypatch) -> None:
     """With the path as it is Orbax writes this one, but cannot read it."""
-    monkeypatch.setattr(
-        "mlstm_jax.output.plain_path", lambda folder: nullcontext(folder.absolute())
-    )
+    monkeypatch.setattr("mlstm_jax.output.plain_path", nullcontext)
     with pytest.raises(CheckpointFailed, match=r"of step 10, .*read back"):
         run_train(config_of(corpus, tmp_path / "[1]", 40))
-
-
-def test_lost_checkpoints(corpus, straight, stopped) -> None:
-    shutil.rmtree(stopped / "checkpoints")
-    config = config_of(corpus, stopped, 40)
-    log = stopped / "metrics.jsonl"
-    before = log.read_bytes()
-    with pytest.raises(
-        UserError, match=r"the checkpoints of .* are missing, .* 40 steps\. Restore"
-    ):
-        run_train(config)
-    assert log.read_bytes() == before
-    # Killed before its first checkpoint was whole, it starts over, but not with --resume.
-    log.write_bytes(b"".join(before.splitlines(keepends=True)[:2]))
-    with pytest.raises(UserError, match=r"no checkpoint .* without `resume`"):
-        run_train(config, Session(resume=True))
-    run_train(config)
-    assert runs.lines_without_time(stopped) == runs.lines_without_time(straight)
 
 
 @pytest.mark.parametrize(
@@ -187,13 +196,8 @@ def test_full_disk(corpus, straight, stopped, capfd) -> None:
     config = config_of(corpus, stopped, 40)
     file = runs.write_config(config, stopped.parent / "config.py")
     # No file can grow beyond 30 kB: the metrics fit, the parameters do not.
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, limits[1]))
-    try:
-        with pytest.raises(SystemExit) as ended:
-            cli.main(["train", str(file)])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with limited(resource.RLIMIT_FSIZE, 30_000), pytest.raises(SystemExit) as ended:
+        cli.main(["train", str(file)])
     said = capfd.readouterr().err
     assert ended.value.code == 1, said
     assert re.search("could not be written to .*from the checkpoint of step 30", said)
@@ -263,9 +267,7 @@ def test_divergence(corpus, tmp_path, capfd) -> None:
     config = config_of(corpus, tmp_path, 49, optimizer=chosen)
     run_train(vary(config, train__steps=6))
     reason = r"was above 10 bits .*train\.divergence_bpc.* for 5 steps in a row"
-    with pytest.raises(
-        Diverged, match=rf"{reason}.* resumes from the checkpoint of step 6"
-    ) as stopped:
+    with pytest.raises(Diverged, match=rf"{reason}.* from the checkpoint of step 6") as stopped:
         run_train(vary(config, optimizer__learning_rate=1e4))
     assert (stopped.value.step, stopped.value.last_good_step) == (12, 6)
     last = lines_of(tmp_path)["event"][-1]
@@ -305,7 +307,7 @@ def test_other_rows(corpus, stopped, tmp_path, capfd):
     # The last window of each of four shards is not full.
     assert 0 <= 30 * 8 * 16 + 20 * 4 * 16 - lines[-1]["bytes_seen"] < 4 * 16
     # Half the rows read half as much of the text in as many steps.
-    epochs = runs.values(lines_of(stopped)["train"], "epoch")
+    epochs = column(lines_of(stopped)["train"], "epoch")
     expected = np.array([1, 2, 3, 4, 5, 6, 6.5, 7, 7.5, 8]) * epochs[0]
     np.testing.assert_allclose(epochs, expected, rtol=0.02)
     assert_same_run(stopped, tmp_path / "straight", batch=4)

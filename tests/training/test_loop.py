@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import mlstm_jax as mlstm
-from mlstm_jax import cli, environment, guard, run
+from mlstm_jax import environment, guard, run
 from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import Devices, Train, vary
 from mlstm_jax.data.stream import TrainStream
@@ -27,6 +27,7 @@ from mlstm_jax.training import rows, run_folder
 from mlstm_jax.training.metrics import METRICS
 from mlstm_jax.training.session import Session
 from mlstm_jax.training.train import train as run_train
+from tests.tables import attributes, column
 from tests.training import runs
 from tests.training.runs import assert_same_run, config_of, copy_until, lines_of, lines_without_time
 
@@ -56,42 +57,33 @@ def terminal_hangs_up() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGINT, 130)]
+    ("number", "steps", "code"),
+    [
+        (signal.SIGTERM, 50, 0),
+        (signal.SIGHUP, 50, 0),
+        (signal.SIGINT, 50, 130),
+        (signal.SIGTERM, 20, 0),  # after the last step, where a sweep would begin its next run
+    ],
 )
 @pytest.mark.usefixtures("terminal_hangs_up")
-def test_signals(number, code, corpus, tmp_path, monkeypatch, capfd):
-    plain = TrainStream.batch
-
-    def stop(self: TrainStream, step: int, *more: Any) -> Any:
-        if step == 3:
-            signal.raise_signal(number)
-        return plain(self, step, *more)
-
-    monkeypatch.setattr(TrainStream, "batch", stop)
-    config = config_of(corpus, tmp_path / "run", 50)
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["train", str(runs.write_config(config, tmp_path / "config.py"))])
-    assert ended.value.code == code
-    text = capfd.readouterr().err
-    assert f"{number.name}: stopping with a checkpoint after this step or the next" in text
-    assert f"{number.name}: stopped at step" in text
-    last = lines_of(tmp_path / "run")["event"][-1]
-    assert (last["event"], last["signal"]) == ("interrupted", number.name)
-    assert steps_in(tmp_path / "run")[-1] == last["step"] < 50
-
-
-def test_signal_after_the_last_step(corpus: Path, tmp_path: Path) -> None:
-    """A sweep would begin its next run."""
-
+def test_signals(number, steps, code, corpus, tmp_path, capfd) -> None:
     def stop(line: dict[str, Any]) -> None:
         if line["kind"] == "eval":
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(number)
 
-    config = config_of(corpus, tmp_path, 2)
-    with pytest.raises(guard.Interrupted, match=r"SIGTERM: .* is finished") as stopped:
+    config = config_of(corpus, tmp_path, steps)
+    with pytest.raises(guard.Interrupted, match=f"{number.name}: .*step|finished") as stopped:
         run_train(config, Session(callbacks=[stop], owns_process=True))
-    assert stopped.value.exit_code == 0
-    assert lines_of(tmp_path)["event"][-1]["event"] == "finished"
+    assert stopped.value.exit_code == code
+    said = capfd.readouterr().err
+    assert f"{number.name}: stopping with a checkpoint after this step or the next" in said
+    last = lines_of(tmp_path)["event"][-1]
+    is_finished = "is finished" in str(stopped.value)
+    assert is_finished == (steps == 20) == (last["event"] == "finished")
+    if not is_finished:
+        assert f"{number.name}: stopped at step {last['step']}" in str(stopped.value)
+        assert (last["event"], last["signal"]) == ("interrupted", number.name)
+    assert 20 <= steps_in(tmp_path)[-1] == last["step"] <= 22
 
 
 def test_second_signal(capfd) -> None:
@@ -116,8 +108,8 @@ def test_run_folder(straight: Path) -> None:
     lines = lines_of(straight)
     train = lines["train"]
     evals = lines["eval"]
-    assert runs.values(train, "step") == list(range(5, 41, 5))
-    assert runs.values(evals, "step") == [20, 40]
+    assert column(train, "step") == list(range(5, 41, 5))
+    assert column(evals, "step") == [20, 40]
     others = {"kind", "step", "epoch", "bytes_seen", "bpc", "noise_scale"}
     others |= {"bytes_per_second", "data_wait_fraction", "seconds"}
     assert set(train[0]) == others | METRICS.keys() - {"label_loss"}
@@ -135,16 +127,12 @@ def test_kept_checkpoints(corpus, tmp_path) -> None:
     folder = tmp_path / "run"
     every = {"train__eval_every": 10, "train__checkpoint_every": 5, "train__keep_checkpoints": 2}
     config = config_of(corpus, folder, 15, **every, train__divergence_steps=100)
-    scores = iter([3.0, 2.0, 2.5, 4.0])
-
-    def score_labels(params: Any) -> tuple[float, float]:
-        return next(scores), 0.5
-
-    session = Session(score_labels=score_labels)
+    scores = iter([(3.0, 0.5), (2.0, 0.5), (2.5, 0.5), (4.0, 0.5)])
+    session = Session(score_labels=lambda params: next(scores))
     run_train(config, session)
     # Another session knows the best, too.
     run_train(vary(config, train__steps=30), session)
-    assert runs.values(lines_of(folder)["eval"], "step") == [10, 15, 20, 30]
+    assert column(lines_of(folder)["eval"], "step") == [10, 15, 20, 30]
     # A divergence that is found now may have begun at any step, so the oldest stays, too.
     assert steps_in(folder) == [5, 15, 25, 30]
     assert run.load_run(folder).step == 15
@@ -174,16 +162,18 @@ def test_longer_run(corpus, straight, tmp_path, monkeypatch) -> None:
 
     def save(self: Checkpoints, step: int, state: Any, *more: Any) -> None:
         jnp.add(jnp.ones(3), np.ones(3))  # an implicit transfer, which the loop forbids elsewhere
-        new = {place: size for place, size in buffers().items() if place not in before}
-        held.append(sum(new.values()) / sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
+        held.append((buffers() - before) / sum(attributes(jax.tree.leaves(state), "nbytes")))
         whole(self, step, state, *more)
 
-    def buffers() -> dict[int, int]:
-        """The bytes of every buffer of one device."""
+    def buffers() -> int:
+        """The bytes of all buffers of one device."""
         gc.collect()
-        device = jax.local_devices()[0]
-        shards = (s.data for x in jax.live_arrays() for s in x.addressable_shards)
-        return {x.unsafe_buffer_pointer(): x.nbytes for x in shards if device in x.devices()}
+        sizes = {}
+        for array in jax.live_arrays():
+            for shard in array.addressable_shards:
+                if shard.device == jax.local_devices()[0]:
+                    sizes[shard.data.unsafe_buffer_pointer()] = shard.data.nbytes
+        return sum(sizes.values())
 
     monkeypatch.setattr(Checkpoints, "save", save)
     folder = copy_until(straight, 40, tmp_path / "run")
@@ -229,9 +219,9 @@ def test_rate_and_waiting_time(corpus, tmp_path, monkeypatch) -> None:
     first, *others = lines_of(tmp_path)["train"]
     # The first step of a session includes compilation, so it has no rate.
     assert first["bytes_per_second"] is None
-    assert min(runs.values(others, "bytes_per_second")) > 0
+    assert min(column(others, "bytes_per_second")) > 0
     assert 0 <= first["data_wait_fraction"] <= 1
-    assert 0.1 < max(runs.values(others, "data_wait_fraction")) <= 1
+    assert 0.1 < max(column(others, "data_wait_fraction")) <= 1
 
 
 PREPARED = """
@@ -268,10 +258,14 @@ def test_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_length_of_a_run() -> None:
-    assert rows.total_steps(Train(steps=100_000, epochs=3), 5000) == 15_000
-    assert rows.total_steps(Train(steps=100, epochs=3), 5000) == 100
-    assert rows.total_steps(Train(steps=100, epochs=None), 7) == 100
-    assert rows.total_steps(Train(epochs=0.5), 7) == 4
-    assert rows.total_steps(Train(steps=5, epochs=1e300), 10**9) == 5
+    for steps, epochs, steps_per_epoch, expected in (
+        (100_000, 3, 5000, 15_000),
+        (100, 3, 5000, 100),
+        (100, None, 7, 100),
+        (None, 0.5, 7, 4),
+        (5, 1e300, 10**9, 5),
+    ):
+        train = Train(steps=steps, epochs=epochs)
+        assert rows.total_steps(train, steps_per_epoch) == expected
     with pytest.raises(UserError, match=r"train\.epochs is 1e\+300, .* most 2,147,483,647 steps"):
         rows.total_steps(Train(epochs=1e300), 10**9)

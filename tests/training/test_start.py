@@ -18,13 +18,13 @@ from mlstm_jax.training.resume import load_start
 from mlstm_jax.training.rows import open_rows
 from mlstm_jax.training.train import train as run_train
 from tests.corpora.written import jsonl
+from tests.tables import column
 from tests.training.runs import (
     assert_same_run,
     config_of,
     copy_until,
     final_state,
     lines_of,
-    values,
 )
 
 LARGER = {"data__batch": 4, "data__window": 64, "optimizer__learning_rate": 2e-3}
@@ -104,9 +104,9 @@ def test_recipe_of_bert(corpus: Path, tmp_path: Path) -> None:
     assert (first.steps, second.steps) == (45, 5)
     assert second.epochs > first.epochs
     rates = []
-    for row, column in runs:
-        lines = lines_of(tmp_path / row / column)["train"]
-        rates += values(lines, "learning_rate")
+    for key in runs:
+        lines = lines_of(tmp_path.joinpath(*key))["train"]
+        rates += column(lines, "learning_rate")
     # One line to zero, of power 0.5; in float32.
     expected = 2e-3 * np.sqrt(1 - np.arange(36) / 36)
     np.testing.assert_allclose(rates[14:], expected, rtol=2e-2)

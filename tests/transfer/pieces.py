@@ -28,6 +28,16 @@ def write_reviews(path: Path, random: np.random.Generator, count: int) -> Path:
     return path
 
 
+def shares_of(answers: Iterable[dict[str, float]]) -> np.ndarray:
+    """The probabilities of answers of `classify`, [N, K]."""
+    return np.array([list(one.values()) for one in answers])
+
+
+def likeliest(answers: Iterable[dict[str, float]]) -> list[str]:
+    """The class of each answer."""
+    return [max(one, key=one.__getitem__) for one in answers]
+
+
 def answers_of(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV."""
     with path.open(newline="") as file:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import resource
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from safetensors.numpy import load_file, save_file
 from mlstm_jax import digest
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.interop.weights import fingerprint
-from mlstm_jax.transfer.classifier import Classifier, Description, arrays, load_classifier
+from mlstm_jax.transfer.classifier import Classifier, Description, load_classifier
 from mlstm_jax.transfer.words import Words
+from tests.limits import limited
 
 ABOUT = Description("c", False, "abc", None)
 ODD = ["a\nb", '"quoted" \\', "\ud800", "\u00e9l\u00e9", ""]
@@ -92,7 +94,7 @@ def test_wrong_fields(tmp_path, made, change, message) -> None:
         load_classifier(tmp_path)
 
 
-def test_damaged_and_missing_files(tmp_path, monkeypatch) -> None:
+def test_damaged_and_missing_files(tmp_path) -> None:
     def load(message: str, folder: str = "") -> None:
         with pytest.raises(UserError, match=message):
             load_classifier(tmp_path / folder)
@@ -107,12 +109,9 @@ def test_damaged_and_missing_files(tmp_path, monkeypatch) -> None:
     PLAIN.save(tmp_path / "tuned/classifier")
     load(r"pass .*tuned/classifier\.$", "tuned")
 
-    def is_full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
     # One that is written half is not loaded.
-    monkeypatch.setattr(arrays, "write_safetensors", is_full)
-    with pytest.raises(KnownError, match="cannot be written: No space left on device"):
+    message = "cannot be written: File too large"
+    with limited(resource.RLIMIT_FSIZE, 100), pytest.raises(KnownError, match=message):
         PLAIN.save(tmp_path)
     load(r"has no classifier\.json")
 

@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import warnings
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +19,11 @@ from mlstm_jax.run import load_run
 from mlstm_jax.transfer import classify, experiment
 from mlstm_jax.transfer.classifier import Classifier, Description
 from mlstm_jax.transfer.labels import digests
+from tests.tables import column, praise_and_blame
 
-TEXTS = [f"{word} {n}" for n in range(5) for word in ("good", "bad")]
+TEXTS = praise_and_blame(0, 5)
 LABELS = [1, 0] * 5
-NEW = [f"{word} {n}" for n in range(5, 8) for word in ("good", "bad")]
+NEW = praise_and_blame(5, 8)
 
 
 def test_digests() -> None:
@@ -74,12 +76,11 @@ def test_texts_of_the_model(model, monkeypatch, tmp_path) -> None:
     np.save(tmp_path / "read.npy", np.sort(digests(TEXTS, "radford")))
     monkeypatch.setattr(shipped, "rated_texts", lambda path: tmp_path / "read.npy")
     told = "are in the model's own training data with their ratings, so their accuracy looks better"
+    test = ([*NEW, TEXTS[0]], [1, 0, 1, 0, 1, 0, 1])
     with pytest.warns(Note, match=f"10 of the 10 texts of train {told}") as notes:
-        made = model.transfer(
-            (TEXTS, LABELS), ([*NEW, TEXTS[0]], [1, 0, 1, 0, 1, 0, 1]), (NEW, LABELS[:6])
-        )
+        made = model.transfer((TEXTS, LABELS), test, (NEW, LABELS[:6]))
     assert notes[0].filename == __file__
-    assert any(note.startswith("1 of the 7 texts of test is in") for note in made.result.notes)
+    assert "\n1 of the 7 texts of test is in" in "\n".join(["", *made.result.notes])
     report = experiment.as_markdown(made.result, "mine", [])
     assert "cannot be said here" in report
     for verdict in ("Words alone are better", "Words add nothing"):
@@ -103,15 +104,17 @@ def test_texts_of_the_shipped_model(tmp_path: Path) -> None:
     tuned = dataclasses.replace(run, folder=tmp_path, config=config)
     np.testing.assert_array_equal(classify.read_with_ratings(tuned), read)
     folder = shipped.model(Path("reviews-1024"))
-    kept = [*folder.glob("*.npy"), *folder.glob("*/classifier.safetensors")]
-    assert sum(path.stat().st_size for path in kept) <= 204_800
+    size = 0
+    for path in (*folder.glob("*.npy"), *folder.glob("*/classifier.safetensors")):
+        size += path.stat().st_size
+    assert size <= 204_800
     given = os.environ.get("MLSTM_JAX_SHARED_DATA")
     shared = Path(given) if given else Path(__file__).parents[2].parent / "shared/data"
     imdb = shared / "imdb/train.jsonl.gz"
     if not imdb.is_file():
         pytest.skip("no real reviews: MLSTM_JAX_SHARED_DATA/imdb has no train.jsonl.gz")
     with gzip.open(imdb, "rt", encoding="utf-8") as lines:
-        texts = [json.loads(line)["text"] for line, _ in zip(lines, range(1000), strict=False)]
+        texts = column(map(json.loads, islice(lines, 1000)), "text")
     is_read_N = np.isin(digests(texts, "radford"), read).reshape(-1, 10)
     assert is_read_N[:, :8].mean() > 0.98
     assert is_read_N[:, 8:].mean() < 0.01

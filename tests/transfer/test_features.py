@@ -1,7 +1,6 @@
 """Features: the state after a text, whatever it is read with."""
 
 import io
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,13 +12,14 @@ import numpy as np
 import pytest
 
 from mlstm_jax import cache, cli, host
-from mlstm_jax.corpora.documents import clean
 from mlstm_jax.errors import Note, UserError
 from mlstm_jax.run import Run, load_run, with_compute
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer import features
 from mlstm_jax.transfer.features import Featurizer, TextFile, features_key
 from mlstm_jax.transfer.reader import ROWS, cheapest_rows, read_steps
+from tests.corpora.written import jsonl
+from tests.tables import attributes
 from tests.tolerance import assert_close
 
 pytestmark = pytest.mark.numeric
@@ -31,20 +31,6 @@ TEXTS = ["the guitar is good", "é", "my cable sounds great " * 40, "that strap 
 
 def one_device() -> Parallel:
     return Parallel(jax.local_devices()[:1])
-
-
-def test_states_after_the_text(run: Run) -> None:
-    read = Featurizer(run, states=("c", "h", "mean_h"), all_layers=True, devices=one_device())
-    apply = jax.jit(run.model.apply)
-    for text, row in zip(TEXTS, read(TEXTS), strict=True):
-        carry = run.model.init_carry(1)
-        states = []
-        for byte in clean(text, "radford"):
-            carry, *_ = apply({"params": run.params}, np.array([[byte]], np.uint8), carry)
-            states.append(np.asarray(carry.h[0]))
-        expected = carry.c[0], carry.h[0], np.mean(states, axis=0)
-        for part, state in zip(np.split(row, 3), expected, strict=True):
-            assert_close(part, np.ravel(state), TERMS)
 
 
 def test_batches(run: Run) -> None:
@@ -62,7 +48,8 @@ def test_parts_of_a_file(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(features, "_MOST_TEXTS", 3)
     file = tmp_path / "texts.jsonl"
     out = tmp_path / "features.npz"
-    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    records = [{"text": text} for text in TEXTS]
+    jsonl(file, records)
     source = TextFile(file, None, run.cleaning)
     expected = Featurizer(run)(TEXTS)
     assert list(source) == [TEXTS[:3], TEXTS[3:]]
@@ -75,9 +62,9 @@ def test_parts_of_a_file(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert_close(written["features"], expected, TERMS)
     monkeypatch.setattr(features, "_MOST_TEXTS", 9)
     monkeypatch.setattr(features, "_MOST_CHARACTERS", 1000)
-    assert [len(part) for part in source] == [4, 1]
-    for changed in (TEXTS[1:], [*TEXTS, "more"]):
-        file.write_text("".join(json.dumps({"text": text}) + "\n" for text in changed))
+    assert [*map(len, source)] == [4, 1]
+    for changed in (records[1:], [*records, {"text": "more"}]):
+        jsonl(file, changed)
         with pytest.raises(UserError, match="has changed since"):
             list(source)
 
@@ -93,7 +80,7 @@ def test_long_text(run, tmp_path, monkeypatch) -> None:
 )
 def test_steps_of_reading(lengths: list[int]) -> None:
     random = np.random.default_rng(0)
-    texts = [random.bytes(n) for n in lengths]
+    texts = [*map(random.bytes, lengths)]
     read = 0
     cells = 0
     ended: dict[int, bytes] = {}
@@ -103,20 +90,22 @@ def test_steps_of_reading(lengths: list[int]) -> None:
         (bytes_BT, counts_B3), width = step.window(texts), step.width
         rows = rows or [b""] * len(bytes_BT)
         if step.kept_B is not None:
-            rows = [rows[n] for n in step.kept_B]
+            rows = np.array(rows, object)[step.kept_B].tolist()
         assert len(bytes_BT) in (1, 8, 64)
         assert width in (16, 128)
         for row, (left, scored, starts) in enumerate(counts_B3.tolist()):
             rows[row] = (b"" if starts else rows[row]) + bytes_BT[row, :left].tobytes()
             assert 0 <= left - scored <= 1
-        ended |= {
-            int(n): rows[row] for row, n in zip(step.ended, step.text_B[step.ended], strict=True)
-        }
-        begun += sorted((lengths[n] for n in step.text_B[counts_B3[:, 2] > 0]), reverse=True)
+        for row in step.ended:
+            ended[int(step.text_B[row])] = rows[row]
+        starts = step.text_B[counts_B3[:, 2] > 0]
+        begun += sorted(np.array(lengths)[starts], reverse=True)
         assert (counts_B3[step.ended, 1] == np.maximum(counts_B3[step.ended, 0] - 1, 0)).all()
         read = read + step.size
         cells = cells + bytes_BT[:, :-1].size
-    assert ended == {n: text for n, text in enumerate(texts) if text}
+    whole = dict(enumerate(texts))
+    assert whole == dict.fromkeys(whole, b"") | ended
+    assert b"" not in ended.values()
     assert read == sum(lengths)
     assert begun == sorted(begun, reverse=True)
     # The end of a long text is read alone, not with 63 empty rows.
@@ -132,7 +121,7 @@ def test_cheapest_rows() -> None:
         ([1000, *[20] * 63], 8),  # a long text would keep 64 rows waiting
         ([90] * 1000, 256),
     ):
-        texts = [bytes(n) for n in lengths]
+        texts = [*map(bytes, lengths)]
         assert cheapest_rows(texts, (1, 8, 32, 64, 256), (16, 128), 4)[-1] == most
 
 
@@ -140,13 +129,17 @@ def test_cheapest_rows() -> None:
 def test_fewer_programs(count: int) -> None:
     """On a GPU, where each size and window is a program to compile."""
     lengths = np.random.default_rng(0).lognormal(5.5, 1, count).astype(int)
-    texts = [bytes(int(n)) for n in lengths]
+    texts = [*map(bytes, lengths.tolist())]
 
     def of(sizes: Sequence[int]) -> tuple[int, float]:
         """The number of programs, and what reading costs."""
-        steps = read_steps(texts, sizes, (16, 128))
-        shapes = [(len(step.text_B), step.width) for step in steps]
-        return len(set(shapes)), sum((rows + 176) * width for rows, width in shapes)
+        shapes = set()
+        cost = 0
+        for step in read_steps(texts, sizes, (16, 128)):
+            rows = len(step.text_B)
+            shapes.add((rows, step.width))
+            cost += (rows + 176) * step.width
+        return len(shapes), cost
 
     programs, cost = of(cheapest_rows(texts, ROWS, (16, 128), 176))
     fewer, larger_cost = of(cheapest_rows(texts, ROWS, (16, 128), 176, margin=0.05))
@@ -156,10 +149,9 @@ def test_fewer_programs(count: int) -> None:
 
 def test_several_rows_in_bf16(run: Run) -> None:
     in_bf16 = with_compute(run, "bf16").model
-    mixed, exact = (
-        Featurizer(one, states=("c", "mean_h"), devices=one_device())
-        for one in (replace(run, batch_model=in_bf16), run)
-    )
+    how = {"states": ("c", "mean_h"), "devices": one_device()}
+    mixed = Featurizer(replace(run, batch_model=in_bf16), **how)
+    exact = Featurizer(run, **how)
     assert features_key(mixed, TEXTS) != features_key(exact, TEXTS)  # those on disk are of one
     np.testing.assert_array_equal(mixed(TEXTS[:1]), exact(TEXTS[:1]))
     several = mixed(TEXTS * 4)
@@ -196,9 +188,8 @@ def test_units_layers_and_states(run: Run) -> None:
     both = read(TEXTS)[:, read.columns_of("c+mean_h")]
     mean_h = Featurizer(run, states=("mean_h",), all_layers=True)(TEXTS)
     np.testing.assert_array_equal(both, np.concatenate([whole(TEXTS), mean_h], axis=1))
-    assert len(whole.columns) == 128
-    places = [(whole.columns[n].layer, whole.columns[n].unit) for n in (0, 63, 64, 127)]
-    assert places == [(0, 0), (0, 63), (1, 0), (1, 63)]
+    assert attributes(whole.columns, "layer") == [0] * 64 + [1] * 64
+    assert attributes(whole.columns, "unit") == [*range(64), *range(64)]
 
 
 def test_places_of_records(run, tmp_path, capsys) -> None:

@@ -3,7 +3,10 @@
 import csv
 import dataclasses
 import json
+import os
 import re
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,6 @@ from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.options import FinetuneOptions
 from mlstm_jax.run import Run, as_weights, load_run
 from mlstm_jax.training import resume
-from mlstm_jax.training.metrics import read_metrics
 from mlstm_jax.training.rows import train_stream
 from mlstm_jax.training.session import Session
 from mlstm_jax.training.state import fresh_state
@@ -31,7 +33,9 @@ from mlstm_jax.transfer import finetune, words
 from mlstm_jax.transfer.classifier import Classifier, Examples
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.labels import Labelled, read_labelled
+from tests.tables import column
 from tests.tolerance import assert_close
+from tests.training.runs import lines_of
 from tests.transfer.pieces import COLUMNS, answers_of, write_reviews
 from tests.transfer.test_kinds import draw
 
@@ -48,7 +52,7 @@ def test_first_parameters(run: Run, tmp_path: Path) -> None:
     model = dataclasses.replace(run.config.model, classes=3)
     config = Config(model=model, train=Train(start_from=str(run.folder)))
     params = first_parameters(config)
-    assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(params))
+    assert set(map(type, jax.tree.leaves(params))) == {np.ndarray}
     np.testing.assert_array_equal(params["embedding"], run.params["embedding"])
     np.testing.assert_array_equal(params["layer_1"]["wh_v"], run.params["layer_1"]["wh_v"])
     assert params["label_kernel"].shape == (64, 3)
@@ -83,7 +87,7 @@ def test_corpus_of_labelled_texts(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="was made from different texts or labels"):
         finetune.write_corpus(tmp_path / "c", train, other, classes, "radford")
     assert open_corpus(tmp_path / "c").identity == opened.identity
-    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+    assert os.listdir(tmp_path) == ["c"]
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -100,7 +104,7 @@ def test_head(random: np.random.Generator, count: int) -> None:
     text = "my guitar is great"
     bytes_BT = np.frombuffer(f"\n {text} ".encode(), np.uint8)[None]
     read = jax.jit(model.apply)({"params": params}, bytes_BT, model.init_carry(1))
-    classes = [str(n) for n in range(count)]
+    classes = [*map(str, range(count))]
     found = finetune.head(tuned, classes).probabilities(Featurizer(tuned, states=("h",))([text]))
     # Three products over 12 units, and the head.
     assert_close(found[0], jax.nn.softmax(read.labels_BTK[0, -1]), terms=4 * 12)
@@ -127,7 +131,8 @@ def test_finetune_from_the_outside(tmp_path, random, capsys, monkeypatch, refuse
     weights.save(tmp_path / "a.safetensors", as_weights(draw("mlstm", layers=1)))
     run = load_run(tmp_path / "a.safetensors")
     monkeypatch.setattr(terminal, "_SECONDS_BETWEEN_PLAIN_LINES", 0.0)
-    train, valid = (write_reviews(tmp_path / f"{n}.csv", random, n) for n in (60, 30))
+    train = write_reviews(tmp_path / "60.csv", random, 60)
+    valid = write_reviews(tmp_path / "30.csv", random, 30)
     out = tmp_path / "out"
     command = ["finetune", str(run.folder), "--train", str(train), "--valid", str(valid), *COLUMNS]
     how = "--epochs 2 --batch 4 --window 32 --label-weight 300 --learning-rate 2e-3 --words"
@@ -143,23 +148,25 @@ def test_finetune_from_the_outside(tmp_path, random, capsys, monkeypatch, refuse
     tuned = load_run(out / "run")
     assert tuned.config.train.start_from == str(run.folder)
     assert tuned.config.train.label_weight == 300
-    scores = [line for line in read_metrics(out / "run/metrics.jsonl") if line["kind"] == "eval"]
+    scores = lines_of(out / "run")["eval"]
     assert len(scores) == 3  # of two epochs, and the last step
-    best = min(scores, key=lambda line: line["label_loss"])
+    best = min(scores, key=itemgetter("label_loss"))
     assert (best["step"], best["accuracy"]) == (tuned.step, result["without_words"]["valid"])
     assert tuned.step == result["step"]
     cli.main(["classify", str(out / "run"), str(out / "classifier"), str(valid)])
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
-    assert [row["label"] for row in rows] == [row["verdict"] for row in answers_of(valid)]
-    texts = [read_labelled(path, "review", "verdict") for path in (train, valid)]
-    counts = words.fit(*texts, result["classes"]).words.probabilities(texts[1].texts)
-    shares = [[float(row[f"p({name})"]) for name in result["classes"]] for row in rows]
-    np.testing.assert_allclose(shares, counts, rtol=0, atol=1e-4)  # of four decimals
+    assert column(rows, "label") == column(answers_of(valid), "verdict")
+    texts = read_labelled(train, "review", "verdict")
+    others = read_labelled(valid, "review", "verdict")
+    counts = words.fit(texts, others, result["classes"]).words.probabilities(others.texts)
+    for name, shares_N in zip(result["classes"], counts.T, strict=True):
+        found = np.array(column(rows, f"p({name})"), float)
+        np.testing.assert_allclose(found, shares_N, rtol=0, atol=1e-4)  # of four decimals
     # The same command again finds it finished; with another model it is refused.
     before = (out / "run/metrics.jsonl").read_text()
     cli.main(command)
     assert "steps. To train for more, raise" in capsys.readouterr().err
-    other = jax.tree.map(lambda x: 2 * x, as_weights(run).params)
+    other = jax.tree.map(partial(np.multiply, 2), as_weights(run).params)
     weights.save(tmp_path / "b.safetensors", as_weights(run)._replace(params=other))
     error = refused("finetune", tmp_path / "b.safetensors", *command[2:])
     assert "began with other parameters (" in error
@@ -168,13 +175,19 @@ def test_finetune_from_the_outside(tmp_path, random, capsys, monkeypatch, refuse
 
 
 def test_batches_of_few_texts() -> None:
-    windows = {(10_000, 1): 32, (10_000, 6): 36, (160, 1): 4, (47, 1): 2, (1, 1): 1}
-    assert {given: finetune._rows(*given) for given in windows} == windows
+    for windows, devices, rows in (
+        (10_000, 1, 32),
+        (10_000, 6, 36),
+        (160, 1, 4),
+        (47, 1, 2),
+        (1, 1, 1),
+    ):
+        assert finetune._rows(windows, devices) == rows
 
 
 def test_given_parameters(run, tmp_path, monkeypatch) -> None:
     """Even if `start_from` would take a better checkpoint, or a path has become another's."""
-    doubled = jax.tree.map(lambda x: 2 * x, run.params)
+    doubled = jax.tree.map(partial(np.multiply, 2), run.params)
     other = dataclasses.replace(run, params=doubled)
     for name, one in (("a", run), ("b", other)):
         weights.save(tmp_path / name / "w.safetensors", as_weights(one))

@@ -20,6 +20,7 @@ from mlstm_jax.transfer.generate import generate
 from mlstm_jax.transfer.heatmap import heat, score_heat
 from mlstm_jax.transfer.trace import Reader
 from mlstm_jax.view.viewer import Viewer
+from tests.tables import attributes, draw_arrays
 from tests.tolerance import assert_close
 from tests.transfer.pieces import whole
 from tests.transfer.test_features import one_device
@@ -33,8 +34,7 @@ def draw(kind: str, hidden: int = 12, layers: int = 2) -> Run:
     config = Config(model=Architecture.kinds[kind](hidden=hidden, embedding=4, layers=layers))
     random = np.random.default_rng(0)
     shapes = weights.expected_shapes(config.model)
-    flat = {name: random.normal(size=shape) / 3 for name, shape in shapes.items()}
-    params = weights.unflatten({name: array.astype(np.float32) for name, array in flat.items()})
+    params = weights.unflatten(draw_arrays(random, shapes, spread=1 / 3))
     model = LanguageModel(config.model, config.precision)
     return Run(Path("untrained"), config, 0, "radford", model, params)
 
@@ -51,7 +51,8 @@ def test_features_and_heat_maps(untrained: Run) -> None:
     found = every(TEXTS).reshape(2, len(states) + 1, 2, 12)
     default = Featurizer(untrained)
     kept = {"c", "mean_h"} if "c" in states else {"mean_h"}
-    assert {(one.state, one.layer) for one in default.columns} == {(state, 1) for state in kept}
+    assert set(attributes(default.columns, "state")) == kept
+    assert set(attributes(default.columns, "layer")) == {1}
     reader = Reader(untrained)
     for text, features in zip(TEXTS, found, strict=True):
         for state, array in zip((*states, "mean_h"), features, strict=True):

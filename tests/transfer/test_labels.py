@@ -1,7 +1,7 @@
 """Labels: read alike from every format, checked, and held out by content."""
 
-import json
 import warnings
+from collections import Counter
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,9 @@ from mlstm_jax.transfer.labels import (
     require_folds,
     with_held_out,
 )
+from tests.corpora.written import jsonl
+
+MANY = ",a\n".join([*map(str, range(300)), ""])
 
 
 def test_bad_labels(tmp_path: Path) -> None:
@@ -32,7 +35,7 @@ def test_bad_labels(tmp_path: Path) -> None:
         ("a.csv", "stars,text\n10,good\n", r"has no label in 'label'.*`label_column`"),
         ("a.csv", "text,Label\ngood,1\n", r"label in 'label'; .* did you mean Label\?"),
         ("a.csv", "label,text\n1,good\n1,bad\n", "has only the label 1"),
-        ("a.csv", "label,text\n" + "".join(f"{n},a\n" for n in range(300)), "300 different labels"),
+        ("a.csv", "label,text\n" + MANY, "300 different labels"),
         ("a.txt", "good\t1\n", r"a\.txt: a \.txt file has texts, but no labels"),
         ("a.jsonl", '{"text": "a", "label": NaN}\n{"text": "b", "label": 1}', "of record 1, in"),
     ):
@@ -42,9 +45,8 @@ def test_bad_labels(tmp_path: Path) -> None:
 
 
 def test_order_of_labels(tmp_path: Path) -> None:
-    lines = tmp_path / "b.jsonl"
     records = [{"text": "a", "kind": 1.0}, {"text": "b", "kind": "neg"}, {"text": "c", "kind": 2}]
-    lines.write_text("".join(json.dumps(record) + "\n" for record in records))
+    lines = jsonl(tmp_path / "b.jsonl", records)
     assert read_labelled(lines, None, "kind")[:2] == (["a", "b", "c"], ["1", "neg", "2"])
     words = Labelled(["a text"] * 7, ["nan", "2", "inf", "1", "3", "10", "-1"])
     assert words.classes == ["-1", "1", "2", "3", "10", "inf", "nan"]
@@ -81,9 +83,10 @@ def test_labels_of_every_format(tmp_path, suffix, values, expected) -> None:
     texts = ["t", "u", "v", "w"]
     read: Any = partial(read_labelled, path, None)
     if suffix == "memory":
-        read = partial(of_classes, texts, values, [f"label of record {n}" for n in range(1, 5)])
+        places = [*map("label of record {}".format, range(1, 5))]
+        read = partial(of_classes, texts, values, places)
     else:
-        rows = ", ".join(f"('{row[0]}', '{row[1]}')" for row in zip(texts, values, strict=True))
+        rows = ", ".join(map("('{}', '{}')".format, texts, values))
         write_table(path, f"SELECT * FROM (VALUES {rows}) t(text, label)")
     if expected is None:
         with pytest.raises(UserError, match=r"label of record 1\b.* must be a string or a number"):
@@ -152,21 +155,25 @@ def test_column_without_labels(tmp_path, suffix, value, kind) -> None:
         read_labelled(path, None)
 
 
+TURNED = str.maketrans("abcd", "dcba")
+
+
 def test_held_out_texts(random: np.random.Generator) -> None:
     """Of each class, the same in any order, with equal texts on one side and no class lost."""
-    texts = [f"text {n % 90}" for n in range(100)]  # ten twice
-    labels = ["a" if n % 90 < 60 else "b" for n in range(100)]
-    found = Labelled([*texts, "rare", "odd", "odd"], [*labels, "c", "d", "a"])
+    texts = [*map("text {}".format, range(90))]
+    labels = "a" * 60 + "b" * 30
+    ten = texts[:10]  # twice
+    found = Labelled([*texts, *ten, "rare", "odd", "odd"], [*labels, *labels[:10], *"cda"])
     train, held = hold_out(found, "none")
     assert not set(train.texts) & set(held.texts)
     assert sorted(train.texts + held.texts) == sorted(found.texts)
     assert train.classes == ["a", "b", "c", "d"]
-    count = {name: len({t for t, n in zip(*held[:2], strict=True) if n == name}) for name in "abcd"}
-    assert count == {"a": 12, "b": 6, "c": 0, "d": 0}
+    distinct = dict(zip(held.texts, held.labels, strict=True))
+    assert Counter(distinct.values()) == {"a": 12, "b": 6}
     order = random.permutation(len(found.texts))
-    shuffled = Labelled([found.texts[n] for n in order], [found.labels[n] for n in order])
+    shuffled = Labelled(*np.array(found[:2])[:, order].tolist())
     assert set(hold_out(shuffled, "none")[1].texts) == set(held.texts)
-    turned = found._replace(labels=[chr(ord("z") - ord(label)) for label in found.labels])
+    turned = found._replace(labels=[*"".join(found.labels).translate(TURNED)])
     assert hold_out(turned, "none")[1].texts == held.texts
     for more in range(5):  # wherever it is among the others
         some = Labelled([*map(str, range(90 + more)), "rare"], ["a"] * (90 + more) + ["c"])
@@ -177,8 +184,8 @@ def test_held_out_texts(random: np.random.Generator) -> None:
 
 def test_forms_of_a_text() -> None:
     """Held out, and in each fold of a cross-validation."""
-    plain = [f"text {n}<br />of a film" for n in range(60)]
-    texts = [*plain, *map(str.upper, plain), *(text.replace("<br />", "  ") for text in plain)]
+    plain = [*map("text {}<br />of a film".format, range(60))]
+    texts = [*plain, *map(str.upper, plain), *map("text {}  of a film".format, range(60))]
     found = Labelled(texts, [*"ab" * 90])
     train, held = hold_out(found, "radford")
     assert len(held.texts) == 36
@@ -197,20 +204,24 @@ def test_forms_of_a_text() -> None:
         require_folds(once, same_N)
 
 
+N = np.arange(80)
+
+
 @pytest.mark.parametrize(
-    ("labels", "are_numbers"),
+    ("shown", "numbers", "are_numbers"),
     [
-        ([f"{n / 7:.3f}" for n in range(80)], True),
-        ([str(n * n) for n in range(80)], True),
-        ([f"{n % 21 / 5:g}" for n in range(80)], True),  # the mean of five annotators
-        ([str(n % 5 + 1) for n in range(80)], False),
-        ([f"{n % 9 / 2 + 1:g}" for n in range(80)], False),  # half stars
-        ([f"{n % 3 / 2:g}" for n in range(80)], False),
-        ([str(n % 30) for n in range(80)], False),  # codes of classes
-        ([f"v{n / 7:.3f}" for n in range(80)], False),
+        ("{:.3f}", N / 7, True),
+        ("{}", N * N, True),
+        ("{:g}", N % 21 / 5, True),  # the mean of five annotators
+        ("{}", N % 5 + 1, False),
+        ("{:g}", N % 9 / 2 + 1, False),  # half stars
+        ("{:g}", N % 3 / 2, False),
+        ("{}", N % 30, False),  # codes of classes
+        ("v{:.3f}", N / 7, False),
     ],
 )
-def test_numbers_and_classes(labels, are_numbers) -> None:
+def test_numbers_and_classes(shown, numbers, are_numbers) -> None:
+    labels = [*map(shown.format, numbers.tolist())]
     found = Labelled(["a text"] * 80, labels, name="x")
     if are_numbers:
         with pytest.raises(UserError, match=r"^x has .* numbers, not classes.*Features"):

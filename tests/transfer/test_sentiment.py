@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import mlstm_jax as mlstm
+from tests.transfer.pieces import likeliest, shares_of
 
 TEXTS = {
     "positive": [
@@ -22,8 +23,7 @@ TEXTS = {
     ],
     "neutral": ["The meeting is at five.", "Where is the station?"],
 }
-WRITTEN = [(text, label) for label, some in TEXTS.items() for text in some]
-ALL = [text for text, _ in WRITTEN]
+ALL = [*TEXTS["positive"], *TEXTS["negative"], *TEXTS["neutral"]]
 
 
 @pytest.fixture(scope="module")
@@ -31,15 +31,15 @@ def model() -> mlstm.TrainedModel:
     return mlstm.load("sentiment", reader="numpy")
 
 
-def likeliest(shares: dict[str, float]) -> str:
-    return max(shares, key=lambda name: shares[name])
-
-
-@pytest.mark.parametrize(("text", "label"), WRITTEN)
-def test_invented_texts(model, text, label) -> None:
-    (shares,) = model.classify([text])
-    assert likeliest(shares) == label
-    assert list(shares) == ["negative", "neutral", "positive"]
+@pytest.mark.parametrize("label", TEXTS)
+def test_invented_texts(model, label) -> None:
+    """Each alone, and among others."""
+    together = model.classify(TEXTS[label])
+    assert likeliest(together) == [label] * len(together)
+    for text, shares in zip(TEXTS[label], together, strict=True):
+        (alone,) = model.classify([text])
+        assert list(alone) == ["negative", "neutral", "positive"]
+        assert alone == pytest.approx(shares, abs=1e-5)
 
 
 def test_two_classes(model) -> None:
@@ -52,15 +52,8 @@ def test_two_classes(model) -> None:
 
 def test_both_readers(model) -> None:
     of_jax = mlstm.load("sentiment", reader="jax", compute="fp32")
-    for ours, theirs in zip(model.classify(ALL), of_jax.classify(ALL), strict=True):
-        assert ours == pytest.approx(theirs, abs=1e-5)
-
-
-def test_texts_alone(model) -> None:
-    together = model.classify(ALL)
-    for text, shares in zip(ALL, together, strict=True):
-        (alone,) = model.classify([text])
-        assert alone == pytest.approx(shares, abs=1e-5)
+    found = shares_of(model.classify(ALL))
+    np.testing.assert_allclose(found, shares_of(of_jax.classify(ALL)), rtol=0, atol=1e-5)
 
 
 def test_score_along_a_text(model) -> None:

@@ -14,13 +14,13 @@ from mlstm_jax import cli, shipped
 from mlstm_jax.errors import Note
 from mlstm_jax.options import SamplingOptions
 from mlstm_jax.run import load_run, with_compute
-from mlstm_jax.transfer import experiment, features, transfer
+from mlstm_jax.transfer import experiment, features
 from mlstm_jax.transfer.classifier import load_classifier
-from mlstm_jax.transfer.features import Column
 from mlstm_jax.transfer.generate import generate
 from mlstm_jax.transfer.trace import Reader
 from mlstm_jax.view.viewer import Viewer
-from tests.transfer.pieces import whole
+from tests.tables import column
+from tests.transfer.pieces import likeliest, whole
 
 NAME = "reviews-1024"
 GOOD = ["I loved this film, it is wonderful.", "Great sound, and my son plays it every day!"]
@@ -48,8 +48,7 @@ def test_english(model: mlstm.TrainedModel) -> None:
 
 def test_own_classifier(model: mlstm.TrainedModel) -> None:
     found = model.classify(GOOD + BAD)
-    best = [max(one, key=lambda name: one[name]) for one in found]
-    assert best == ["positive"] * 2 + ["negative"] * 2
+    assert likeliest(found) == ["positive"] * 2 + ["negative"] * 2
     assert found == model.classify(GOOD + BAD, f"{NAME}/sentiment")
     # The score of a text is that of its last character.
     heat = model.heatmap(BAD[0], score=f"{NAME}/sentiment")
@@ -73,20 +72,9 @@ def test_four_labels(model) -> None:
         report = experiment.as_markdown(made.result, NAME, [])
         assert "so this is the classifier that comes with the model" in report
         assert "C = 0" not in report
-        of_names[praise] = [shares[praise] for shares in model.classify(NEW, made)]
+        of_names[praise] = column(model.classify(NEW, made), praise)
     for shares in of_names.values():
         assert shares == pytest.approx(of_names["up"], rel=1e-9)
-
-
-def test_prior() -> None:
-    own = load_classifier(shipped.model(Path(NAME) / "sentiment"))
-    units = [Column(state, 0, unit) for state in ("c", "mean_h") for unit in range(1024)]
-    assert transfer._prior(own, units[:1024]) is None
-    prior = transfer._prior(own, units)
-    assert prior is not None
-    assert prior.classes == ["negative", "positive"]
-    np.testing.assert_array_equal(prior.weights_KD[0, 1024:], own.weights_KD[0])
-    assert not prior.weights_KD[0, :1024].any()
 
 
 def test_samples_in_bf16(model: mlstm.TrainedModel) -> None:
@@ -119,8 +107,8 @@ def test_unlike_texts(model, tmp_path, monkeypatch, capsys) -> None:
     cli.main(["classify", NAME, f"{NAME}/sentiment", "new.txt"])
     written = capsys.readouterr()
     rows = list(csv.DictReader(written.out.splitlines()))
-    assert [row["record"] for row in rows] == [*"12345"]
-    assert [row["label"] for row in rows[:2]] == ["positive"] * 2
+    assert column(rows, "record") == [*"12345"]
+    assert column(rows[:2], "label") == ["positive"] * 2
     assert "note: 3 of 5 texts, the first number 3, are unlike" in written.err
     viewer = Viewer(load_run(Path(NAME)), load_classifier(Path(f"{NAME}/sentiment")))
     for text in (GOOD[0], "good", *UNLIKE[1:]):

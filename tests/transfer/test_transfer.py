@@ -64,8 +64,9 @@ def test_samples_and_stops(run: Run) -> None:
     for stop in (".", "c", "v", r"\x31"):
         stopped = whole(generate(read, "my ", dataclasses.replace(how, stop=stop)))
         byte = stop.encode().decode("unicode_escape").encode()
-        assert stopped == [text.partition(byte)[0] for text in three]
-        assert len({len(text) for text in stopped}) > 1
+        for text, begun in zip(three, stopped, strict=True):
+            assert begun == text.partition(byte)[0]
+        assert len(set(map(len, stopped))) > 1
 
 
 def test_top_k_and_top_p(random: np.random.Generator) -> None:
@@ -87,7 +88,7 @@ def test_top_k_and_top_p(random: np.random.Generator) -> None:
 
 def test_held_units(run: Run) -> None:
     """The likeliest text with units held is that of a model whose state is set before each byte."""
-    held = {unit: 5.0 if unit % 4 else -5.0 for unit in range(0, 64, 2)}
+    held = dict.fromkeys(range(0, 64, 4), -5.0) | dict.fromkeys(range(2, 64, 4), 5.0)
     how = SamplingOptions(bytes=40, temperature=0, set_unit=held)
     (found,) = whole(generate(Reader(run), "my ", how))
     apply = jax.jit(run.model.apply)
@@ -100,9 +101,8 @@ def test_held_units(run: Run) -> None:
         expected += bytes([byte])
         c = np.array(carry.c)
         c[0, -1, list(held)] = list(held.values())
-        carry, logits, *_ = apply(
-            {"params": run.params}, np.array([[byte]], np.uint8), carry._replace(c=c)
-        )
+        text_BT = np.array([[byte]], np.uint8)
+        carry, logits, *_ = apply({"params": run.params}, text_BT, carry._replace(c=c))
     assert found == expected
     assert found != whole(generate(Reader(run), "my ", dataclasses.replace(how, set_unit=None)))[0]
 
@@ -114,7 +114,7 @@ def test_frequencies_of_a_byte(run: Run) -> None:
     expected = float(jax.nn.softmax(logits_V / jnp.float32(2)).max())
     how = SamplingOptions(bytes=1, temperature=2.0, samples=64)
     drawn = whole(generate(reader, "the guitar ", how))
-    share = np.mean([text[0] == logits_V.argmax() for text in drawn])
+    share = np.mean(np.frombuffer(b"".join(drawn), np.uint8) == logits_V.argmax())
     assert abs(share - expected) < 4 * np.sqrt(expected * (1 - expected) / 64)
 
 
@@ -168,7 +168,7 @@ def test_values_of_a_heat_map(run: Run) -> None:
             assert_close(end_H, end_LH[layer], 2 * 3 * 64)
             made = heat(reader, HEAT_TEXT, 9, HeatmapOptions(state=state, layer=layer))
             assert "".join(made.texts) == text.decode()
-            ends = np.cumsum([len(one.encode()) for one in made.texts]) - 1
+            ends = np.cumsum([*map(len, map(str.encode, made.texts))]) - 1
             np.testing.assert_array_equal(made.values, trace.values_TH[ends, 9])
             assert made.scale == pytest.approx(np.abs(made.values).max())
             page = as_html(made)
@@ -178,7 +178,8 @@ def test_values_of_a_heat_map(run: Run) -> None:
 
 def test_ink() -> None:
     """Orange and white are too bright for white text (contrast of WCAG 2.2)."""
-    assert [ink(colour(value, 1.0)) for value in (-1, -0.2, 0, 1)] == ["#fff", *["#111"] * 3]
+    for value, expected in ((-1, "#fff"), (-0.2, "#111"), (0, "#111"), (1, "#111")):
+        assert ink(colour(value, 1.0)) == expected
 
 
 def test_scale_and_outliers(run: Run) -> None:
@@ -268,9 +269,6 @@ def test_incomplete_runs(run: Run, tmp_path: Path) -> None:
         file.write_text(config)
         with pytest.raises(UserError, match="has no checkpoint"):
             load_run(tmp_path)
-    digest.write_json(file, {"model": {"hiden": 3}})
-    with pytest.raises(UserError, match=r"config\.json was written by another version"):
-        load_run(tmp_path)
     edits = ('"batch": ', '"batch": 1'), ('"crc32": "', '"crc32": "0'), ("crc32", "crc33")
     for old, new in edits:
         file.write_text(text.replace(old, new))
@@ -340,7 +338,8 @@ def test_last_score(run, kind, state, all_layers) -> None:
     # The newline, the space, seven characters and the space after them.
     assert made.texts[9] == " "
     assert abs(made.values[9] - part) <= limit
-    ends = [n for n in range(2, len(made.texts) - 1) if made.texts[n + 1] == " " != made.texts[n]]
+    is_space = np.array(made.texts) == " "
+    ends = 2 + np.flatnonzero(is_space[3:] & ~is_space[2:-1])
     assert made.scale == np.abs(made.values[ends]).max()
     how = HeatmapOptions(label="negative")
     negative = score_heat(Reader(read), TEXT, classifier._replace(about=about), how)
@@ -359,6 +358,6 @@ def test_score_after_each_word() -> None:
     assert page.count("<span style") == len(texts)
     assert "<good>" not in page
     (points,) = re.findall(r'<polyline points="(.*?)"', page)
-    heights = [float(point.split(",")[1]) for point in points.split()]  # downwards
+    heights = [*map(float, re.findall(r",(\S+)", points))]  # downwards
     assert (np.argmin(heights), np.argmax(heights)) == (3, 7)
     assert "<rt>" not in as_html(made._replace(by_word=False))

@@ -37,6 +37,7 @@ from mlstm_jax.transfer.heatmap import heat, score_heat
 from mlstm_jax.transfer.trace import Reader
 from mlstm_jax.view import server
 from mlstm_jax.view.viewer import Viewer
+from tests.tables import attributes, column
 from tests.tolerance import bound
 
 
@@ -73,9 +74,8 @@ def serving(run: Run, host: str = "127.0.0.1") -> Iterator[server.Address]:
 
 def ask(url: str, body: Any, **headers: str) -> tuple[int, Any]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    request = urllib.request.Request(
-        url, data, {"Content-Type": "application/json"} | headers, method="POST"
-    )
+    headers = {"Content-Type": "application/json"} | headers
+    request = urllib.request.Request(url, data, headers, method="POST")
     try:
         with urllib.request.urlopen(request, timeout=60) as response:
             return response.status, json.load(response)
@@ -90,16 +90,16 @@ def test_answers(page: str, run: Run, classifier: Path) -> None:
     rows = np.abs(chosen.weights_KD).sum(axis=1)[1]
     status, found = ask(f"{page}read", {"text": text, "unit": 7})
     assert status == 200
-    assert [one["name"] for one in found["classes"]] == ["fair", "fine", "poor"]
-    assert sum(one["probability"] for one in found["classes"]) == pytest.approx(1)
+    assert column(found["classes"], "name") == ["fair", "fine", "poor"]
+    assert sum(column(found["classes"], "probability")) == pytest.approx(1)
     assert len(found["active"]) == len(found["next"]) == 8
     _, scored = ask(f"{page}read", {"text": text, "label": "fine"})
     for shown, made, scale in (
         (found, heat(Reader(run), text, 7), None),
         (scored, score_heat(Reader(run), text, chosen, HeatmapOptions(label="fine")), rows),
     ):
-        assert [one["text"] for one in shown["characters"]] == made.texts
-        values = np.array([one["value"] for one in shown["characters"]])
+        assert column(shown["characters"], "text") == made.texts
+        values = np.array(column(shown["characters"], "value"))
         # Four decimals, of a state that two layers of three products over 64 units make.
         limit = 0.5e-4 + bound(2 * 3 * 64) * (scale or np.abs(made.values).max())
         assert np.abs(values - made.values).max() <= limit
@@ -125,9 +125,9 @@ def test_classifier_of_a_mean(run, state, all_layers):
     told = viewer.model({})
     assert (told["state"], told["layer"], told["unit"]) == ("mean_h", layer, 5)
     found = viewer.read({"text": text, "unit": 5})
-    shares = [one["probability"] for one in found["classes"]]
+    shares = column(found["classes"], "probability")
     np.testing.assert_allclose(shares, chosen.probabilities(featurizer([text]))[0], atol=1e-4)
-    values = [one["value"] for one in found["characters"]]
+    values = column(found["characters"], "value")
     wanted = heat(Reader(run), text, 5, HeatmapOptions(state="mean_h", layer=layer)).values
     np.testing.assert_allclose(values, wanted, atol=1e-4)
     other = viewer.read({"text": text, "unit": 5, "state": "c", "layer": 1})
@@ -173,16 +173,18 @@ def test_any_text_and_number(page: str) -> None:
                 assert status == 200 or (status == 400 and found["error"]), found
 
 
+def filled(run: Run, value: float) -> Run:
+    params = jax.tree.map(partial(np.full_like, fill_value=value), run.params)
+    return dataclasses.replace(run, params=params)
+
+
 def test_inf_and_nan(run: Run) -> None:
     """Weights that are finite, and what is made of them is not."""
-    params = jax.tree.map(lambda array: np.full_like(array, 1e38), run.params)
-    large = dataclasses.replace(run, params=params)
-    with serving(large) as address:
+    with serving(filled(run, 1e38)) as address:
         status, found = ask(f"{address.url}read", {"text": "a"})
     assert status == 422
     assert "computes inf or NaN here" in found["error"]
-    params = jax.tree.map(lambda array: np.full_like(array, np.nan), run.params)
-    reader = Reader(dataclasses.replace(run, params=params))
+    reader = Reader(filled(run, np.nan))
     with pytest.raises(UserError, match="c of unit 0 of layer 1 is infinite or not a number"):
         heat(reader, "a", 0)
 
@@ -242,9 +244,8 @@ def test_answer_without_a_reader(run: Run) -> None:
         with pytest.raises(Gone):
             answer(request, check)
         assert next(checks) == 2
-    texts = [request["text"][:9_000], request["text"]]
-    answers = [viewer.read({"text": text, "unit": 3}) for text in texts]  # is not cut short now
-    assert len(answers[1]["characters"]) == len("\n ") + len(texts[1])
+    whole = viewer.read({"text": request["text"], "unit": 3})  # is not cut short now
+    assert len(whole["characters"]) == len("\n ") + len(request["text"])
 
 
 def test_long_text_beside_a_short_one(command_environment) -> None:
@@ -306,8 +307,8 @@ def test_taken_and_foreign_addresses(page, run, refused) -> None:
 def test_browser(page: str) -> None:
     """One types, and sees; every request stays on this machine."""
     sync_api = pytest.importorskip("playwright.sync_api")
-    names = ("chromium", "chromium-browser", "google-chrome")
-    program = next((path for name in names if (path := shutil.which(name))), None)
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    program = program or shutil.which("google-chrome")
     if program is None:
         pytest.skip("there is no Chromium here; apt-get install chromium")
     with sync_api.sync_playwright() as playwright:
@@ -318,11 +319,11 @@ def test_browser(page: str) -> None:
 
 
 def use(page: str, tab: Any, expect: Any) -> None:
-    asked: list[str] = []
-    problems: list[str] = []
-    tab.on("request", lambda request: asked.append(request.url))
-    tab.on("pageerror", lambda error: problems.append(str(error)))
-    tab.on("console", lambda line: line.type == "error" and problems.append(line.text))
+    asked: list[Any] = []
+    errors: list[Any] = []
+    console: list[Any] = []
+    for event, kept in (("request", asked), ("pageerror", errors), ("console", console)):
+        tab.on(event, lambda one, kept=kept: kept.append(one))
     tab.goto(page)
     expect(tab.locator("#model")).to_have_text("run, step 150: 2 × 64 units")
     tab.locator("#text").press_sequentially("my piano is <b>bad</b> 12.")
@@ -335,7 +336,7 @@ def use(page: str, tab: Any, expect: Any) -> None:
     expect(tab.locator("#heat ruby")).to_have_count(5)
     expect(tab.locator("#high")).to_contain_text("log-odds")
     digits = tab.locator("#heat rt").all_text_contents()
-    assert all(re.fullmatch(r"[+−][0-9]+\.[0-9]", one) for one in digits)
+    assert re.fullmatch(r"([+−][0-9]+\.[0-9]){5}", "".join(digits))
     tab.locator("#active button").first.click()  # shows the unit in place of the score
     expect(tab.locator("#shown")).to_have_value("")
     expect(tab.locator("#heat ruby")).to_have_count(0)
@@ -375,8 +376,11 @@ def use(page: str, tab: Any, expect: Any) -> None:
     assert len(tab.locator("#written").text_content() or "") > 45
     tab.locator("#text").fill("another text")
     expect(tab.locator("#written")).to_have_text("")
-    assert all(url.startswith(page) for url in asked)
-    assert [p for p in problems if "400" not in p] == []
+    assert errors == []
+    for request in asked:
+        assert request.url.startswith(page)
+    for line in console:
+        assert line.type != "error" or "400" in line.text
 
 
 def read_slowly(page: str, tab: Any, expect: Any) -> None:
@@ -394,7 +398,9 @@ def read_slowly(page: str, tab: Any, expect: Any) -> None:
         expect(tab.locator("#heat")).to_have_text("↵ one")
         expect(tab.locator("#heat")).to_have_css("opacity", "0.3")
         tab.wait_for_timeout(1300)  # more than the patience with the first
-    assert [route.request.post_data_json["text"] for route in held] == ["two", "three"]
+    first, second = attributes(held, "request")
+    assert first.post_data_json["text"] == "two"
+    assert second.post_data_json["text"] == "three"
     held[1].continue_()
     expect(tab.locator("#heat")).to_have_text("↵ three")
     expect(busy).to_be_hidden()

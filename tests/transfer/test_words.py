@@ -15,7 +15,9 @@ from mlstm_jax.transfer.classifier import load_classifier
 from mlstm_jax.transfer.labels import Labelled, codes
 from mlstm_jax.transfer.transfer import Transferred
 from mlstm_jax.view.viewer import Viewer
+from tests.tables import column
 from tests.tolerance import assert_close
+from tests.transfer.pieces import likeliest, shares_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:half of a character")
 
@@ -26,33 +28,34 @@ WEIGHT = 0.25  # of words in `made`
 NEW = ["my guitar is bad", "my \u00e9l\u00e9", "zzzz", "\ud800", "Good, GOOD cable 3"]
 
 
-def labelled(classes: list[str], count: int, first: int = 0) -> Labelled:
-    labels = [classes[n % len(classes)] for n in range(first, first + count)]
-    ends = [ENDS[label][n % 7 % len(ENDS[label])] for n, label in enumerate(labels)]
-    texts = [f"my {('cable', 'guitar')[n % 2]} is {end} {n}" for n, end in enumerate(ends, first)]
-    return Labelled(texts, labels)
+def labelled(classes: list[str], count: int, first: int = 0, *, spaces: bool = True) -> Labelled:
+    made = Labelled([], [])
+    for n in range(first, first + count):
+        label = classes[n % len(classes)]
+        end = ENDS[label][n % 7 % len(ENDS[label])]
+        text = f"my {('cable', 'guitar')[n % 2]} is {end} {n}"
+        made.texts.append(text if spaces else "".join(text.split()))
+        made.labels.append(label)
+    return made
 
 
 @pytest.fixture(scope="module")
 def made(model: TrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Transferred:
-    train, valid, test = (labelled(list(ENDS), count, count)[:2] for count in (9, 12, 36))
+    train = labelled(list(ENDS), 9, 9)[:2]
+    valid = labelled(list(ENDS), 12, 12)[:2]
+    test = labelled(list(ENDS), 36, 36)[:2]
     out = tmp_path_factory.mktemp("words") / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(words, "best_weight", lambda *_: WEIGHT)
         return model.transfer(train, test, valid, out=out, options=OPTIONS)
 
 
-@pytest.mark.parametrize(
-    ("classes", "count", "validated"), [(2, 60, True), (3, 60, True), (3, 60, False)]
-)
+@pytest.mark.parametrize(("classes", "validated"), [(2, True), (3, True), (3, False)])
 @pytest.mark.parametrize("counted", words.COUNTED)
-def test_counts_of_scikit_learn(counted, classes, count, validated) -> None:
+def test_counts_of_scikit_learn(counted, classes, validated) -> None:
     names = list(ENDS)[:classes]
-    train = labelled(names, count)
-    valid = labelled(names, 30, count)
-    if counted == "characters":
-        train = without_spaces(train)
-        valid = without_spaces(valid)
+    train = labelled(names, 60, spaces=counted == "words")
+    valid = labelled(names, 30, 60, spaces=counted == "words")
     found, C, score, held_out_NK = words.fit(train, valid if validated else None, names)
     assert found.counted == counted
     labels = codes(train.labels, names)
@@ -69,10 +72,6 @@ def test_counts_of_scikit_learn(counted, classes, count, validated) -> None:
         np.testing.assert_array_equal(shares[2], shares[3])
 
 
-def without_spaces(texts: Labelled) -> Labelled:
-    return texts._replace(texts=["".join(text.split()) for text in texts.texts])
-
-
 def test_counts_of_characters(random) -> None:
     """Chinese letters at random, and among them a word of the class or of none."""
 
@@ -80,7 +79,7 @@ def test_counts_of_characters(random) -> None:
         made = []
         labels = []
         for number in range(count):
-            letters = [chr(0x4E00 + n) for n in random.integers(0, 500, 24)]
+            letters = [*map(chr, 0x4E00 + random.integers(0, 500, 24))]
             letters[random.integers(24)] = ("\u5f88\u597d", "\u592a\u5dee")[number % 2]
             made.append("".join(letters))
             labels.append("ab"[number % 2])
@@ -117,8 +116,9 @@ def test_rare_words(count: int) -> None:
     ],
 )
 def test_weight_of_words(states, counts, weight) -> None:
-    states_NK, words_NK = (np.stack([1 - np.array(p), p], axis=1) for p in (states, counts))
-    assert words.best_weight(states_NK, words_NK, np.ones(400, np.int64)) == weight
+    of_states = np.stack([1 - np.array(states), states], axis=1)
+    of_words = np.stack([1 - np.array(counts), counts], axis=1)
+    assert words.best_weight(of_states, of_words, np.ones(400, np.int64)) == weight
 
 
 def test_verdict_of_the_report(made) -> None:
@@ -134,28 +134,26 @@ def test_saved_classifier(model, made) -> None:
     assert repr(again).startswith("Classifier of 64 features and 36 words and pairs: 3 classes")
 
     of_states = model.classify(NEW, made._replace(classifier=again._replace(words=None)))
-    expected = [
-        {n: (1 - WEIGHT) * states[n] + WEIGHT * row[k] for k, n in enumerate(ENDS)}
-        for states, row in zip(of_states, found.probabilities(NEW), strict=True)
-    ]
+    expected = (1 - WEIGHT) * shares_of(of_states) + WEIGHT * found.probabilities(NEW)
     answers = model.classify(NEW, made)
-    assert answers == expected == model.classify(NEW, made.folder)
+    np.testing.assert_array_equal(shares_of(answers), expected)
+    assert answers == model.classify(NEW, made.folder)
     # The page reads one text byte by byte, in two layers of three products over 64 units.
     viewer = Viewer(model.run, again)
     assert viewer.model({})["scores"] == []
-    shown = {one["name"]: one["probability"] for one in viewer.read({"text": NEW[0]})["classes"]}
-    assert list(shown) == list(ENDS)
-    assert_close([*shown.values()], [*answers[0].values()], 2 * 3 * 64 * 64)
+    shown = viewer.read({"text": NEW[0]})["classes"]
+    assert column(shown, "name") == list(answers[0]) == list(ENDS)
+    assert_close(column(shown, "probability"), [*answers[0].values()], 2 * 3 * 64 * 64)
 
     texts, labels, *_ = labelled(list(ENDS), 36, 36)
-    best = [max(one, key=one.get) for one in model.classify(texts, made)]
+    best = likeliest(model.classify(texts, made))
     together = made.result.together
-    assert together["test"] == np.mean([a == b for a, b in zip(best, labels, strict=True)])
+    assert together["test"] == np.mean(np.array(best) == labels)
     assert list(together) == ["train", "valid", "test"]
     assert f", with words {together['test']:.3f}; 3 classes" in repr(made.result)
-    percent = [f"{100 * together[name]:.1f}" for name in together]
-    row = "| features and TF-IDF together, `words` | {} | {} | **{}** |".format(*percent)
-    assert row in (made.folder / "report.md").read_text()
+    percent = 100 * np.array([*together.values()])
+    row = "| features and TF-IDF together, `words` | {:.1f} | {:.1f} | **{:.1f}** |"
+    assert row.format(*percent) in (made.folder / "report.md").read_text()
 
 
 def test_refused_with_words(model, made, tmp_path, refused) -> None:

@@ -1,6 +1,7 @@
 """A model and its classifier as one program, with NumPy alone: the answers of `classify`."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from mlstm_jax.errors import Note, UserError
 from mlstm_jax.loaded import Loaded
 from mlstm_jax.transfer import standalone, zipapp
 from mlstm_jax.transfer.classifier import Classifier, Description
+from tests.transfer.pieces import shares_of
 from tests.transfer.test_kinds import draw
 
 # The packages that an environment with Python and NumPy does not have.
@@ -50,8 +52,8 @@ def test_answers_of_classify(program: Path, tmp_path: Path) -> None:
     with pytest.warns(Note) as notes:
         expected = mlstm.load("reviews-1024").classify(TEXTS)
     assert len(notes) == 3  # half of a character, a blank text, and one unlike the others
-    assert [list(one) for one in found] == [list(one) for one in expected]
     for ours, theirs in zip(found, expected, strict=True):
+        assert list(ours) == list(theirs)
         assert ours == pytest.approx(theirs, abs=1e-5)
 
 
@@ -65,12 +67,11 @@ def test_labels_of_a_file(program: Path, tmp_path: Path, suffix: str, content: s
     file.write_text(content, encoding="utf-8")
     run = [sys.executable, str(program)]
     done = subprocess.run([*run, file], check=True, capture_output=True, text=True, timeout=60)
-    labels = [line.split(",")[-3] for line in done.stdout.splitlines() if line[-1:].isdigit()]
+    labels = re.findall(r"(?m),(\w+),[0-9.]+,[0-9.]+$", done.stdout)
     assert labels == ["positive", "negative"]
     assert done.stdout.startswith("record,text,label,p(negative),p(positive)\n1,I loved it.,")
-    wrong = subprocess.run(
-        [*run, file, "--column", "x"], capture_output=True, text=True, timeout=60
-    )
+    run += [file, "--column", "x"]
+    wrong = subprocess.run(run, capture_output=True, text=True, timeout=60)
     assert ("name the texts with --column" in wrong.stderr) == (suffix != ".txt")
 
 
@@ -109,7 +110,7 @@ def test_other_kinds_and_classifiers(kind: str, softmax: bool, tmp_path: Path) -
     texts = ["my guitar is good", "bad"]
     features = model.encode(texts, "h+mean_h+max_h", all_layers=True)
     expected = made.probabilities(features)
-    found = [list(one.values()) for one in answers(first, texts, tmp_path)]
+    found = shares_of(answers(first, texts, tmp_path))
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
