@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from mlstm_jax.errors import require
 from mlstm_jax.loaded import Loaded
 from mlstm_jax.model.architecture import VOCABULARY
+from mlstm_jax.model.numpy_model import nats
 from mlstm_jax.model.numpy_sampling import Drawn, Request
 from mlstm_jax.options import State
 from mlstm_jax.transfer.features import states_of
@@ -40,8 +41,8 @@ class Trace(NamedTuple):
 Layers = Sequence[tuple[State, int]]  # a state of a layer, or several side by side
 
 
-def _go_on() -> None:
-    pass
+def go_on() -> None:
+    """Check nothing."""
 
 
 class Stream:
@@ -63,7 +64,7 @@ class Stream:
         self._reader = reader
         self._layers = layers
         units = len(layers) * model.hidden
-        self.check: Callable[[], None] = _go_on
+        self.check: Callable[[], None] = go_on
         self._reached: Any = None
         self._sum_LH = np.zeros(model.shape)
         self._max_LH = np.full(model.shape, -np.inf, np.float32)
@@ -104,10 +105,7 @@ class Stream:
         logits_TV = logits_TV[:-1].astype(np.float64)
         read_T = np.frombuffer(piece, np.uint8)[len(piece) - len(logits_TV) :]
         with np.errstate(invalid="ignore"):  # of a model that has become inf or NaN
-            logits_TV -= logits_TV.max(axis=1, keepdims=True)
-            normaliser_T = np.log(np.exp(logits_TV).sum(axis=1))
-        scores_T = logits_TV[np.arange(len(read_T)), read_T] - normaliser_T
-        self.scores = scores_T.astype(np.float32)
+            self.scores = -nats(logits_TV, read_T).astype(np.float32)
         self._nats -= float(self.scores.sum(dtype=np.float64))
         return self
 
@@ -120,7 +118,7 @@ class Reader:
 
     def __init__(self, run: Loaded) -> None:
         self.run = run
-        self._check = _go_on
+        self._check = go_on
         self._reader = bytes_reader_of(run)
         # The last text with some layers, and the stream after the part of that text with which the
         # next one may begin.

@@ -15,7 +15,7 @@ from mlstm_jax.transfer.classifier import Classifier
 from mlstm_jax.transfer.features import require_index, states_of
 from mlstm_jax.transfer.generate import as_text, generate
 from mlstm_jax.transfer.heatmap import characters, running_score
-from mlstm_jax.transfer.trace import Reader
+from mlstm_jax.transfer.trace import Reader, go_on
 
 MOST_BYTES = 20_000  # of a text
 _MOST_GENERATED = 2000
@@ -31,10 +31,6 @@ class RequestError(UserError):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
-
-
-def _go_on() -> None:
-    pass
 
 
 class Viewer:
@@ -58,7 +54,7 @@ class Viewer:
             self._state, self._layer = classifier.about.layers(architecture)[part]
         self.read({"text": ""})  # compiles
 
-    def model(self, _: dict[str, Any], check: Callable[[], None] = _go_on) -> dict[str, Any]:
+    def model(self, _: dict[str, Any], check: Callable[[], None] = go_on) -> dict[str, Any]:
         """Describe the loaded model."""
         architecture = self.run.architecture
         return {
@@ -75,7 +71,7 @@ class Viewer:
             "label": self._label,
         }
 
-    def read(self, request: dict[str, Any], check: Callable[[], None] = _go_on) -> dict[str, Any]:
+    def read(self, request: dict[str, Any], check: Callable[[], None] = go_on) -> dict[str, Any]:
         """Read {text, state, layer, unit, label}: values, classes, active units, next bytes.
 
         With a label, the values after each character are the classifier's score of it.
@@ -122,7 +118,7 @@ class Viewer:
         }
 
     def generate(
-        self, request: dict[str, Any], check: Callable[[], None] = _go_on
+        self, request: dict[str, Any], check: Callable[[], None] = go_on
     ) -> dict[str, Any]:
         """Continue {text, bytes, temperature, seed, unit, value}; a null value holds no unit."""
         text = _text(request)
