@@ -230,11 +230,6 @@ class ProgressLine:
             self._quiet = True
 
 
-def rate(bytes_per_second: float) -> str:
-    """Format a rate in decimal units."""
-    return f"{file_size(bytes_per_second)}/s"
-
-
 def file_size(count: float) -> str:
     """Format a number of bytes in decimal units."""
     for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):

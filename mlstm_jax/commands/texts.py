@@ -28,7 +28,7 @@ from mlstm_jax.options import (
     ReadingLibrary,
     SamplingOptions,
 )
-from mlstm_jax.terminal import is_terminal, one_line, rate, show
+from mlstm_jax.terminal import file_size, is_terminal, one_line, show
 
 if TYPE_CHECKING:
     from mlstm_jax.api.model import TrainedModel
@@ -97,7 +97,7 @@ def features(
     seconds = time.monotonic() - started
     show(
         f"{out}: {file.count:,} texts x {len(featurizer.columns)} features, "
-        f"{file.count / seconds:,.0f} texts/s, {rate(file.size / seconds)} ({model.loaded.origin})"
+        f"{file.count / seconds:,.0f} texts/s, {file_size(file.size / seconds)}/s ({model.loaded.origin})"
     )
 
 

@@ -30,11 +30,9 @@ from mlstm_jax.corpora.documents import (
     order_key,
     without_copies,
 )
-from mlstm_jax.corpora.options import PrepareOptions
 from mlstm_jax.corpora.readers import read_cleaned
-from mlstm_jax.corpora.records import Rejects
 from mlstm_jax.corpora.sources import Source
-from mlstm_jax.corpora.writer import Report, SortedDocuments, SourceCounts, batches, bytes_read
+from mlstm_jax.corpora.writer import Job, SortedDocuments, SourceCounts, batches, bytes_read
 from mlstm_jax.errors import KnownError, UserError, extra, first_line
 
 _DOCUMENTS_A_BATCH = 8192
@@ -50,19 +48,14 @@ _OF_WORKER = "the worker on"
 
 
 @contextmanager
-def sort_with_duckdb(
-    sources: Sequence[Source],
-    recipe: Recipe,
-    rejects: Rejects,
-    scratch: Path,
-    options: PrepareOptions,
-    report: Report,
-) -> Iterator[SortedDocuments]:
+def sort_with_duckdb(sources: Sequence[Source], job: Job) -> Iterator[SortedDocuments]:
     """Read all sources into a database, which spills to `scratch`; yield what to write."""
+    options = job.options
+    recipe = job.recipe
     usual = 400 * min(max(options.threads or os.cpu_count() or 1, 2), 10)
     config: dict[str, Any] = {
         "memory_limit": options.memory_limit or f"{usual}MB",
-        "temp_directory": str(scratch / "spill"),
+        "temp_directory": str(job.scratch / "spill"),
         "preserve_insertion_order": False,
         # Download nothing, not even an extension.
         "autoinstall_known_extensions": False,
@@ -70,18 +63,19 @@ def sort_with_duckdb(
     }
     if options.threads:
         config["threads"] = options.threads
-    scratch.mkdir(parents=True, exist_ok=True)
+    job.scratch.mkdir(parents=True, exist_ok=True)
     try:
         # In memory, what exceeds the limit is spilled; in a file, all would be written and read.
         with duckdb.connect(":memory:", config=config) as con:
             counts = [SourceCounts(source) for source in sources]
-            on_read = bytes_read(sources, report)
+            on_read = bytes_read(sources, job.report)
             texts = [
-                one.texts(read_cleaned(one.source, recipe, on_read), rejects.add) for one in counts
+                one.texts(read_cleaned(one.source, recipe, on_read), job.rejects.add)
+                for one in counts
             ]
             _insert(con, chain.from_iterable(texts), recipe)
-            report("read", 1)
-            report("sort", 0)
+            job.report("read", 1)
+            job.report("sort", 0)
             what = "*" if recipe.dedupe == "none" else "DISTINCT key"
             query = f"SELECT count({what}) FROM documents WHERE is_last"
             kept = con.execute(query).fetchall()[0][0]
@@ -93,7 +87,7 @@ def sort_with_duckdb(
             what = "the memory limit is too low"
             advice = "\nRaise `memory_limit`, or use fewer `threads`."
         if isinstance(error, duckdb.IOException):
-            what = str(scratch)
+            what = str(job.scratch)
             advice = "\nFree some space there, or name another folder with `temp_dir`."
         raise UserError(f"{what}: {first_line(error)}{advice}") from error
 
@@ -161,32 +155,27 @@ def _joined(
 
 
 @contextmanager
-def sort_with_beam(
-    sources: Sequence[Source],
-    recipe: Recipe,
-    rejects: Rejects,
-    scratch: Path,
-    options: PrepareOptions,
-    report: Report,
-) -> Iterator[SortedDocuments]:
+def sort_with_beam(sources: Sequence[Source], job: Job) -> Iterator[SortedDocuments]:
     """Run the pipeline, with its files in the folder `scratch`, and yield what to write."""
     with extra("beam", "engine beam needs Apache Beam"):
         import apache_beam as beam
         from apache_beam.options.pipeline_options import PipelineOptions
-    folder = scratch / _PARTS
+    folder = job.scratch / _PARTS
     folder.mkdir(parents=True)
     digits = _digits(sources)
-    report("read", 0)
+    job.report("read", 0)
     try:
         # Only what every runner has. Files carry the results.
-        with beam.Pipeline(options=PipelineOptions(shlex.split(options.beam_options))) as pipeline:
+        with beam.Pipeline(
+            options=PipelineOptions(shlex.split(job.options.beam_options))
+        ) as pipeline:
             (
                 pipeline
                 | "sources" >> beam.Create(list(enumerate(sources)))
                 | "spread" >> beam.Reshuffle()
-                | "read" >> beam.FlatMap(_read, recipe, digits)
+                | "read" >> beam.FlatMap(_read, job.recipe, digits)
                 | "by first digits" >> beam.GroupByKey()
-                | "write" >> beam.Map(_write_part, recipe, str(folder))
+                | "write" >> beam.Map(_write_part, job.recipe, str(folder))
             )
     except KnownError:
         raise
@@ -203,14 +192,14 @@ def sort_with_beam(
         errors += result.errors
         wanted |= {f"{first}.npz" for first in result.digits}
         for reject in result.rejected:
-            rejects.add(Reject(*reject))
+            job.rejects.add(Reject(*reject))
         counts.append(SourceCounts(source, *result.counts))
     if errors:
         raise UserError(min(errors))
     parts = sorted(folder.glob("*.npz"))
     if lost := wanted.difference(part.name for part in parts):
         raise UserError(_lost(folder / min(lost)))
-    report("read", 1)
+    job.report("read", 1)
     documents = 0
     for part in parts:
         with np.load(part, allow_pickle=False) as arrays:

@@ -34,6 +34,7 @@ from mlstm_jax.corpora.readers import OnRead, limited_lines, read_cleaned
 from mlstm_jax.corpora.records import Rejects, check_rejects_file
 from mlstm_jax.corpora.sources import PYDOC, READ_ERRORS, Source, find_sources
 from mlstm_jax.corpora.writer import (
+    Job,
     Report,
     SortedDocuments,
     SourceCounts,
@@ -160,8 +161,9 @@ def prepare(
         atomic_directory(out, lambda: check_out(out, overwrite)) as folder,
         _progress(quiet=not show_progress) as report,
     ):
-        with _read_and_sort(split_sources, options, recipe, rejects, scratch, report) as gathered:
-            manifest = _write(gathered, folder, recipe, options, rejects, rejects_file, report)
+        job = Job(options, recipe, rejects, scratch, report)
+        with _read_and_sort(split_sources, job) as gathered:
+            manifest = _write(gathered, folder, job, rejects_file)
         shutil.rmtree(scratch if scratch.parent == folder else scratch.parent, ignore_errors=True)
         with durable(folder / corpus.MANIFEST) as file:
             file.write(manifest.to_json().encode())
@@ -183,39 +185,34 @@ def _names(sources: Sources) -> list[str]:
 
 
 def _read_and_sort(
-    split_sources: Mapping[str, list[Source]],
-    options: PrepareOptions,
-    recipe: Recipe,
-    rejects: Rejects,
-    scratch: Path,
-    report: Report,
+    split_sources: Mapping[str, list[Source]], job: Job
 ) -> AbstractContextManager[SortedDocuments]:
     """Read the sources of given splits (in their order), or of "" (sorted, without duplicates)."""
     if "" not in split_sources:
-        return _read_given_splits(split_sources, recipe, rejects, report=report)
+        return _read_given_splits(split_sources, job)
     from mlstm_jax.corpora import engines  # imports duckdb, which training does not need
 
-    sort = engines.sort_with_duckdb if options.engine == "duckdb" else engines.sort_with_beam
-    return sort(split_sources[""], recipe, rejects, scratch, options, report)
+    if job.options.engine == "beam":
+        return engines.sort_with_beam(split_sources[""], job)
+    return engines.sort_with_duckdb(split_sources[""], job)
 
 
 @contextmanager
 def _read_given_splits(
-    sources: Mapping[str, Sequence[Source]], recipe: Recipe, rejects: Rejects, *, report: Report
+    sources: Mapping[str, Sequence[Source]], job: Job
 ) -> Iterator[SortedDocuments]:
     """Count the documents of every split, and yield what to write, in the order of the splits."""
-    on_read = bytes_read(chain(*sources.values()), report)
+    on_read = bytes_read(chain(*sources.values()), job.report)
     counts = []
     sizes = dict.fromkeys(sources, 0)
     for split, split_sources in sources.items():
         for source in split_sources:
-            source_counts = SourceCounts(source)
-            deque(source_counts.texts(_read_given(source, recipe, on_read), rejects.add), maxlen=0)
-            counts.append(source_counts)
-            sizes[split] += source_counts.documents
-    documents = chain.from_iterable(
-        _read_given_again(recipe, source_counts) for source_counts in counts
-    )
+            one = SourceCounts(source)
+            records = _read_given(source, job.recipe, on_read)
+            deque(one.texts(records, job.rejects.add), maxlen=0)
+            counts.append(one)
+            sizes[split] += one.documents
+    documents = chain.from_iterable(_read_given_again(job.recipe, one) for one in counts)
     yield SortedDocuments(counts, sum(sizes.values()), documents, sizes)
 
 
@@ -290,15 +287,9 @@ def _removing_leftovers(
         raise
 
 
-def _write(
-    gathered: SortedDocuments,
-    folder: Path,
-    recipe: Recipe,
-    options: PrepareOptions,
-    rejects: Rejects,
-    rejects_file: Path,
-    report: Report,
-) -> Manifest:
+def _write(gathered: SortedDocuments, folder: Path, job: Job, rejects_file: Path) -> Manifest:
+    recipe = job.recipe
+    rejects = job.rejects
     manifests = source_manifests(gathered.counts)
     with_text = sum(source.documents for source in manifests)
     without_text = sum(source.without_text for source in manifests)
@@ -306,7 +297,7 @@ def _write(
     records = with_text + without_text + blank
     is_rated = any(source.is_rated for source in gathered.counts)
     rejects.write(rejects_file)
-    rejects.check(records + len(rejects), options.max_reject_fraction, rejects_file)
+    rejects.check(records + len(rejects), job.options.max_reject_fraction, rejects_file)
     if recipe.rating_column and not is_rated:
         raise UserError(
             f"no record has a number in `rating_column` {recipe.rating_column!r}; name the field "
@@ -316,9 +307,9 @@ def _write(
     sizes = gathered.sizes
     if not sizes:
         manifests.sort()
-        split = options.split or usual_split(gathered.documents)
+        split = job.options.split or usual_split(gathered.documents)
         sizes = _sizes(gathered.documents, split)
-    documents = _counted(gathered.in_order, gathered.documents, report)
+    documents = _counted(gathered.in_order, gathered.documents, job.report)
     splits = {}
     for name in _ORDER:
         size = sizes.get(name, 0)

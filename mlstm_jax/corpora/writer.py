@@ -16,7 +16,9 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from mlstm_jax import digest, output
-from mlstm_jax.corpora.documents import CleanDocument, Reject
+from mlstm_jax.corpora.documents import CleanDocument, Recipe, Reject
+from mlstm_jax.corpora.options import PrepareOptions
+from mlstm_jax.corpora.records import Rejects
 from mlstm_jax.corpora.sources import Source, manifest_names
 from mlstm_jax.data import corpus
 from mlstm_jax.data.corpus import SourceManifest, SplitManifest
@@ -34,6 +36,16 @@ _SCRATCH = 2
 
 # Called with a stage and the fraction of it that is done, from 0 to 1.
 Report = Callable[[str, float], None]
+
+
+class Job(NamedTuple):
+    """What the steps of a `prepare` share."""
+
+    options: PrepareOptions
+    recipe: Recipe
+    rejects: Rejects
+    scratch: Path  # folder of temporary files
+    report: Report
 
 
 class SortedDocuments(NamedTuple):

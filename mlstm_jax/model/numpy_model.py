@@ -21,7 +21,6 @@ Product = Callable[[Array], Array]  # x [B, H] → x W
 _ROWS = 256  # of texts at a time: more are hardly faster
 # So few rows are multiplied one by one: BLAS copies a matrix before it multiplies it by another.
 _MOST_SINGLE = 4
-_NEVER = -5e3  # logits below it are of bytes that the model has no symbol for
 _STATES = {"mlstm": ("c", "h"), "lstm": ("c", "h"), "gru": ("h",)}
 
 

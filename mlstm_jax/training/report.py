@@ -13,7 +13,7 @@ from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import KnownError
 from mlstm_jax.guard import Interrupted, strongest
 from mlstm_jax.record import Meta, resume_advice
-from mlstm_jax.terminal import ProgressLine, rate
+from mlstm_jax.terminal import ProgressLine, file_size
 from mlstm_jax.training.evaluation import Score
 from mlstm_jax.training.metrics import BITS_PER_NAT, MetricsLog, line_of, shown_of
 from mlstm_jax.training.parallel import Parallel
@@ -145,7 +145,7 @@ class Reporter:
         )
         status = shown_of(line)
         if not math.isnan(speed):
-            status.append(rate(speed))
+            status.append(f"{file_size(speed)}/s")
         self._progress.update(step, "  ".join(status))
         self.restart_clock(step)
 
