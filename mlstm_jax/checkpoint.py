@@ -37,8 +37,7 @@ from mlstm_jax.record import (
     of_tree,
     read_record,
     resume_advice,
-    score_of,
-    steps_in,
+    scores_in,
 )
 
 # Old checkpoints are renamed to this folder, and then deleted: a kill leaves each whole, or none.
@@ -112,7 +111,7 @@ class Checkpoints:
 
         if not self._read_only:
             self._delete()
-        self._scores = _scores(self.folder)
+        self._scores = scores_in(self.folder)
         self._is_proven = bool(self._scores)
         items = ("params", "state", "carry")
         handlers: dict[str, Any] = {name: ocp.StandardCheckpointHandler() for name in items}
@@ -222,7 +221,7 @@ class Checkpoints:
     def look_again(self) -> None:
         """Read which checkpoints there are now, as where a run trains in the folder."""
         self._manager.reload()
-        self._scores = _scores(self.folder)
+        self._scores = scores_in(self.folder)
 
     def meta(self, step: int) -> Meta:
         """Return the meta of the checkpoint of `step`; raise Damaged if it cannot be read."""
@@ -348,11 +347,6 @@ class Checkpoints:
             if is_of_process(error):
                 raise FileError(f"{message}. {remedy(error)}.") from error
             raise Damaged(message) from error
-
-
-def _scores(folder: Path) -> dict[int, float | None]:
-    """`Meta.score` of each step of a run folder."""
-    return {step: score_of(folder, step) for step in steps_in(folder)}
 
 
 def _recorded(tally: Mapping[str, Any], record: Record) -> dict[str, Any]:

@@ -117,11 +117,13 @@ def newest_record(folder: Path) -> Record | None:
     return None
 
 
-def score_of(folder: Path, step: int) -> float | None:
-    """Return `Meta.score` of a step; None if there is none, or it cannot be read."""
-    with damage():
-        return read_record(folder, step).meta.score
-    return None  # Restoring the checkpoint will raise an error.
+def scores_in(folder: Path) -> dict[int, float | None]:
+    """Return `Meta.score` of each step of a run folder; None if there is none, or is unreadable."""
+    scores: dict[int, float | None] = dict.fromkeys(steps_in(folder))
+    for step in scores:
+        with damage():
+            scores[step] = read_record(folder, step).meta.score
+    return scores
 
 
 def damage() -> AbstractContextManager[None]:

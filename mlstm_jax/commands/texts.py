@@ -95,10 +95,9 @@ def features(
     parts = (read.features for _, read in featurizer.read_each(file, "features", quiet=False))
     write_features(out, file.count, parts, featurizer)
     seconds = time.monotonic() - started
-    show(
-        f"{out}: {file.count:,} texts x {len(featurizer.columns)} features, "
-        f"{file.count / seconds:,.0f} texts/s, {file_size(file.size / seconds)}/s ({model.loaded.origin})"
-    )
+    speed = f"{file.count / seconds:,.0f} texts/s, {file_size(file.size / seconds)}/s"
+    size = f"{file.count:,} texts x {len(featurizer.columns)} features"
+    show(f"{out}: {size}, {speed} ({model.loaded.origin})")
 
 
 def classify(

@@ -25,9 +25,9 @@ def write_safetensors(path: Path, values: Arrays, metadata: dict[str, str] | Non
     """Write a .safetensors file; OSError if it cannot be written."""
     from safetensors.numpy import save
 
-    # The library writes an array of another order as if it had this one.
+    # The library writes an array of another order as if it had this one, and with `save_file` a
+    # file that only its owner can read.
     ordered = {name: np.asarray(value, order="C") for name, value in values.items()}
-    # Its own `save_file` would make a file that only its owner can read.
     path.write_bytes(save(ordered, metadata))
 
 

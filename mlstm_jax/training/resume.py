@@ -1,6 +1,7 @@
 """Where a session begins: at step 0, or at the newest checkpoint that all processes can read."""
 
 import math
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,7 +77,13 @@ def begin_new(
     meta = meta._replace(start=print_of)
     state = fresh_state(config, model, None if start is None else flatten(start.params))
     if start is not None and start.meta is not None:
-        state = state._replace(opt_state=_from_zero(start.opt_state))
+        # The learning rate begins anew; Adam's own count goes on.
+        opt_state = _changed(
+            start.opt_state,
+            optax.ScaleByScheduleState,
+            lambda part: part._replace(count=np.zeros_like(part.count)),
+        )
+        state = state._replace(opt_state=opt_state)
         state = rescale_second_moment(
             config.optimizer, state, start.meta.update_bytes, meta.update_bytes
         )
@@ -129,18 +136,15 @@ def load_start(config: Config) -> Start | None:
         return Start(state.params, state.opt_state, checkpoints.meta(other.step))
 
 
-def _from_zero(opt_state: Any) -> Any:
-    """The state of an optimizer whose learning rate begins anew; Adam's own count goes on."""
+def _changed(opt_state: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """The state of an optimizer with its parts of a kind changed."""
 
-    def is_schedule(part: Any) -> bool:
-        return isinstance(part, optax.ScaleByScheduleState)
+    def is_kind(part: Any) -> bool:
+        return isinstance(part, kind)
 
-    def begin(part: Any) -> Any:
-        if is_schedule(part):
-            return part._replace(count=np.zeros_like(part.count))
-        return part
-
-    return jax.tree.map(begin, opt_state, is_leaf=is_schedule)
+    return jax.tree.map(
+        lambda part: change(part) if is_kind(part) else part, opt_state, is_leaf=is_kind
+    )
 
 
 # --- a run that goes on
@@ -275,15 +279,11 @@ def rescale_second_moment(
     log_old = -math.log(2) * (before / optimizer.b2_half_life)
     log_new = -math.log(2) * (now / optimizer.b2_half_life)
 
-    def is_adam(part: Any) -> bool:
-        return isinstance(part, optax.ScaleByAdamState)
-
-    def adapt(part: Any) -> Any:
-        if not is_adam(part) or part.count == 0:
+    def adapt(part: optax.ScaleByAdamState) -> Any:
+        if part.count == 0:
             return part
         count = int(part.count)
         ratio = np.float32(math.expm1(count * log_new) / math.expm1(count * log_old))
         return part._replace(nu=jax.tree.map(lambda nu: nu * ratio, part.nu))
 
-    adapted = jax.tree.map(adapt, state.opt_state, is_leaf=is_adam)
-    return state._replace(opt_state=adapted)
+    return state._replace(opt_state=_changed(state.opt_state, optax.ScaleByAdamState, adapt))
