@@ -113,8 +113,8 @@ def _texts(lines: Iterable[Line]) -> Iterator[str]:
 def _is_quoted(form: CsvFormat, header: str, scan: Scan) -> bool:
     """Whether the fields of a file are quoted.
 
-    They are if only then the header has a text column, if every field with a quote is wholly in
-    quotes, or if reading so leaves fewer records that are rejected or doubtful.
+    They are if only then the header has a text column, or if every field with a quote is wholly in
+    quotes; or if fewer records are rejected so, or no more and none is doubtful, while some are.
     """
     unquoted = form._replace(quoted=False)
     if not unquoted.has_text_column(header):
@@ -128,7 +128,10 @@ def _is_quoted(form: CsvFormat, header: str, scan: Scan) -> bool:
     if _QUOTED.fullmatch(first) and all(map(_QUOTED.fullmatch, fields)):
         return True
     plain = _faults(unquoted, scan())
-    return plain > 0 and _faults(form, scan()) < plain
+    if plain == (0, 0):
+        return False
+    rejected, doubtful = _faults(form, scan())
+    return rejected < plain[0] or (rejected == plain[0] and doubtful == 0 < plain[1])
 
 
 def _fields_with_quotes(lines: Iterable[Line], delimiter: str) -> Iterator[str]:
@@ -137,16 +140,19 @@ def _fields_with_quotes(lines: Iterable[Line], delimiter: str) -> Iterator[str]:
             yield from (one for one in line.rstrip("\r\n").split(delimiter) if '"' in one)
 
 
-def _faults(form: CsvFormat, lines: Iterator[Line]) -> int:
+def _faults(form: CsvFormat, lines: Iterator[Line]) -> tuple[int, int]:
     """The number of rejects, and of doubtful records: of fewer fields than others, or joined."""
-    faults = 0
+    rejected = 0
+    doubtful = 0
     sizes: Counter[int] = Counter()  # records by their number of fields
     for row in _Rows(form, lines):
         if not isinstance(row, Reject):
             sizes[len(row[1])] += 1
-        elif row.kind == _JOINED or not row.is_note:
-            faults += 1
-    return faults + sizes.total() - sizes[max(sizes, default=0)]
+        elif row.kind == _JOINED:
+            doubtful += 1
+        elif not row.is_note:
+            rejected += 1
+    return rejected, doubtful + sizes.total() - sizes[max(sizes, default=0)]
 
 
 class _Rows:
