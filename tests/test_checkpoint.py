@@ -139,6 +139,13 @@ def test_other_numbers_of_devices(saved: Saved) -> None:
         saved.assert_restored(saved.restore(40, Parallel(jax.local_devices()[:count])))
 
 
+def test_renamed_record(saved: Saved, tmp_path: Path) -> None:
+    renamed = saved.copy(tmp_path / "run")
+    (renamed.folder / "checkpoints/20").rename(renamed.folder / "checkpoints/30")
+    with pytest.raises(ValueError, match="the checkpoint of step 20 under another name"):
+        read_record(renamed.folder, 30)
+
+
 def test_file_out_of_reach(saved, tmp_path, monkeypatch):
     away = saved.copy(tmp_path / "run")
     params = away.folder / "checkpoints/40/params"
