@@ -210,7 +210,7 @@ def of_labels(message: str, *labels: Any) -> tuple[str, str, dict[str, Any]]:
             learning_rate=(NAN,), dropout=(1,),
         ),
         *refused("TransferOptions", {}, state=("x", 3, ("c", 3)), words=(1,)),
-        *refused("export", {"out": "x.safetensors"}, out=(3,), dtype=("int8",)),
+        *refused("export", {"out": "x.safetensors"}, out=(3,), dtype=("int4",)),
         *refused("load", {"path": "reviews-1024"}, path=(None,), checkpoint=(3.5,)),
         *refused("train", {}, config=(3,)),
         ("smal_512 .* did you mean small_512", "train", {"config": "smal_512"}),

@@ -20,7 +20,7 @@ from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import FileError, UserError
 from mlstm_jax.options import SPLITS
-from mlstm_jax.output import remove_leftovers
+from mlstm_jax.output import atomic_directory, remove_leftovers
 from tests.tables import attributes, column
 
 from .written import contents, documents, jsonl, rated, write_parquet
@@ -232,8 +232,10 @@ def out(tmp_path: Path, source: str) -> Path:
     return tmp_path / "out"
 
 
-def test_failure_of_a_rename(source, out, monkeypatch) -> None:
-    before = contents(out.parent)
+def test_failure_of_a_rename(tmp_path, monkeypatch) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "old").touch()
     rename = os.rename
 
     def fail(old: Path, new: Path) -> None:
@@ -242,9 +244,10 @@ def test_failure_of_a_rename(source, out, monkeypatch) -> None:
         rename(old, new)
 
     monkeypatch.setattr(os, "rename", fail)
-    with pytest.raises(FileError, match="out cannot be written: No space left on device"):
-        prepare([source], out, seed=1, overwrite=True)
-    assert contents(out.parent) == before
+    message = "out cannot be written: No space left on device"
+    with pytest.raises(FileError, match=message), atomic_directory(out) as partial:
+        (partial / "new").touch()
+    assert [*tmp_path.rglob("*")] == [out, out / "old"]
 
 
 def prepare_killed(source: str, out: Path, where: str) -> None:
