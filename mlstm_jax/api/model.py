@@ -642,7 +642,6 @@ class TrainedModel:
         options: FinetuneOptions = FINETUNE,
         label_column: str | None = None,
         text_column: str | None = None,
-        checkpoint: Literal["best", "latest"] = "best",
         owns_process: bool = False,
         show_progress: bool = False,
     ) -> "Finetuned":
@@ -655,8 +654,6 @@ class TrainedModel:
             test: as `train`, to measure on.
             out: folder for corpus/, run/, classifier/ and report.json; the same call resumes in it.
             options: how to fine-tune.
-            checkpoint: of the finished run, for the classifier: best (by the loss of the
-                validation labels), or latest.
             label_column: see `transfer`.
             text_column: see `transfer`.
             owns_process: see `mlstm_jax.train`.
@@ -680,7 +677,6 @@ class TrainedModel:
             as_labelled(given, text_column, label_column),
             Path(out),
             options,
-            checkpoint=checkpoint,
             text_column=text_column,
             owns_process=owns_process,
             show_progress=show_progress,

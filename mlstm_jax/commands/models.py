@@ -145,7 +145,6 @@ def finetune(
     options: Flat[FinetuneOptions] = FINETUNE,
     label_column: LabelColumn = None,
     text_column: TextColumn = None,
-    checkpoint: Literal["best", "latest"] = "best",
 ) -> None:
     """Fine-tune a model end to end to predict labels, along with its language model loss.
 
@@ -158,8 +157,6 @@ def finetune(
         valid: as train; the loss of its labels, after each epoch, chooses the checkpoint, and its
             accuracy is reported. Unset: a fifth of train.
         test: as train, to measure on.
-        checkpoint: of the finished run, for the classifier: best (by the loss of the validation
-            labels), or latest.
     """
     from mlstm_jax.api.model import load
 
@@ -172,7 +169,6 @@ def finetune(
         options=options,
         label_column=label_column,
         text_column=text_column,
-        checkpoint=checkpoint,
         owns_process=True,
         show_progress=True,
     )

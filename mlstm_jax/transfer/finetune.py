@@ -112,7 +112,6 @@ def finetune(
     out: Path,
     options: FinetuneOptions,
     *,
-    checkpoint: str = "best",
     text_column: str | None = None,
     owns_process: bool = False,
     show_progress: bool = False,
@@ -149,7 +148,7 @@ def finetune(
         return classifier.loss(examples["valid"]), classifier.score(examples["valid"])
 
     session = Session(score_labels=score_labels, quiet=not show_progress, owns_process=owns_process)
-    tuned = load_run(train(config, session), checkpoint)
+    tuned = load_run(train(config, session))
     alone, examples = measured(tuned, texts, quiet=not show_progress)
     if counted:
         words_NK = counted.probabilities(texts["valid"].texts)

@@ -229,7 +229,7 @@ def test_windows_of_single_documents(kind, corpus, tmp_path) -> None:
     texts = {"train": draw(300), "valid": draw(60)}
     compute: Compute | None = "bf16" if kind == "bert" else None
     options = FinetuneOptions(epochs=8, learning_rate=1e-2, batch=8, dropout=0.0, compute=compute)
-    tuned = finetune.finetune(run, texts, tmp_path / "out", options, checkpoint="latest")
+    tuned = finetune.finetune(run, texts, tmp_path / "out", options)
     assert tuned.run.config.data.window == 48
     assert tuned.run.config.precision.compute == (compute or "fp32")
     stream = train_stream(tuned.run.config, open_corpus(tmp_path / "out/corpus"))
