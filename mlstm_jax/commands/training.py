@@ -3,8 +3,6 @@
 import argparse
 import dataclasses
 import os
-import shutil
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +19,17 @@ if TYPE_CHECKING:
 
 # The config of a command without one: it needs no data.
 _QUICKSTART = shipped.files("config")["quickstart"]
+
+# For a new user, after the quickstart.
+_NEXT = """
+What to try next:
+  mlstm-jax generate {run} --prompt "The object" --bytes 300
+  mlstm-jax evaluate {run} --split test
+A larger model of reviews, which comes with the package, on a local page (extra "view"):
+  mlstm-jax view
+Your own text, one document per line (or .csv, .jsonl, .gz of each):
+  mlstm-jax prepare reviews.csv --out corpora/mine
+  mlstm-jax train small_512 --data.corpus corpora/mine --out runs/mine"""
 
 # In the help; a Config, whose fields are options, needs JAX.
 _NAMED = Annotated[
@@ -163,11 +172,9 @@ def train(config: "Config", resume: Flag = False, reset_carry: Flag = False) -> 
     folder = run_train(config, session)
     if processes == 1:
         show(f"\n{load(folder).report()}")
-        plot = f"mlstm_jax.load({str(folder)!r}).plot().savefig('curve.png')"
-        python = _as_typed("python")
-        show(f'See the curve (extra "notebooks"): {python} -c "import mlstm_jax; {plot}"')
+        show(f'In Python, mlstm_jax.load({str(folder)!r}).plot() is its curve (extra "notebooks").')
         if is_quickstart:
-            show("\n" + _next_steps(folder))
+            show(_NEXT.format(run=folder))
     elif index == 0:
         show(f"\ndone; see the results with `mlstm-jax report {folder}`")
 
@@ -180,27 +187,6 @@ def quickstart(config: "Config", resume: Flag = False, reset_carry: Flag = False
         reset_carry: see `mlstm-jax train --help`.
     """
     train(config, resume, reset_carry)
-
-
-def _as_typed(command: str) -> str:
-    """Return the path of a command of this environment, or its name if it is on the PATH."""
-    beside = Path(sys.executable).with_name(command)
-    if not beside.exists() or shutil.which(command) == str(beside):
-        return command
-    return os.path.relpath(beside)
-
-
-def _next_steps(run: Path) -> str:
-    """Return commands for a new user to try next."""
-    command = _as_typed("mlstm-jax")
-    return f"""What to try next:
-  {command} generate {run} --prompt "The object" --bytes 300
-  {command} evaluate {run} --split test
-A larger model of reviews, which comes with the package, on a local page (extra "view"):
-  {command} view
-Your own text, one document per line (or .csv, .jsonl, .gz of each):
-  {command} prepare reviews.csv --out corpora/mine
-  {command} train small_512 --data.corpus corpora/mine --out runs/mine"""
 
 
 def plan(
