@@ -162,7 +162,7 @@ def test_limits(tmp_path: Path) -> None:
     assert not axes.lines
 
 
-def test_the_table_of_a_sweep(tmp_path: Path) -> None:
+def test_table_of_a_sweep(tmp_path: Path) -> None:
     for row, column, ends, bpc in (
         ("512", "sqrt", "finished", 2.25),
         ("64", "sqrt", "finished", 2.0),

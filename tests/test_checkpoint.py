@@ -47,7 +47,7 @@ ABOUT = Meta("c0ffee", "radford", {"batch": 8, "window": 16}, 0.25, 1000)
         ([10, 20, 30], {10: 1.5, 20: 1.5}, 1, 0, {10, 30}),
     ],
 )
-def test_what_is_kept(steps, scores, newest, reach, expected) -> None:
+def test_kept_steps(steps, scores, newest, reach, expected) -> None:
     assert kept_steps(steps, scores, newest, reach) == expected
 
 

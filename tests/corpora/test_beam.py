@@ -19,7 +19,7 @@ pytest.importorskip("apache_beam")
 LOCAL = "--runner=apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 
 
-def test_the_same_corpus(tmp_path: Path) -> None:
+def test_same_corpus(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     write_layouts(folder)
     write_parquet(

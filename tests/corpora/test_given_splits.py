@@ -51,7 +51,7 @@ def test_text_files_byte_for_byte(tmp_path, document):
         assert len(found) == 2 if document == "file" else inner >= len(found) - 2 > 5
 
 
-def test_records_are_kept(tmp_path: Path) -> None:
+def test_kept_records(tmp_path: Path) -> None:
     texts = {"train": ["b", "aa", "b", "B "], "test": ["b", "zzz"]}
     sources: dict[SplitName, list[str]] = {}
     cleaned: dict[str, list[bytes]] = {}
@@ -95,7 +95,7 @@ def test_refused(arguments, message, tmp_path, monkeypatch, refused):
     assert sorted(Path().iterdir()) == there
 
 
-def test_a_file_that_changes(tmp_path, monkeypatch):
+def test_changed_file(tmp_path, monkeypatch):
     source = tmp_path / "a.txt"
     source.write_text("one\ntwo\nthree\n")
     again = preparation._read_given_again

@@ -111,7 +111,7 @@ def test_sizes_of_splits(tmp_path, count, split, expected):
     assert options.usual_split(100_000) == (1000, 1, 1)
 
 
-def test_a_test_set_alone(tmp_path, monkeypatch, capsys) -> None:
+def test_test_set_alone(tmp_path, monkeypatch, capsys) -> None:
     source = jsonl(tmp_path / "a.jsonl", some(10))
     here = tmp_path / "here"
     here.mkdir()

@@ -35,7 +35,7 @@ def folder(written: Path, tmp_path: Path) -> Path:
     return tmp_path / "corpus"
 
 
-def test_a_printed_corpus_has_its_counts(folder: Path) -> None:
+def test_printed_corpus(folder: Path) -> None:
     corpus = open_corpus(folder)
     lines = repr(corpus).splitlines()
     size = corpus.manifest.splits["train"].bytes
@@ -48,7 +48,7 @@ def test_a_printed_corpus_has_its_counts(folder: Path) -> None:
     assert lines[-1].split() == ["reviews.csv", "40", "0"]
 
 
-def test_identity_is_of_contents_and_cleaning(folder: Path) -> None:
+def test_identity(folder: Path) -> None:
     source = str(folder.parent / "reviews.csv")
     identities = {open_corpus(folder).identity}
     for seed, clean in ((3, "radford"), (4, "radford"), (3, "none")):
@@ -92,7 +92,7 @@ WRONG_OFFSETS = {
 
 
 @pytest.mark.parametrize("kind", WRONG_OFFSETS)
-def test_offsets_of_a_stranger_are_checked(kind: str, folder: Path) -> None:
+def test_offsets_of_a_stranger(kind: str, folder: Path) -> None:
     """The manifest is sealed again, so that the checksums are right."""
     path = folder / "valid.offsets.npy"
     manifest = open_corpus(folder).manifest
@@ -184,7 +184,7 @@ def test_what_is_not_a_corpus(tmp_path: Path, folder: Path) -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_bad_manifest_is_named(folder: Path, change: Any, message: str) -> None:
+def test_bad_manifests(folder: Path, change: Any, message: str) -> None:
     path = folder / "manifest.json"
     fields = json.loads(path.read_text())
     if change == "elsewhere":

@@ -59,7 +59,7 @@ def test_error_without_heartbeats(tmp_path, monkeypatch, capsys) -> None:
     assert "out of memory" in capsys.readouterr().err
 
 
-def test_a_launcher_without_an_address(tmp_path, monkeypatch) -> None:
+def test_launcher_without_an_address(tmp_path, monkeypatch) -> None:
     def initialize(*_: object, heartbeat_timeout_seconds: int, **__: object) -> None:
         assert heartbeat_timeout_seconds == 1  # JAX aborts all processes with 0.
         raise ValueError("coordinator_address should be defined.")
@@ -201,7 +201,7 @@ def test_missing_or_wrong_numbers(options, environment, field) -> None:
         ("aa", ["", ""], [None, None]),
     ],
 )
-def test_the_gpu_of_a_process(hosts, visible, expected) -> None:
+def test_gpu_of_a_process(hosts, visible, expected) -> None:
     chosen = [choose_gpu(index, list(hosts), visible) for index in range(len(hosts))]
     assert chosen == expected
 

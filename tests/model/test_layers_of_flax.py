@@ -47,7 +47,7 @@ def test_padding(kind, x_BTI) -> None:
         jax.grad(lambda x: layer.apply(variables, x, None, is_padding)[1].sum())(x_BTI)
 
 
-def test_an_lstm_is_flaxs(x_BTI) -> None:
+def test_lstm_of_flax(x_BTI) -> None:
     layer = layers.LSTM(HIDDEN)
     variables = layer.init(jax.random.key(0), x_BTI)
     ours = variables["params"]["layer"]

@@ -47,7 +47,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_line_is_named(wrong, tmp_path) -> None:
+def test_wrong_lines(wrong, tmp_path) -> None:
     """By its number, by whatever reads it: the log of a run that resumes is one."""
     write(tmp_path)
     with (tmp_path / "metrics.jsonl").open("ab") as file:

@@ -189,7 +189,7 @@ def test_inf_and_nan(run: Run) -> None:
         heat(reader, "a", 0)
 
 
-def test_a_page_by_ipv6(run: Run) -> None:
+def test_page_by_ipv6(run: Run) -> None:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
