@@ -208,7 +208,7 @@ class CheckedBytes:
                 count = os.preadv(self._file, [buffer], start)
             except OSError as error:
                 raise UserError(
-                    f"{self._path}: cannot be read: {error.strerror}; check the disk or the file "
+                    f"{self._path} cannot be read: {error.strerror}; check the disk or the file "
                     "server."
                 ) from error
             if not count:

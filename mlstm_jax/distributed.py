@@ -1,8 +1,8 @@
 """The processes of one run, on JAX's own coordination.
 
-Process 0 has JAX's store of keys and values. Through it all compare what must be equal, and tell
-each other why they stop. A lost process is noticed after `distributed.heartbeat_timeout_seconds`;
-if process 0 is lost, JAX itself ends the others.
+Through JAX's store of keys and values (store.py) all compare what must be equal, and tell each
+other why they stop. A lost process is noticed after `distributed.heartbeat_timeout_seconds`; if the
+machine of process 0 is lost, and the store with it, JAX aborts the others.
 
 Nothing can interrupt an all-reduce that waits for a lost process, so a process that must stop says
 why and ends with `os._exit`. If some do not start, JAX would abort the others and name nobody. So
@@ -19,16 +19,17 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import jax
+from jax._src.clusters import ClusterEnv
 from jax._src.distributed import global_state  # The store has no public name; Orbax does the same.
 
-from mlstm_jax import terminal
+from mlstm_jax import store, terminal
 from mlstm_jax.config import Distributed
 from mlstm_jax.errors import KnownError, UserError, explained, require
 
@@ -38,7 +39,6 @@ _STALE_SECONDS = 5.0  # the file of a waiting process is touched every second
 _SECONDS_TO_SEE = 10.0  # a new file: NFS shows it a little later to other machines
 _MOST = 5  # names in a message
 _LONGEST = 1e6  # seconds of a time limit: JAX counts in 32 bits
-_STOP = "mlstm_jax/stop"
 _RESTART = (
     "Only the steps since the last checkpoint are lost: start all processes again with the same "
     "command."
@@ -124,25 +124,49 @@ def _initialize(seconds: float, file: Path, **options: Any) -> None:
     done.result(0)
 
 
-def require_free_port(coordinator: str) -> None:
-    """Raise UserError unless process 0 can listen at HOST:PORT; JAX would die of SIGSEGV."""
-    host, _, port = coordinator.rpartition(":")
-    local = _is_local(coordinator)
-    both = not local and socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
+def find_coordinator(options: Distributed, index: int, processes: int) -> str:
+    """HOST:PORT of process 0, of the config, JAX's variable, srun, mpirun or Kubernetes.
+
+    Raises UserError if none of them gives it.
+    """
+    given = options.coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
+    if given:
+        return given
+    seconds = int(min(options.timeout_seconds, _LONGEST))
+    found, *_ = ClusterEnv.auto_detect_unset_distributed_params(
+        None, processes, index, [], None, seconds
+    )
+    if not found:
+        raise UserError(
+            "the launcher does not give the address of process 0; set `distributed.coordinator` "
+            "HOST:PORT."
+        )
+    return str(found)
+
+
+def bind_address(coordinator: str) -> str:
+    """Where process 0 listens: at this machine's own address only if that is the coordinator."""
+    if coordinator.startswith(("localhost:", "127.")):
+        return coordinator
+    _, _, port = coordinator.rpartition(":")
+    return os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", f"[::]:{port}")
+
+
+def require_free_port(bind: str) -> None:
+    """Raise UserError unless process 0 can listen there; JAX would die of SIGSEGV."""
+    host, _, port = bind.removeprefix("[::]").rpartition(":")  # without a host: all addresses
+    host = host.strip("[]")
+    both = not host and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
     try:
-        place = (host if local else "", int(port))
+        place = (host, int(port))
         socket.create_server(place, family=family, dualstack_ipv6=both).close()
     except (OSError, OverflowError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise UserError(
-            f"process 0 cannot listen at distributed.coordinator {coordinator} ({why}); choose "
-            "another port, for all processes."
+            f"process 0 cannot listen at {bind} ({why}); set `distributed.coordinator` to "
+            "HOST:PORT with another port, for all processes."
         ) from error
-
-
-def _is_local(coordinator: str) -> bool:
-    return coordinator.startswith(("localhost:", "127."))
 
 
 class Cluster:
@@ -160,6 +184,7 @@ class Cluster:
         self.names = [f"process {index}" for index in range(self.processes)]
         self.names[self.index] += f" ({self.host})"
         self._store: Any = None
+        self._end_store: Callable[[], None] = lambda: None
         self._gathered = 0
         self._leaving = threading.Event()
 
@@ -188,10 +213,11 @@ class Cluster:
         self.barrier()
         self._leaving.set()
         if self.is_first:
-            # The store ends with process 0, and JAX aborts whoever still has a connection to it.
-            # This call returns when the others have closed theirs, or are gone.
+            # JAX aborts whoever still has a connection to the store when it ends. This call returns
+            # when the others have closed theirs, or are gone.
             self._store.get_live_nodes(list(range(self.processes)))
         jax.distributed.shutdown()
+        self._end_store()
 
     def gather(self, value: Any) -> list[Any]:
         """The values, of JSON, of all processes, which must make their calls in one order."""
@@ -262,9 +288,11 @@ class Cluster:
         if self._store is not None:
             if tell:
                 reason = json.dumps([self.index, text, code])
-                self._store.key_value_set(f"{_STOP}/{self.index}", reason)
-            if self.is_first:  # The store ends with process 0: the others must have read why.
-                time.sleep(_GRACE_SECONDS + 2 * _SECONDS)
+                self._store.key_value_set(f"{store.STOP}/{self.index}", reason)
+            if self.is_first:
+                time.sleep(_GRACE_SECONDS + 2 * _SECONDS)  # The others must have read why.
+        else:
+            self._end_store()  # Otherwise it ends when it sees that this process has.
         terminal.leave()
         os._exit(code)
 
@@ -280,9 +308,10 @@ class Cluster:
     def _connect(self) -> None:
         """Start JAX's coordination."""
         options = self._options
-        coordinator = options.coordinator
-        if coordinator and self.is_first:
-            require_free_port(coordinator)
+        coordinator = find_coordinator(options, self.index, self.processes)
+        bind = bind_address(coordinator)
+        if self.is_first:
+            require_free_port(bind)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._file.write_text(f"process {self.index} ({self.host}) of {self.processes}")
         self._say(f"waiting for all {self.processes} processes")
@@ -293,7 +322,9 @@ class Cluster:
         jax.config.update("jax_enable_preemption_service", False)  # It would handle SIGTERM.
         if {"grpc_proxy", "https_proxy", "http_proxy"} & set(os.environ):
             os.environ.update(grpc_proxy="")  # A site's proxy does not know these machines.
-        local = coordinator is not None and _is_local(coordinator)
+        if self.is_first:
+            reason = json.dumps([0, f"it was killed or has crashed. {_RESTART}", 1])
+            self._end_store = store.start(coordinator, bind, self.processes, heartbeat, reason)
         try:
             _initialize(
                 seconds,
@@ -301,19 +332,14 @@ class Cluster:
                 coordinator_address=coordinator,
                 num_processes=self.processes,
                 process_id=self.index,
-                # It finds the coordinator where srun, mpirun or Kubernetes gives it.
-                cluster_detection_method="deactivate" if coordinator else None,
+                cluster_detection_method="deactivate" if options.coordinator else None,
                 initialization_timeout=int(seconds) + 60,
                 heartbeat_timeout_seconds=heartbeat,
-                coordinator_bind_address=coordinator if local else None,
+                # JAX starts a store in process 0, too, which nobody uses.
+                coordinator_bind_address="127.0.0.1:0",
             )
         except TimeoutError:
             self._give_up()
-        except ValueError as error:
-            raise UserError(
-                f"the launcher does not give the address of process 0 ({error}); set "
-                "`distributed.coordinator` HOST:PORT."
-            ) from error
         finally:
             self._file.unlink(missing_ok=True)
         self._store = global_state.client
@@ -365,7 +391,7 @@ class Cluster:
                 if path.stat().st_mtime >= oldest:
                     started[path.stem.removeprefix("process-")] = path.read_text()
         missing = [index for index in map(str, range(self.processes)) if index not in started]
-        where = self._options.coordinator or "the address that the launcher gives"
+        where = find_coordinator(self._options, self.index, self.processes)
         self._end(
             f"{len(started)} of {self.processes} processes wait after {seconds:g} s. Missing: "
             f"{', '.join(missing) or 'none'}; waiting in {self._folder}: "
@@ -382,7 +408,7 @@ class Cluster:
         lost: set[int] = set()
         while text is None and not self._leaving.wait(_SECONDS):
             try:
-                stopped = self._store.key_value_dir_get(_STOP)
+                stopped = self._store.key_value_dir_get(store.STOP)
                 if not stopped:
                     lost = every.difference(self._store.get_live_nodes(list(every)))
             except jax.errors.JaxRuntimeError:  # The store has ended.

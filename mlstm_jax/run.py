@@ -84,7 +84,7 @@ def id_of(folder: Path) -> str | None:
     path = folder / ENVIRONMENT
     if not path.exists():
         return None
-    with fields.named(f"{path}: is damaged", "; restore it, or remove it"), read_errors(path):
+    with fields.named(f"{path} is damaged", "; restore it, or remove it"), read_errors(path):
         return str(digest.read_json(path.read_bytes())["run"])
 
 

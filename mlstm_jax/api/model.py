@@ -46,6 +46,7 @@ from mlstm_jax.transfer.features import Featurizer, TextFile
 from mlstm_jax.transfer.generate import as_text
 from mlstm_jax.transfer.generate import generate as run_generate
 from mlstm_jax.transfer.heatmap import Heatmap, heat, score_heat
+from mlstm_jax.transfer.labels import with_held_out
 from mlstm_jax.transfer.trace import Reader, Stream
 
 if TYPE_CHECKING:
@@ -615,15 +616,21 @@ class TrainedModel:
             >>> 0 <= made.result.test <= 1
             True
         """
+        from mlstm_jax.transfer.transfer import require_out
         from mlstm_jax.transfer.transfer import transfer as run_transfer
 
         if len(options.states or ("",)) != 1:
             raise UserError("`state` takes one state here; call `transfer` once for each.")
-        given = {"train": train, "test": test, "valid": valid}
+        folder = None if out is None else Path(out)
+        if folder:
+            require_out(folder, options.states or ("c+mean_h",))
+        files = {"train": train, "test": test, "valid": valid}
+        given = as_labelled(files, text_column, label_column)
+        sets = with_held_out(given, self.cleaning, "test")  # before JAX has the model
         made = run_transfer(
             self.run,
-            as_labelled(given, text_column, label_column),
-            None if out is None else Path(out),
+            sets,
+            folder,
             options,
             text_column=text_column,
             show_progress=show_progress,
@@ -671,10 +678,13 @@ class TrainedModel:
         """
         from mlstm_jax.transfer.finetune import finetune as run_finetune
 
-        given = {"train": train, "valid": valid, "test": test}
+        output.require_folder(Path(out))
+        files = {"train": train, "valid": valid, "test": test}
+        given = as_labelled(files, text_column, label_column)
+        sets = with_held_out(given, self.cleaning, "valid")
         return run_finetune(
             self.run,
-            as_labelled(given, text_column, label_column),
+            sets,
             Path(out),
             options,
             text_column=text_column,

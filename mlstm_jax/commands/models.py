@@ -113,6 +113,7 @@ def transfer(
             cross-validation.
     """
     from mlstm_jax.api.arguments import as_labelled
+    from mlstm_jax.transfer.labels import with_held_out
     from mlstm_jax.transfer.transfer import REPORT, require_out
     from mlstm_jax.transfer.transfer import transfer as run_transfer
 
@@ -126,9 +127,10 @@ def transfer(
         return f"the same command resumes with the features in {out / 'features'}"
 
     with interruptible(note=resumes):
-        loaded = reading.load(run).run
+        model = reading.load(run)
+        sets = with_held_out(labelled, model.cleaning, "test")
         made = run_transfer(
-            loaded, labelled, out, options, text_column=text_column, show_progress=True
+            model.run, sets, out, options, text_column=text_column, show_progress=True
         )
     for one in made.values():
         assert one.folder

@@ -262,16 +262,17 @@ def view(
         score = True
     if (score or label) and not classifier:
         raise UserError("score and label need `classifier`, a folder of `mlstm-jax transfer`.")
-    loaded = load(run, checkpoint).loaded
     chosen = load_classifier(classifier) if classifier else None
-    if chosen:
-        chosen.require_model(str(classifier), loaded)
     if chosen and (score or label):
         chosen.require_no_words("the score after each character")
-        loaded.architecture.require_next_byte("a score after each character")
         label = shown_label(chosen, label)
-    viewer = Viewer(loaded, chosen, label, shipped.example(run).strip())
     address = bind(host, port)
+    loaded = load(run, checkpoint).loaded
+    if chosen:
+        chosen.require_model(str(classifier), loaded)
+    if label:
+        loaded.architecture.require_next_byte("a score after each character")
+    viewer = Viewer(loaded, chosen, label, shipped.example(run).strip())
     show(f"{address.url} shows {loaded.name}; Ctrl-C stops it")
     serve(viewer, address)
 

@@ -38,10 +38,10 @@ def parquet_records(source: Source, recipe: Recipe) -> Iterator[RecordOrReject]:
                     number += 1
                     yield f"row {number:,}", dict(zip(names, row, strict=True))
         except duckdb.Error as error:
-            why = f"{source}: cannot be read as Parquet: {first_line(error)}"
+            why = f"{source} cannot be read as Parquet: {first_line(error)}"
             if _NOT_UTF8.search(str(error)):
                 why = (
-                    f"{source}, row {_bad_row(con, query):,}: not UTF-8 text, for which DuckDB "
+                    f"{source}, row {_bad_row(con, query):,} is not UTF-8 text, for which DuckDB "
                     f"refuses the file: {first_line(error)} Correct the text, or write the table "
                     "as CSV or JSON lines, in which such a record is skipped."
                 )
@@ -154,11 +154,11 @@ def _open_tfds(source: Source, name: str, split: str) -> tuple[Any, Mapping[str,
     except (tfds.core.DatasetNotFoundError, NotImplementedError, ValueError, KeyError) as error:
         if isinstance(error, NotImplementedError):
             why = (
-                "is prepared, but not as ArrayRecord files, the only ones readable without "
+                "it is prepared, but not as ArrayRecord files, the only ones readable without "
                 f"TensorFlow. Remove {builder.data_dir}, and prepare it again: {make}"
             )
         elif known:
-            why = f"has no split {split}; it has {known} ({first_line(error)})"
+            why = f"it has no split {split}; it has {known} ({first_line(error)})"
         else:
             why = (
                 f"no such data set is prepared in {folder} ({first_line(error)}). Prepare it once, "

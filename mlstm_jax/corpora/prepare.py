@@ -128,7 +128,7 @@ def prepare(
     out = resolved("out", Path(out))
     temp_dir = options.temp_dir and resolved("temp_dir", options.temp_dir)
     if temp_dir and not (temp_dir.is_dir() and os.access(temp_dir, os.W_OK)):
-        raise UserError(f"temp_dir {temp_dir}: is not a writable folder; name another.")
+        raise UserError(f"temp_dir {temp_dir} is not a writable folder; name another.")
     if is_given:
         check_given(names_of, options)
     recipe = Recipe(
@@ -254,7 +254,7 @@ def _raw_documents(source: Source, document: Unit, on_read: OnRead | None) -> It
                 has_text = has_text or not is_blank
                 was_blank = is_blank
     except READ_ERRORS as error:
-        raise UserError(f"{source}: cannot be read: {error}; fetch or create it again.") from error
+        raise UserError(f"{source} cannot be read: {error}; fetch or create it again.") from error
     if parts:
         yield b"".join(parts)
 

@@ -161,7 +161,7 @@ def read_source(
             first_reject = first_reject or damage
         yield damage
     except OSError as error:
-        raise UserError(f"{source}: cannot be read: {error.strerror or error}") from error
+        raise UserError(f"{source} cannot be read: {error.strerror or error}") from error
     if not has_text:
         why = first_reject.message if first_reject else _no_text(source, recipe, [*fields], kinds)
         raise UserError(why)
@@ -238,7 +238,7 @@ def limited_lines(source: Source, raw: BinaryIO, on_read: OnRead | None) -> Iter
         number += 1
         if len(line) > LONGEST_LINE:
             raise UserError(
-                f"{source}, line {number:,}: is longer than {LONGEST_LINE:,} bytes; break the text "
+                f"{source}, line {number:,} is longer than {LONGEST_LINE:,} bytes; break the text "
                 "into lines, or leave the file out."
             )
         yield line
@@ -257,11 +257,11 @@ def _decoded(source: Source, number: int, line: bytes) -> Line:
         if "\0" not in text:
             return number, text
         kind = "NUL byte"
-        why = "has a NUL byte, so it is a binary file, not text as its name suggests; leave it out."
+        why = "it has a NUL byte, as binary files have, though its name is of a text; leave it out."
     except UnicodeDecodeError as error:
         text = line.decode(errors="backslashreplace")
         kind = "not UTF-8"
-        why = f"not UTF-8 text (byte 0x{line[error.start]:02x}); convert the file to UTF-8."
+        why = f"it is not UTF-8 text (byte 0x{line[error.start]:02x}); convert the file to UTF-8."
     if line.startswith((b"\xff\xfe", b"\xfe\xff")) or line.count(0) > len(line) // 3:
-        why = "looks like UTF-16; convert it to UTF-8, such as with: iconv -f UTF-16 -t UTF-8"
+        why = "it looks like UTF-16; convert it to UTF-8, such as with: iconv -f UTF-16 -t UTF-8"
     return reject(kind, source, number, why, text)

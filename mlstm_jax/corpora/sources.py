@@ -241,26 +241,26 @@ def _unusable(source: Source) -> str | None:
     path = source.path
     status = _status(path)
     if not status:
-        why = "is a broken link" if path.is_symlink() else "there is no such file"
+        why = "it is a broken link" if path.is_symlink() else "there is no such file"
         return f"{why}; check the name. Texts are read from files."
     if stat.S_ISDIR(status.st_mode):
-        return f"is a folder; name the files in it, such as {source}/*.json.gz"
+        return f"it is a folder; name the files in it, such as {source}/*.json.gz"
     if not stat.S_ISREG(status.st_mode):  # Opening a pipe would wait for its writer.
         return (
-            "is a pipe, a socket or a device, not a file; write its output to a file and name "
+            "it is a pipe, a socket or a device, not a file; write its output to a file and name "
             "that, or leave it out."
         )
     if not source.kind:
         suffix = path.suffix or "its name has no suffix"
-        return f"a file of an unknown kind ({suffix}); known kinds are {_known()}."
+        return f"it is of an unknown kind ({suffix}); known kinds are {_known()}."
     try:
         with path.open("rb") as raw:
             start = raw.read(_START)
     except OSError as error:
-        return f"cannot be read: {error.strerror}"
+        return f"it cannot be read: {error.strerror}"
     for beginning, what in _POINTERS.items():
         if start.startswith(beginning):
-            return f"is not the file, but {what}."
+            return f"it is not the file, but {what}."
     if source.kind == "parquet":
         if source.name.encode(errors="ignore").decode() == source.name:
             return None
@@ -268,10 +268,10 @@ def _unusable(source: Source) -> str | None:
     named = source.compression
     for kind in COMPRESSIONS:
         if start.startswith(kind.magic) and named != kind:
-            return f"is compressed with {kind.name}; rename it to {path.name}{kind.suffix}"
+            return f"it is compressed with {kind.name}; rename it to {path.name}{kind.suffix}"
     if named and not start.startswith(named.magic):
         return (
-            f"is not {named.name}, though its name ends in {named.suffix}; remove the "
+            f"it is not {named.name}, though its name ends in {named.suffix}; remove the "
             f"{named.suffix}."
         )
     return None

@@ -216,7 +216,7 @@ def check_out(out: Path, overwrite: bool) -> None:
     elif not is_empty and not overwrite:
         wrong = "exists; name another folder with `out`, or replace it with `overwrite`."
     if wrong:
-        raise UserError(f"{out}: {wrong}")
+        raise UserError(f"{out} {wrong}")
     output.require_folder(out.parent if out.exists() else out)  # It will be renamed there.
 
 

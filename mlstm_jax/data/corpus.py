@@ -95,7 +95,7 @@ class Manifest:
     @classmethod
     def from_json(cls, text: str | bytes, where: Path) -> "Manifest":
         """Return the manifest in `text`, read from the file `where`; UserError if it is damaged."""
-        with fields.named(f"{where}: is not a valid manifest", "; run prepare again"):
+        with fields.named(f"{where} is not a valid manifest", "; run prepare again"):
             manifest = fields.build(cls, digest.read_json(text))
             if not _names_all_files(manifest.splits):
                 raise InvalidField(f"splits must be {', '.join(SPLITS)}, and name their files")
@@ -232,12 +232,12 @@ def open_corpus(path: Path, *, verify: bool = False) -> Corpus:
         advice = "Check the name, or make one with `mlstm-jax prepare SOURCE --out FOLDER`."
         raise UserError(f"{what}. {advice}") from error
     except ValueError as error:  # a path with a NUL
-        raise UserError(f"{manifest}: cannot be read: {error}") from error
+        raise UserError(f"{manifest} cannot be read: {error}") from error
     corpus = Corpus(path, Manifest.from_json(text, manifest))
     if verify:
         if wrong := differing(corpus):
             raise UserError(
-                f"{path}: does not match its manifest in {', '.join(wrong)}; run prepare again."
+                f"{path} does not match its manifest in {', '.join(wrong)}; run prepare again."
             )
         for name in SPLITS:
             corpus.split(name)

@@ -83,7 +83,7 @@ def check_names(where: str, actual: Collection[str], wanted: Collection[str]) ->
     if unexpected := set(actual) - set(wanted):
         wrong.append(f"has the unexpected {preview(unexpected)}")
     if wrong:
-        raise UserError(f"{where}: {'; '.join(wrong)}.")
+        raise UserError(f"{where} {' and '.join(wrong)}.")
 
 
 def preview(names: Collection[str]) -> str:
@@ -107,7 +107,7 @@ def _reading(path: Path, what: str) -> Iterator[None]:
             warnings.simplefilter("ignore")  # about headers of Python 2, unknown pickle protocols
             yield
     except Exception as error:
-        raise UserError(f"{path}: {what} ({brief(first_line(error))}).") from error
+        raise UserError(f"{path} {what} ({brief(first_line(error))}).") from error
 
 
 def npy(path: Path) -> NDArray[Any]:

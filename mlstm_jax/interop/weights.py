@@ -202,7 +202,7 @@ def load_weights(path: Path) -> ModelWeights:
         raise UserError(f"{path}: a model file must be a .safetensors that `export` wrote.")
     text, stored = arrays.safetensors(path, KEY)
     if text is None:
-        raise UserError(f"{path}: has no {KEY!r} metadata, so it is not a model of this program.")
+        raise UserError(f"{path} has no {KEY!r} metadata, so it is not a model of this program.")
     about = _about(path, text)
     flat = from_int8(stored)
     params = unflatten(arrays.read_arrays(str(path), flat, expected_shapes(about.model)))

@@ -14,6 +14,7 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -35,8 +36,10 @@ MappedBy = Literal["pmap", "shard_map"]
 MAPPED_BY: MappedBy = "pmap" if hasattr(jax, "pmap") else "shard_map"
 # Below this size in bytes the latency of a separate message costs more than overlap can hide.
 LEAST_BYTES = 1 << 22
-# The functions on devices that a process keeps for its next runs; see `free_programs`.
+# The functions on devices that a process keeps for its next runs.
 PROGRAMS = 32
+# Mappings of memory with which a process begins its next run; Linux allows it 65,530.
+MAPPINGS = 20_000
 
 
 def _copy_first_device(tree: Any) -> Any:
@@ -198,12 +201,12 @@ def _mapped(
 
 
 def free_programs() -> None:
-    """Free all compiled programs of this process if too many have gathered.
+    """Free all compiled programs if this process has many mappings of memory.
 
-    Runs of other shapes have other programs; each has some 150 mappings, of which Linux allows a
-    process 65,530. JAX frees none by itself.
+    A run of another shape leaves programs of some 500 mappings. JAX frees none by itself.
     """
-    if _mapped.cache_info().currsize >= PROGRAMS:
+    mappings = Path("/proc/self/maps")  # of Linux
+    if mappings.exists() and mappings.read_bytes().count(b"\n") > MAPPINGS:
         _mapped.cache_clear()
         jax.clear_caches()
 

@@ -7,7 +7,7 @@ them.
 import functools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from mlstm_jax.errors import note
 from mlstm_jax.loaded import Loaded
 from mlstm_jax.transfer.classifier import Classifier
 from mlstm_jax.transfer.features import Featurizer, TextFile
-from mlstm_jax.transfer.labels import Digests, Labelled, digests
+from mlstm_jax.transfer.labels import Digests, Sets, digests
 
 # Fewer of the texts may be equal by chance, or change the accuracy by less than its standard error.
 _LEAST = 0.001
@@ -29,7 +29,7 @@ _HIGH = "so their accuracy looks better than it is"
 READ = f"in the model's own training data with their ratings, {_HIGH}"
 FITTED = f"among the texts that the classifier was fitted to, {_HIGH}"
 FITTED_BEFORE = f"among the texts that the model's own classifier was fitted to, {_HIGH}"
-_REPEATED = f"also among the training texts, {_HIGH}"
+_REPEATED = f"also among the training texts, apart from case, space and punctuation, {_HIGH}"
 _BLANK = "blank, and without a label"
 _UNLIKE = (
     "unlike the texts that the classifier knows, such as in another language; do not rely on the "
@@ -129,15 +129,14 @@ def note_among(name: str, texts: Digests, known: Digests, finding: str) -> list[
     return [text]
 
 
-def note_known(
-    run: Loaded, texts: Mapping[str, Labelled], same: Mapping[str, Digests]
-) -> tuple[list[str], list[str]]:
+def note_known(run: Loaded, sets: Sets) -> tuple[list[str], list[str]]:
     """Note, and return notes on, texts that the model has read with ratings; and those in train."""
     read = read_with_ratings(run)
     on_read = []
     on_repeated = []
-    for name, part in texts.items():
-        on_read += note_among(part.name, same[name], read, READ)
+    train_N = np.sort(sets.alike["train"])
+    for name, part in sets.texts.items():
+        on_read += note_among(part.name, sets.digests[name], read, READ)
         if name != "train":
-            on_repeated += note_among(part.name, same[name], np.sort(same["train"]), _REPEATED)
+            on_repeated += note_among(part.name, sets.alike[name], train_N, _REPEATED)
     return on_read, on_repeated

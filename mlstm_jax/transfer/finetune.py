@@ -17,7 +17,7 @@ validation labels, of a calibrated head, is measured; it chooses the checkpoint.
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,7 +41,7 @@ from mlstm_jax.training.train import train
 from mlstm_jax.transfer import classify, words
 from mlstm_jax.transfer.classifier import Classifier, Description, Examples, of_softmax
 from mlstm_jax.transfer.features import Featurizer
-from mlstm_jax.transfer.labels import Labelled, codes, digests, with_held_out
+from mlstm_jax.transfer.labels import Labelled, Sets, codes
 
 # Rows of a batch, and the fewest updates of an epoch with enough windows (results/finetune/).
 _LEAST_ROWS = 2
@@ -108,7 +108,7 @@ class Finetuned(NamedTuple):
 
 def finetune(
     run: Run,
-    texts: Mapping[str, Labelled],
+    sets: Sets,
     out: Path,
     options: FinetuneOptions,
     *,
@@ -117,10 +117,9 @@ def finetune(
     show_progress: bool = False,
 ) -> Finetuned:
     """Fine-tune a model to predict the labels of texts; see `TrainedModel.finetune`."""
-    output.require_folder(out)
-    texts, classes = with_held_out(texts, run.cleaning, "valid")
-    same = {name: digests(part.texts, run.cleaning) for name, part in texts.items()}
-    on_read, on_repeated = classify.note_known(run, texts, same)
+    texts = sets.texts
+    classes = sets.classes
+    on_read, on_repeated = classify.note_known(run, sets)
     counted = None
     if options.words:  # before the hours of training
         counted = words.fit(texts["train"], texts["valid"], classes).words
@@ -156,7 +155,7 @@ def finetune(
         weight = words.best_weight(states_NK, words_NK, examples["valid"].labels)
         counted = dataclasses.replace(counted, weight=weight)
     about = Description(state, False, tuned.fingerprint, text_column, step=tuned.step)
-    classifier = alone._replace(words=counted, texts=np.unique(same["train"]), about=about)
+    classifier = alone._replace(words=counted, texts=np.unique(sets.digests["train"]), about=about)
     (out / "classifier").mkdir(exist_ok=True)
     classifier.save(out / "classifier")
     accuracy = {name: classifier.score(part) for name, part in examples.items()}

@@ -1,16 +1,18 @@
 """Texts and the class of each, from a source of any kind that `prepare` reads.
 
-Texts are the same if they are equal apart from case, white space and the line breaks of HTML: for
-the choice of held-out texts, for cross-validation and where known texts are counted.
+Texts are the same if they are equal apart from case, white space and the line breaks of HTML: where
+texts that a model has learned from are counted. They are alike if they differ only in these and in
+punctuation: for the choice of held-out texts, for cross-validation, and between the sets of a user.
 """
 
+import reprlib
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from itertools import compress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,9 +50,24 @@ def digests(texts: Sequence[str], cleaning: Cleaning) -> Digests:
 
 def digest_of(cleaned: bytes) -> int:
     """Return the digest of a cleaned text."""
-    # Many people remove it from IMDB's reviews.
-    cleaned = cleaned.replace(b"<br />", b" ").replace(b"<BR />", b" ")
-    return int(order_key(cleaned, 0, "normalized")[:8], 16)
+    return int(order_key(_without_breaks(cleaned), 0, "normalized")[:8], 16)
+
+
+def _without_breaks(cleaned: bytes) -> bytes:
+    """Many people remove the line breaks of HTML from IMDB's reviews."""
+    return cleaned.replace(b"<br />", b" ").replace(b"<BR />", b" ")
+
+
+def alike(texts: Sequence[str], cleaning: Cleaning) -> Digests:
+    """Return the digest of each text, or of one that it is alike, [texts]."""
+    least: dict[str, int] = {}
+    letters = []
+    for text, same in zip(texts, digests(texts, cleaning).tolist(), strict=True):
+        plain = _without_breaks(clean(text, cleaning)).decode().casefold()
+        left_out = {ord(c): None for c in set(plain) if unicodedata.category(c)[0] in "CPZ"}
+        letters.append(plain.translate(left_out) or str(same))  # such as "!!!"
+        least[letters[-1]] = min(same, least.get(letters[-1], same))
+    return np.array([least[one] for one in letters], np.uint32)
 
 
 def codes(labels: Sequence[str], classes: Sequence[str]) -> NDArray[np.int64]:
@@ -132,11 +149,23 @@ def _note_blank(name: str, blank: int, total: int) -> None:
         note(f"{name}: {blank:,} of {total:,} records have no text, and are left out.")
 
 
+class Sets(NamedTuple):
+    """Texts to train and to measure on, with what is known of them without a model."""
+
+    given: Mapping[str, Labelled]
+    texts: dict[str, Labelled]  # without blank ones; train, test and, if there are any, valid
+    classes: list[str]  # of train
+    digests: dict[str, Digests]
+    alike: dict[str, Digests]  # by which texts of all sets are compared
+
+
 def with_held_out(
-    texts: Mapping[str, Labelled], cleaning: Cleaning, part: str
-) -> tuple[dict[str, Labelled], list[str]]:
-    """Sets of texts without blank ones, with `part`, by default held out; the classes of train."""
+    texts: Mapping[str, Labelled], cleaning: Cleaning, part: Literal["valid", "test"]
+) -> Sets:
+    """Check labelled texts, before a model reads them; `part` is by default held out of train."""
     kept = {name: some.without_blank(cleaning) for name, some in texts.items()}
+    for some in kept.values():
+        _note_conflicts(some, cleaning)
     classes = require_classes(kept["train"])
     if part not in kept:
         train, held = hold_out(kept["train"], cleaning)
@@ -150,19 +179,44 @@ def with_held_out(
         kept |= {"train": train, part: held}
     for some in kept.values():
         require_classes(some, classes)
-    return kept, classes
+    same = {name: digests(some.texts, cleaning) for name, some in kept.items()}
+    alike_N = alike([text for some in kept.values() for text in some.texts], cleaning)
+    ends = np.cumsum([len(some.texts) for some in kept.values()])
+    by_set = dict(zip(kept, np.split(alike_N, ends[:-1]), strict=True))
+    if "valid" not in kept:
+        _require_folds(kept["train"], by_set["train"])
+    return Sets(texts, kept, classes, same, by_set)
+
+
+def _labels_of(labelled: Labelled, same_N: list[int]) -> dict[int, set[str]]:
+    """The labels of each text, by its digest."""
+    labels_of = defaultdict[int, set[str]](set)
+    for same, label in zip(same_N, labelled.labels, strict=True):
+        labels_of[same].add(label)
+    return labels_of
+
+
+def _note_conflicts(labelled: Labelled, cleaning: Cleaning) -> None:
+    same_N = digests(labelled.texts, cleaning).tolist()
+    labels_of = _labels_of(labelled, same_N)
+    several = [same for same, labels in labels_of.items() if len(labels) > 1]
+    if several:
+        text = reprlib.repr(labelled.texts[same_N.index(several[0])])
+        labels = ", ".join(sorted(labels_of[several[0]]))
+        note(
+            f"{labelled.name}: texts with several labels: {len(several):,}, such as {text} with "
+            f"{labels}; at most one of them can be right."
+        )
 
 
 def hold_out(labelled: Labelled, cleaning: Cleaning) -> tuple[Labelled, Labelled]:
     """Return four fifths and a fifth of the texts, with about a fifth of each class.
 
-    The order of the texts and the names of the labels do not matter. Texts that are the same stay
+    The order of the texts and the names of the labels do not matter. Texts that are alike stay
     together, and one text of each class stays in the larger part.
     """
-    same_N = digests(labelled.texts, cleaning).tolist()
-    labels_of = defaultdict[int, set[str]](set)
-    for same, label in zip(same_N, labelled.labels, strict=True):
-        labels_of[same].add(label)
+    same_N = alike(labelled.texts, cleaning).tolist()
+    labels_of = _labels_of(labelled, same_N)
     # The texts of each label, or of several if the same text has them; the smallest first.
     groups = defaultdict[frozenset[str], list[int]](list)
     for same in sorted(labels_of):
@@ -196,13 +250,11 @@ def folds(labels_N: NDArray[np.int64], same_N: Digests | None, most: int) -> Any
     return PredefinedSplit(fold[place_N])
 
 
-def require_folds(labelled: Labelled, same_N: Digests) -> None:
+def _require_folds(labelled: Labelled, same_N: Digests) -> None:
     """Raise UserError if a class has only one text, so that `folds` gives none."""
-    texts_of = defaultdict[str, set[int]](set)
-    for same, label in zip(same_N.tolist(), labelled.labels, strict=True):
-        texts_of[label].add(same)
-    for label, texts in texts_of.items():
-        if len(texts) < 2:
+    pairs = {*zip(labelled.labels, same_N.tolist(), strict=True)}
+    for label, count in Counter(label for label, _ in pairs).items():
+        if count < 2:
             raise UserError(
                 f"{labelled.name}: the class {label!r} has only one text, but cross-validation "
                 "needs two; add texts of this class, or pass `valid`."

@@ -20,7 +20,7 @@ from mlstm_jax.transfer import classify, experiment, features, words
 from mlstm_jax.transfer.classifier import Classifier, Description, Examples, load_classifier
 from mlstm_jax.transfer.experiment import PARTS, REPORT, Result, write_report
 from mlstm_jax.transfer.features import Column, Features, Featurizer
-from mlstm_jax.transfer.labels import Labelled, codes, digests, require_folds, with_held_out
+from mlstm_jax.transfer.labels import Labelled, Sets, codes
 
 
 class Transferred(NamedTuple):
@@ -43,7 +43,7 @@ class Transferred(NamedTuple):
 
 def transfer(
     run: Run,
-    texts: Mapping[str, Labelled],
+    sets: Sets,
     out: Path | None = None,
     options: TransferOptions = TRANSFER,
     *,
@@ -63,19 +63,16 @@ def transfer(
     states = features.features_of(run.config.model, chosen)
     if out:
         require_out(out, states)
-    given = texts
-    kept, classes = with_held_out(given, run.cleaning, "test")
-    texts = {name: kept[name] for name in PARTS if name in kept}
+    classes = sets.classes
+    texts = {name: sets.texts[name] for name in PARTS if name in sets.texts}
     labels = {name: codes(part.labels, classes) for name, part in texts.items()}
-    same = {name: digests(part.texts, run.cleaning) for name, part in texts.items()}
-    if "valid" not in texts:
-        require_folds(texts["train"], same["train"])
-    on_read, on_repeated = classify.note_known(run, texts, same)
+    same = sets.digests
+    on_read, on_repeated = classify.note_known(run, sets)
     featurizer = Featurizer(run, states=states, all_layers=options.all_layers)
     quiet = not show_progress
     read = _features(out, featurizer, texts, quiet=quiet)
     with ProgressLine("TF-IDF", 1, status="", quiet=quiet):
-        tfidf = words.fit(texts["train"], texts.get("valid"), classes, same["train"])
+        tfidf = words.fit(texts["train"], texts.get("valid"), classes, sets.alike["train"])
     transferred = {}
     for state in states:
         columns = featurizer.columns_of(state)
@@ -83,7 +80,7 @@ def transfer(
         examples = {}
         for name, part in texts.items():
             values = read[name] if len(states) == 1 else read[name][:, columns]
-            examples[name] = Examples(values, labels[name], part.texts, same[name])
+            examples[name] = Examples(values, labels[name], part.texts, sets.alike[name])
         with (
             ProgressLine(f"classifier of {state}", experiment.PROGRESS, quiet=quiet) as progress,
             # With two threads of OpenBLAS the fits of 2,000 texts take six times as long.
@@ -100,7 +97,7 @@ def transfer(
             on_fitted = classify.note_among(name, same["test"], own.texts, classify.FITTED_BEFORE)
         result = dataclasses.replace(
             result,
-            sources=_sources(given, texts),
+            sources=_sources(sets.given, texts),
             notes=on_read + on_repeated + on_fitted,
             is_known=bool(on_read or on_fitted),
         )

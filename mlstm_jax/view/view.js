@@ -181,6 +181,7 @@ async function read() {
     drawHeat(found);
     element("classes-section").hidden = found.classes.length === 0;
     element("unlike").hidden = !found.unlike;
+    element("broken").hidden = !found.broken;
     // Of two classes the first has the colour of negative scores.
     const isFirst = (number) => found.classes.length === 2 && number === 0;
     bars("classes", found.classes.map((one, number) =>

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from mlstm_jax.corpora.documents import clean, prompt_bytes
+from mlstm_jax.corpora.documents import clean, is_broken, prompt_bytes
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.fields import Between, require_kind
 from mlstm_jax.loaded import Loaded
@@ -110,6 +110,7 @@ class Viewer:
             "characters": shown,
             "classes": classes,
             "unlike": unlike,
+            "broken": is_broken(text),
             "active": [{"unit": int(u), "value": round(float(last_H[u]), 4)} for u in active],
             "next": [
                 {"byte": int(b), "text": _shown(int(b)), "probability": float(trace.next_V[b])}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import mlstm_jax as mlstm
+from mlstm_jax.api import jax_model
 from mlstm_jax.api.arguments import as_labelled
 from mlstm_jax.errors import Note, UserError
 from tests.tables import praise_and_blame
@@ -244,3 +245,21 @@ def test_mistakes(message, method, arguments, model, tmp_path, monkeypatch) -> N
         call(model, method, arguments)
     assert "--" not in str(error.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_labels_and_paths_are_checked_before_jax_starts(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(jax_model, "load", None)
+    model = mlstm.load("sentiment")
+    (tmp_path / "file").touch()
+    tuned = {"out": tmp_path / "tuned"}
+    for call, texts, message in (
+        (model.transfer, (TEXTS, np.arange(10) / 7), "numbers, not classes"),
+        (model.transfer, (TEXTS, [1, *[0] * 9]), "'1' has only one text"),
+        (partial(model.transfer, out=tmp_path / "file"), (TEXTS, LABELS), "file exists"),
+        (partial(model.finetune, **tuned), (TEXTS, np.arange(10) / 7), "numbers, not classes"),
+        (partial(model.finetune, **tuned), (TEXTS, [1] * 10), "only the label 1"),
+        (partial(model.finetune, out=tmp_path / "file"), (TEXTS, LABELS), "file is a file"),
+    ):
+        with pytest.raises(UserError, match=message):
+            call(texts)
+    assert not (tmp_path / "tuned").exists()

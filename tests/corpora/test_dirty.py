@@ -162,7 +162,7 @@ def test_parquet_that_is_not_utf8(tmp_path: Path, value: str) -> None:
     path = tmp_path / "a.parquet"
     query = f"SELECT {value} AS text, (i % 5)::VARCHAR AS stars FROM range(10000) t(i)"
     write_parquet(path, query, b"good 7234", b"good 9999")
-    with pytest.raises(UserError, match=r"a\.parquet, row 7,235: not UTF-8 text.*JSON lines"):
+    with pytest.raises(UserError, match=r"a\.parquet, row 7,235 is not UTF-8 text.*JSON lines"):
         prepare([str(path)], tmp_path / "out")
     assert os.listdir(tmp_path) == ["a.parquet"]
 

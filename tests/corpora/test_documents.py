@@ -152,7 +152,7 @@ def test_pydoc() -> None:
         ("a.jsonl", gzip.compress(b"{}", mtime=0), r"gzip; rename it to a\.jsonl\.gz"),
         ("a.json", '[{"text": "t"}, 5]', r"element 2 of its array: 5 is not a record"),
         ("a.json", '[{"text": "t"},\n}]', r"line 2: not JSON"),
-        ("a.txt", b"fine\nPK\0\1", r"line 2: has a NUL byte, so it is a binary file"),
+        ("a.txt", b"fine\nPK\0\1", r"line 2: it has a NUL byte, as binary files have"),
         ("a.csv", "id,body\n1,t\n", r"no column text or .*columns are id, body\. .*`text_column`"),
         ("a.csv", 'text,n\n"a \\"b\\" c",1\n', r"line 2: .*escaped with a backslash"),
         ("a.csv", 'n,text\n1,a\n2,"b"\n3, "c"\n', r"line 4: a space before a quoted field"),
@@ -167,7 +167,7 @@ def test_pydoc() -> None:
         ("a.csv", "1,t\n0,u\n", r"first line was taken for the header, .* ',': '1,t'\. If the"),
         ("a.csv", "Text,Label\nt,1\n", r"`text_column`; did you mean Text\?"),
         ("a.csv", '"text,label\nt,1\n', r"line 1: the header: not CSV"),
-        ("a.csv", "text\nt\n".encode("utf-16"), r"line 1: looks like UTF-16.*iconv"),
+        ("a.csv", "text\nt\n".encode("utf-16"), r"line 1: it looks like UTF-16.*iconv"),
         ("a.txt", "one\rtwo\rthree\r", r"a carriage return without a newline"),
         ("a.jsonl", lines({"text": {"body": "b", "lang": "c"}}, {"text": ""}),
          r"\(an object with the fields body, lang in 1, blank in 1\)\. Write strings"),
@@ -186,7 +186,7 @@ def test_unusable_files(tmp_path, name, content, message):
 def test_longest_line(tmp_path, monkeypatch, name):
     monkeypatch.setattr(readers, "LONGEST_LINE", 100)
     source = write(tmp_path / name, f"{'x' * 98}\n\n" + "x" * 101)
-    with pytest.raises(UserError, match=rf"{name}, line 3: is longer than 100 bytes"):
+    with pytest.raises(UserError, match=rf"{name}, line 3 is longer than 100 bytes"):
         texts(source)
 
 
@@ -270,7 +270,9 @@ def test_quoted_tsv(tmp_path, rows, expected):
 def test_damaged_gzip(tmp_path: Path) -> None:
     path = tmp_path / "a.txt.gz"
     path.write_bytes(b"plain text\n")
-    with pytest.raises(UserError, match=r"a\.txt\.gz: is not gzip, though its name ends in \.gz"):
+    with pytest.raises(
+        UserError, match=r"a\.txt\.gz: it is not gzip, though its name ends in \.gz"
+    ):
         documents(Source(str(path)))
     whole = gzip.compress("\n".join([*map(str, range(900)), ""]).encode())
     path.write_bytes(whole + b"more")

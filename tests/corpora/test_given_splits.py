@@ -81,7 +81,7 @@ def test_kept_records(tmp_path: Path) -> None:
         (["--train", "a.txt", "--engine", "beam"], "--engine cannot be used with"),
         (["--train", "a.txt", "--valid", "none.txt"], "none.txt: there is no such file"),
         (["--train", "a.txt", "--valid", "empty.txt"], "empty.txt: no text is left"),
-        (["--train", "cut.txt.gz", "--clean", "none"], "cut.txt.gz: cannot be read: .*ended"),
+        (["--train", "cut.txt.gz", "--clean", "none"], "cut.txt.gz cannot be read: .*ended"),
     ],
 )
 def test_refused(arguments, message, tmp_path, monkeypatch, refused):

@@ -142,7 +142,7 @@ BAD_OPTIONS = [
     ({"memory_limit": "much"}, "memory_limit is 'much'"),
     ({"beam_options": "--runner=X"}, "beam_options is .* without `engine` beam"),
     ({"out": Path("a.jsonl/deep/out")}, r"cannot be .*a\.jsonl is a file"),
-    ({"temp_dir": Path("none")}, "temp_dir .*none: is not a writable folder"),
+    ({"temp_dir": Path("none")}, "temp_dir .*none is not a writable folder"),
 ]
 BAD_FOLDERS = [
     ("loop", "leads back to itself|Too many levels"),
@@ -160,8 +160,8 @@ BAD_SOURCES = [
     ("blank.jsonl", r"blank\.jsonl: no text is left after cleaning"),
     ("empty", r"empty: this folder has no file of a known kind; known kinds are \.json, "),
     ("hollow", r"hollow: all files of a known kind in this folder are empty, such as .*a\.txt"),
-    ("a.zip", r"a\.zip: a file of an unknown kind"),
-    ("bad.parquet", r"bad\.parquet: cannot be read as Parquet"),
+    ("a.zip", r"a\.zip: it is of an unknown kind"),
+    ("bad.parquet", r"bad\.parquet cannot be read as Parquet"),
     ("columns.parquet", r"no column text or .*its columns are id, body.*`text_column`"),
     ("numbers.parquet", "its column text is INTEGER, not text"),
     ("https://host/a.csv", "addresses are not read"),
@@ -207,7 +207,7 @@ def test_overwrite(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "corpus"
     out.mkdir(parents=True)
     prepare([old], out)
-    with pytest.raises(UserError, match=r"corpus: exists; .*or replace it with `overwrite`"):
+    with pytest.raises(UserError, match=r"corpus exists; .*or replace it with `overwrite`"):
         prepare([new], out)
     assert open_corpus(out).manifest.records == 5
     prepare([new], out, overwrite=True)

@@ -187,10 +187,14 @@ def test_unreadable_files_of_a_folder(tmp_path: Path) -> None:
     write_layouts(folder)
     os.mkfifo(tmp_path / "pipe")
     for name, target, message in (
-        ("pipe.jsonl", "../pipe", r"in/pipe\.jsonl: is a pipe, a socket or a device, not a file"),
-        ("a.jsonl", "nowhere", r"in/a\.jsonl: is a broken link"),
+        (
+            "pipe.jsonl",
+            "../pipe",
+            r"in/pipe\.jsonl: it is a pipe, a socket or a device, not a file",
+        ),
+        ("a.jsonl", "nowhere", r"in/a\.jsonl: it is a broken link"),
         ("b.jsonl", "b.jsonl", r"in/b\.jsonl: Too many levels of symbolic links"),
-        ("zero.txt", "/dev/zero", r"in/zero\.txt: is a pipe, a socket or"),
+        ("zero.txt", "/dev/zero", r"in/zero\.txt: it is a pipe, a socket or"),
     ):
         (folder / name).symlink_to(target)
         for source in (folder, folder / name, f"{tmp_path}/*/{name}", f"{tmp_path}/**/{name}"):

@@ -2,7 +2,6 @@
 
 import re
 import signal
-import socket
 import sys
 import time
 from typing import Any
@@ -12,8 +11,6 @@ import pytest
 
 from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import Config, Devices, Model, vary
-from mlstm_jax.distributed import require_free_port
-from mlstm_jax.errors import UserError
 from mlstm_jax.interop import weights
 from mlstm_jax.run import write_imported
 from mlstm_jax.training import metrics
@@ -105,15 +102,6 @@ def test_end_of_processes(started, processes, place, wrong, code, said, launcher
         assert "Traceback" not in text
 
 
-def test_taken_port() -> None:
-    for host in ("127.0.0.1", "node1"):
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            address = f"{host}:{taken.getsockname()[1]}"
-            with pytest.raises(UserError, match=rf"cannot listen at .* {address} \(Address al"):
-                require_free_port(address)
-        require_free_port(address)
-
-
 HEARTBEAT = ("--distributed.heartbeat-timeout-seconds", "5")
 
 # It connects as process 1 of two and does no more, as one that is lost or hangs at that moment.
@@ -163,7 +151,7 @@ STUCK = r"Timeout \(0:00:20\)!"
     ("victim", "number", "options", "expected"),
     [
         (1, signal.SIGKILL, HEARTBEAT, GONE),
-        (0, signal.SIGKILL, HEARTBEAT, "process 0 .* is gone|"),  # JAX may be first
+        (0, signal.SIGKILL, HEARTBEAT, "process 0 .* stopped: it was killed or has crashed"),
         (1, signal.SIGSTOP, HEARTBEAT, GONE),
         (1, signal.SIGSTOP, WATCHDOG, STUCK),
     ],
@@ -174,10 +162,9 @@ def test_lost_process(victim, number, options, expected, corpus, tmp_path, launc
     runs.wait_for_step(running[0], tmp_path / "run", 25)
     running[victim].send_signal(number)
     text = running[1 - victim].communicate(timeout=300)[0].decode()
-    # Where process 0 is lost, JAX may abort the other one before it can say so.
-    allowed = (1, -signal.SIGABRT) if victim == 0 else (1,)
-    assert running[1 - victim].returncode in allowed
+    assert running[1 - victim].returncode == 1, text
     assert re.search(expected, text), text
+    assert "Check failure stack trace" not in text
 
 
 def test_signal_while_waiting(corpus, tmp_path, launcher) -> None:
@@ -263,7 +250,7 @@ def test_killed_five_times(corpus, tmp_path, launcher) -> None:
         # From the start of the processes to the last step.
         time.sleep(random.uniform(0, 4 + 1.3 * kill))
         random.choice(running).kill()
-        launcher.ended(1, -signal.SIGABRT, -signal.SIGKILL)
+        launcher.ended(1, -signal.SIGKILL)
     launcher.train([config] * 2, *patience)
     launcher.ended(0)
     runs.assert_same_run(tmp_path / "run", tmp_path / "calm")

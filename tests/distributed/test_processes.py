@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import jax
 import pytest
 
 from mlstm_jax.config import Config, Distributed, flatten, vary
-from mlstm_jax.distributed import Cluster, choose_gpu, process_info
+from mlstm_jax.distributed import Cluster, choose_gpu, process_info, require_free_port
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import run_folder
 
@@ -59,14 +60,20 @@ def test_error_without_heartbeats(tmp_path, monkeypatch, capsys) -> None:
     assert "out of memory" in capsys.readouterr().err
 
 
-def test_launcher_without_an_address(tmp_path, monkeypatch) -> None:
+def test_launcher_without_an_address(tmp_path) -> None:
+    with pytest.raises(UserError, match="does not give the address of process 0"):
+        Cluster(Distributed(processes=2, index=0), tmp_path).__enter__()
+
+
+def test_least_heartbeat(tmp_path, monkeypatch) -> None:
     def initialize(*_: object, heartbeat_timeout_seconds: int, **__: object) -> None:
-        assert heartbeat_timeout_seconds == 1  # JAX aborts all processes with 0.
-        raise ValueError("coordinator_address should be defined.")
+        raise ConnectionError(heartbeat_timeout_seconds)
 
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
-    options = Distributed(processes=2, index=0, heartbeat_timeout_seconds=0.4)
-    with pytest.raises(UserError, match="does not give the address of process 0"):
+    options = Distributed(
+        coordinator="node1:1", processes=2, index=1, heartbeat_timeout_seconds=0.4
+    )
+    with pytest.raises(ConnectionError, match="1"):  # JAX aborts all processes with 0.
         Cluster(options, tmp_path).__enter__()
 
 
@@ -181,6 +188,37 @@ def test_index_and_count(options, environment, expected) -> None:
 def test_missing_or_wrong_numbers(options, environment, field) -> None:
     with pytest.raises(UserError, match=field):
         process_info(options, environment)
+
+
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "node[1-2]", "SLURM_NTASKS": "2"}
+ORTE = {"OMPI_MCA_orte_hnp_uri": "4096.0;tcp://10.0.0.1:9", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+FIRST = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "OMPI_COMM_WORLD_RANK": "0"}
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "environment"),
+    [
+        ("127.0.0.1:PORT", {}),
+        ("node1:PORT", {}),
+        ("node1:1", {"JAX_COORDINATOR_BIND_ADDRESS": "127.0.0.1:PORT"}),
+        (None, {"JAX_COORDINATOR_ADDRESS": "node1:PORT"}),
+        (None, SLURM | {"JAX_COORDINATOR_PORT": "PORT"}),
+        (None, ORTE | {"JAX_COORDINATOR_PORT": "PORT"}),
+    ],
+)
+def test_taken_port(coordinator, environment, tmp_path, monkeypatch) -> None:
+    """Whoever gives the address of process 0; JAX would die of SIGSEGV."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for name, value in (environment | FIRST).items():
+            monkeypatch.setenv(name, value.replace("PORT", port))
+        address = coordinator and coordinator.replace("PORT", port)
+        options = Distributed(coordinator=address, processes=2, index=0)
+        with pytest.raises(UserError, match=rf"cannot listen at .*:{port} \(Address already"):
+            Cluster(options, tmp_path / "run").__enter__()
+    assert not (tmp_path / "run").exists()
+    require_free_port(f"127.0.0.1:{port}")
+    require_free_port(f"[::]:{port}")
 
 
 @pytest.mark.parametrize(

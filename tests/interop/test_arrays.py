@@ -85,7 +85,7 @@ def test_refused_by_field(about, changed, field, exported: Any) -> None:
         about = ABOUT | (about if about.keys() <= ABOUT.keys() else {"model": SIZES | about})
     text = about if isinstance(about, str) else json.dumps(about)
     save_file(flat, path, metadata={"mlstm_jax": text})
-    with pytest.raises(UserError, match=rf"m\.\w+: .*{field}") as error:
+    with pytest.raises(UserError, match=rf"m\.\w+:? .*{field}") as error:
         weights.load_weights(path)
     assert len(str(error.value)) < 400
 
@@ -97,7 +97,7 @@ def test_types_that_numpy_lacks(kind: str, size: int, tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(3 * size))
     # ml_dtypes, where it is imported, teaches NumPy some of them.
-    with pytest.raises(UserError, match=r"m\.safetensors: (cannot be read|a .* must have).*float"):
+    with pytest.raises(UserError, match=r"m\.safetensors( cannot be read|: a .* must have).*float"):
         arrays.read_arrays(str(path), arrays.safetensors(path, "")[1], {"a": (3,)})
 
 
@@ -164,7 +164,7 @@ def zipped() -> bytes:
 )
 def test_invalid_npy(content: bytes, folder: Path) -> None:
     (folder / "12.npy").write_bytes(content)
-    with pytest.raises(UserError, match=r"12\.npy: is not a \.npy file of numbers"):
+    with pytest.raises(UserError, match=r"12\.npy is not a \.npy file of numbers"):
         weights.read_openai(folder)
 
 

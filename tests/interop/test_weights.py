@@ -189,7 +189,7 @@ def test_pickle_of_a_stranger(folder: Path, tmp_path: Path) -> None:
     pickled = np.array([Opens(trap)], object)
     with (folder / "0.npy").open("wb") as file:
         np.save(file, pickled, allow_pickle=True)
-    with pytest.raises(UserError, match=r"0\.npy: is not a \.npy file of numbers"):
+    with pytest.raises(UserError, match=r"0\.npy is not a \.npy file of numbers"):
         weights.read_openai(folder)
     assert not trap.exists()
 

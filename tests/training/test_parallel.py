@@ -3,6 +3,7 @@
 import functools
 import itertools
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +105,32 @@ def test_copy_of_the_first_device(random: np.random.Generator) -> None:
     for shard in (*found["matrix"].addressable_shards, *found["count"].addressable_shards):
         expected = numbers[:1] if shard.data.ndim == 4 else scales[:1]
         np.testing.assert_array_equal(shard.data[0], expected)
+
+
+RUNS = """
+import mmap, sys
+from pathlib import Path
+import mlstm_jax as mlstm
+from mlstm_jax.training import parallel
+
+# Neighbours of one kind would be one mapping.
+kinds = [mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE]
+held = [mmap.mmap(-1, 4096, prot=kinds[n % 2]) for n in range(parallel.MAPPINGS)]
+corpus, folder = map(Path, sys.argv[1:])
+small = {"model__hidden": 4, "model__embedding": 4, "data__batch": 2, "train__steps": 1}
+for window in (4, 5, 6):
+    out = str(folder / f"run{window}")
+    config = mlstm.vary(mlstm.Config(), data__corpus=str(corpus), out=out, **small)
+    mlstm.train(mlstm.vary(config, data__window=window), show_progress=False)
+    print(Path("/proc/self/maps").read_text().count("\\n"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="it has no mappings to count")
+def test_runs_of_other_shapes(corpus, tmp_path, launcher) -> None:
+    """A process that has many mappings of memory gets no more; at 65,530 it would die."""
+    launcher.call(sys.executable, "-c", RUNS, corpus, tmp_path)
+    (said,) = launcher.ended(0)
+    first, *later = map(int, said.split())
+    assert max(later) < first + 100  # A run has four times as many.

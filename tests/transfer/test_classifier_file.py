@@ -74,7 +74,7 @@ def test_round_trip(tmp_path: Path, made: Classifier) -> None:
         (WORDS, {"word_weight": 2}, "json: .*word_weight is 2"),
         (WORDS, {"word_weights": np.ones((1, 5))}, r"word_weights has the shape \(1, 5\)"),
         (WORDS, {"word_intercepts": np.ones(1)}, r"word_intercepts has the shape \(1,\)"),
-        (WORDS, {"idf": None}, r"classifier\.safetensors: is missing idf"),
+        (WORDS, {"idf": None}, r"classifier\.safetensors is missing idf"),
         (WORDS, {"idf": np.ones(5)}, r"idf of classifier\.safetensors does not match its checksum"),
     ],
 )

@@ -35,7 +35,7 @@ def test_digests() -> None:
 
 def test_texts_of_the_fit(model, tmp_path) -> None:
     out = tmp_path / "out"
-    test = ([*NEW[:4], TEXTS[1].upper()], [1, 0, 1, 0, 0])
+    test = ([*NEW[:4], f"«{TEXTS[1].upper()}!»"], [1, 0, 1, 0, 0])
     options = mlstm.TransferOptions(state="mean_h")
     with pytest.warns(Note, match=r"1 of the 5 texts of test is also among the training texts"):
         made = model.transfer((TEXTS, LABELS), test, (NEW, LABELS[:6]), options=options, out=out)

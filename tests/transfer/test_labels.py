@@ -14,6 +14,7 @@ import pytest
 from mlstm_jax.errors import Note, UserError
 from mlstm_jax.transfer.labels import (
     Labelled,
+    alike,
     codes,
     digests,
     folds,
@@ -21,7 +22,6 @@ from mlstm_jax.transfer.labels import (
     of_classes,
     read_labelled,
     require_classes,
-    require_folds,
     with_held_out,
 )
 from tests.corpora.written import jsonl
@@ -186,22 +186,32 @@ def test_forms_of_a_text() -> None:
     """Held out, and in each fold of a cross-validation."""
     plain = [*map("text {}<br />of a film".format, range(60))]
     texts = [*plain, *map(str.upper, plain), *map("text {}  of a film".format, range(60))]
-    found = Labelled(texts, [*"ab" * 90])
+    texts += map("({}!)".format, plain)
+    found = Labelled(texts, [*"ab" * 120])
     train, held = hold_out(found, "radford")
-    assert len(held.texts) == 36
-    assert not set(digests(train.texts, "radford")) & set(digests(held.texts, "radford"))
-    same_N = digests(texts, "radford")
+    assert len(held.texts) == 48
+    same_N = alike(texts, "radford")
+    assert len(set(same_N)) == 60
+    same_of = dict(zip(texts, same_N, strict=True))
+    assert not {same_of[text] for text in train.texts} & {same_of[text] for text in held.texts}
     labels_N = codes(found.labels, "ab")
     parts = list(folds(labels_N, same_N, 5).split())
     assert len(parts) == 5
     for fitted, held_out in parts:
         assert not set(same_N[fitted]) & set(same_N[held_out])
-        assert np.bincount(labels_N[held_out]).tolist() == [18, 18]
+        assert np.bincount(labels_N[held_out]).tolist() == [24, 24]
+    others = ["!!!", "???", "\u0e14\u0e35", "\u0e14\u0e38", "4 £", "4 €"]
+    assert len(set(alike(others, "radford"))) == 6
+    conflicts = {"train": Labelled(["a", " A", "b", "c"], ["x", "y", "x", "y"], "mine.csv")}
+    with pytest.warns(Note, match="mine.csv: texts with several labels: 1, such as 'a' with x, y;"):
+        with_held_out(conflicts | {"test": conflicts["train"]}, "none", "test")
     once = Labelled(["a", " A", "b", "c"], ["x", "x", "y", "y"])
     same_N = digests(once.texts, "none")
     assert folds(codes(once.labels, "xy"), same_N, 5) is None
+    sets = {"train": once, "test": once}
     with pytest.raises(UserError, match="the class 'x' has only one text, but"):
-        require_folds(once, same_N)
+        with_held_out(sets, "none", "test")
+    assert with_held_out(sets | {"valid": once}, "none", "test").classes == ["x", "y"]
 
 
 N = np.arange(80)

@@ -164,6 +164,7 @@ def test_any_text_and_number(page: str) -> None:
         for path in ("read", "generate"):
             status, found = ask(page + path, {"text": text, "bytes": 1})
             assert status == 200, found
+            assert found.get("broken", False) == (path == "read" and text == "\ud800")
     whole = {"text": "a", "bytes": 3, "temperature": 0.7, "seed": 0, "unit": 3, "value": 1.0}
     wrong = (None, [], {"a": 1}, -1, 2**63, 10**400, 1e300, float("nan"), -float("inf"))
     for name in whole:
