@@ -29,7 +29,7 @@ The words of this code:
     carry      the recurrent state between windows, in arrays with the rows first
     state      what a training step changes: parameters, moments, loss scale, counters
     objective  the targets of a window: the next byte, or masked bytes
-    kind       a model by its name in a config: mlstm, lstm, gru, transformer, bert
+    kind       a model by its name in a config, such as mlstm, gru, bert
     run        a folder with a config, metrics and checkpoints; and what trains in it
 
 The source is Puri, Kirby, Yakovenko, Catanzaro 2018, "Large Scale Language Modeling: Converging on

@@ -20,7 +20,7 @@ from mlstm_jax.fields import InvalidField
 from mlstm_jax.interop import arrays, weights
 from mlstm_jax.model.architecture import Sizes
 from mlstm_jax.model.int8_product import int8_product
-from mlstm_jax.model.numpy_model import NumpyModel
+from mlstm_jax.model.numpy_model import KINDS, NumpyModel
 from mlstm_jax.options import Cleaning
 
 WEIGHTS = "weights.safetensors"
@@ -84,14 +84,10 @@ class Loaded:
         return [clean(text, self.cleaning) for text in texts]
 
 
-def _kind(title: str, *states: str) -> type[Sizes]:
-    return type(title, (Sizes,), {"title": title, "states": states})
-
-
-KINDS = {
-    "mlstm": _kind("mLSTM", "c", "h"),
-    "lstm": _kind("LSTM", "c", "h"),
-    "gru": _kind("GRU", "h"),
+# The sizes of a model, by its kind.
+_SIZES: dict[str, type[Sizes]] = {
+    name: type(kind.title, (Sizes,), {"title": kind.title, "states": kind.states})
+    for name, kind in KINDS.items()
 }
 
 
@@ -158,7 +154,7 @@ def _small(folder: Path) -> SmallModel | None:
     if kind not in KINDS or not is_known:
         return None
     known = {one.name for one in fields(Sizes)}
-    sizes = KINDS[kind](**{name: value for name, value in model.items() if name in known})
+    sizes = _SIZES[kind](**{name: value for name, value in model.items() if name in known})
     params = weights.unflatten(weights.flatten(weights.from_int8(stored)))
     found = SmallModel(folder, kind, sizes, about["cleaning"], params, about["source"])
     # So the arrays are those that `export` wrote, of these shapes.

@@ -21,7 +21,6 @@ Product = Callable[[Array], Array]  # x [B, H] → x W
 _ROWS = 256  # of texts at a time: more are hardly faster
 # So few rows are multiplied one by one: BLAS copies a matrix before it multiplies it by another.
 _MOST_SINGLE = 4
-_STATES = {"mlstm": ("c", "h"), "lstm": ("c", "h"), "gru": ("h",)}
 
 
 class Carry(NamedTuple):
@@ -72,15 +71,15 @@ class NumpyModel:
         product: Callable[[Array, Array], Product] = float_product,
         dtype: Any = np.float32,
     ) -> None:
-        """Take the parameters of an mlstm, lstm or gru by name, as in weights.safetensors.
+        """Take the parameters of one of `KINDS` by name, as in weights.safetensors.
 
         `product` makes the function that multiplies by a matrix of columns V · scale: recurrent, or
         the decoder's. The tests compute in float64 and complex numbers.
         """
         cast = {name: np.ascontiguousarray(array, dtype) for name, array in params.items()}
-        self.states = _STATES[kind]
+        self.states = KINDS[kind].states
         self._dtype = dtype
-        self._advance = _advance_gru if kind == "gru" else _advance_lstm
+        self._advance = KINDS[kind].advance
         self._bias_V = cast["decoder_bias"]
         self._decode = product(cast["decoder_kernel"], np.ones(len(self._bias_V), np.float32))
         self._layers: list[_Layer] = []
@@ -182,7 +181,10 @@ class _Layer:
     def __init__(self, kind: str, layer: int, params: Mapping[str, Array], product: Any) -> None:
         prefix = f"layer_{layer}/"
         self._kind = kind
-        self._b = params[f"{prefix}b"]
+        b_Z = params[f"{prefix}b"]
+        halves = [np.float32(0.5 if is_sigmoid else 1) for is_sigmoid in KINDS[kind].sigmoids]
+        half_Z = np.repeat(halves, len(b_Z) // len(halves))
+        only_h = 0  # columns of z; as in gated.py, Wh's are the first and Wx's the last
         names = ("wmx", "wmh", "wx", "wh") if kind == "mlstm" else ("wx", "wh")
         matrices: dict[str, Product] = {}
         tables: dict[str, Array] = {}
@@ -191,34 +193,34 @@ class _Layer:
             if kind == "lstm":  # from the gates i, f, g, o
                 v_IO = _gates_in_order(v_IO)
                 scale_O = _gates_in_order(scale_O)
-            if name in ("wx", "wh"):
-                scale_O = scale_O * _halves(kind, name, len(scale_O))
+            if name == "wh":
+                scale_O = scale_O * half_Z[: len(scale_O)]
+            if name == "wx":
+                only_h = len(half_Z) - len(scale_O)
+                scale_O = scale_O * half_Z[only_h:]
             if layer == 0 and name in ("wmx", "wx"):  # a table: the inputs are bytes
                 tables[name] = params["embedding"] @ (v_IO * scale_O)
                 matrices[name] = tables[name].__getitem__
             else:
                 matrices[name] = product(v_IO, scale_O)
         if kind == "lstm":
-            self._b = _gates_in_order(self._b)
-        hidden = len(self._b) // 4
-        if kind == "gru":
-            # nh, r, z, nx: the first belongs to h Wh.
-            self._b_nh = self._b[:hidden]
-            self._b = self._b[hidden:]
-        self._b = self._b * _halves(kind, "wx", len(self._b))
+            b_Z = _gates_in_order(b_Z)
+        b_Z = b_Z * half_Z
+        self._b_h = b_Z[:only_h]
+        self._b = b_Z[only_h:]
         self._has_b_in_table = bool(tables)
         if tables:
             tables["wx"] += self._b
         self._m = matrices
 
     def z(self, x: Any, h: Array) -> Any:
-        """The pre-activations, those of sigmoids halved; of a GRU the parts of x and h."""
+        """The pre-activations, halved for sigmoids; their parts of x and h if some are of h alone."""
         of_x = self._m["wx"](x)
         if not self._has_b_in_table:
             of_x += self._b
-        if self._kind == "gru":
+        if len(self._b_h):
             of_h = self._m["wh"](h)
-            of_h[:, : len(self._b_nh)] += self._b_nh
+            of_h[:, : len(self._b_h)] += self._b_h
             return of_x, of_h
         if self._kind == "mlstm":
             m = self._m["wmh"](h)
@@ -281,12 +283,17 @@ def _gates_in_order(x: Array) -> Array:
     return np.concatenate([i, f, o, g], axis=-1)
 
 
-def _halves(kind: str, name: str, size: int) -> Array:
-    """A half for each column of z of a sigmoid, 1 for the others."""
-    if kind != "gru":
-        sigmoids = np.arange(size) < size * 3 // 4
-    elif name == "wx":
-        sigmoids = np.arange(size) < size * 2 // 3
-    else:
-        sigmoids = np.arange(size) >= size // 3
-    return np.where(sigmoids, np.float32(0.5), np.float32(1))
+class Kind(NamedTuple):
+    """What a recurrent kind has of its own."""
+
+    title: str
+    states: tuple[str, ...]
+    sigmoids: tuple[bool, ...]  # whether each gate of z is one
+    advance: Callable[[Any, Array, Array], None]
+
+
+KINDS = {
+    "mlstm": Kind("mLSTM", ("c", "h"), (True, True, True, False), _advance_lstm),
+    "lstm": Kind("LSTM", ("c", "h"), (True, True, True, False), _advance_lstm),
+    "gru": Kind("GRU", ("h",), (False, True, True, False), _advance_gru),
+}

@@ -13,7 +13,7 @@ import numpy as np
 from mlstm_jax import output
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.interop import arrays, weights
-from mlstm_jax.loaded import KINDS, Loaded
+from mlstm_jax.loaded import Loaded
 from mlstm_jax.model import numpy_model
 from mlstm_jax.transfer import standalone
 from mlstm_jax.transfer.classifier import Classifier
@@ -35,8 +35,8 @@ def pack(path: Path, loaded: Loaded, classifier: Classifier) -> None:
     name = path.stem
     require(name.isidentifier(), "out", str(path), "a name of letters, digits and _, such as a.pyz")
     kind = loaded.architecture.title.lower()
-    if kind not in KINDS or loaded.architecture.objective != "next-byte":
-        raise UserError(f"a .pyz is of an mLSTM, LSTM or GRU, and this is a model:{kind}.")
+    if kind not in numpy_model.KINDS or loaded.architecture.objective != "next-byte":
+        raise UserError(f"a .pyz has a recurrent model of next bytes; this is a model:{kind}.")
     classifier.require_no_words("a .pyz")
     about = {
         "name": path.name,

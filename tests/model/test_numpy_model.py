@@ -15,6 +15,7 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.interop import weights
 from mlstm_jax.loaded import SmallModel, load_small
 from mlstm_jax.model.int8_product import int8_product
+from mlstm_jax.model.numpy_model import KINDS
 from mlstm_jax.model.numpy_sampling import Sampling, draw, fold_in, gumbel, threefry
 from mlstm_jax.run import as_weights, write_imported
 from mlstm_jax.transfer.features import Featurizer
@@ -23,7 +24,6 @@ from tests.tolerance import assert_close
 from tests.transfer.test_kinds import draw as draw_model
 
 TEXTS = ["my guitar is good", "", "the café works very well as expected", "x" * 90, "bad"]
-KINDS = ("mlstm", "lstm", "gru")
 TERMS = 2 * 3 * 12 * 40  # products of two layers, in the steps that a state remembers
 
 
