@@ -84,7 +84,6 @@ class Loaded:
         return [clean(text, self.cleaning) for text in texts]
 
 
-# The sizes of a model, by its kind.
 _SIZES: dict[str, type[Sizes]] = {
     name: type(kind.title, (Sizes,), {"title": kind.title, "states": kind.states})
     for name, kind in KINDS.items()

@@ -43,8 +43,8 @@ DELIMITERS = (",", "\t", ";", "|")
 class Compression(NamedTuple):
     """A kind of compressed files of lines: how it is named, recognised and read, and how it fails.
 
-    A reader must fail on a file that is cut short. zstandard's ends there without an error, so
-    whoever adds it must compare the end of the file with its frame.
+    A reader must fail on a file that is cut short, where zstandard's ends without an error, and on
+    other bytes behind the data, which lzma's ignores: whoever adds these must check for both.
     """
 
     name: str

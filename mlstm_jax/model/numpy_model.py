@@ -214,7 +214,7 @@ class _Layer:
         self._m = matrices
 
     def z(self, x: Any, h: Array) -> Any:
-        """The pre-activations, halved for sigmoids; their parts of x and h if some are of h alone."""
+        """The pre-activations, halved for sigmoids; parts of x and h if some are of h alone."""
         of_x = self._m["wx"](x)
         if not self._has_b_in_table:
             of_x += self._b

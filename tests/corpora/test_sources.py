@@ -95,9 +95,9 @@ def test_folders_and_patterns(tmp_path, monkeypatch) -> None:
 def test_files_left_out(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     write_layouts(folder)
-    for name in ("a.jsonl.xz", "part-00003", "b.jsonl.bz2", "notes.md"):
+    for name in ("a.jsonl.Z", "part-00003", "b.jsonl.bz2", "notes.md"):
         (folder / name).write_text("text")
-    left_out = "in: 4 of its files were left out, .*: a.jsonl.xz, b.jsonl.bz2, notes.md, part-00003"
+    left_out = "in: 4 of its files were left out, .*: a.jsonl.Z, b.jsonl.bz2, notes.md, part-00003"
     with pytest.warns(Note, match=left_out):
         assert len(find_sources([str(folder)])) == 3
     with pytest.raises(UserError, match="unknown kind"):
