@@ -6,8 +6,6 @@ input, 129 terminal closed, 130 interrupted (Ctrl-C), 143 terminated.
 Little is imported at the top, so that help is fast, and Ctrl-C during the imports is caught, too.
 """
 
-import ast
-import functools
 import importlib
 import keyword
 import os
@@ -109,45 +107,35 @@ def parse(name: str, words: Sequence[str]) -> Callable[[], None]:
     """Turn the words of a command into a call; exit if they are wrong or ask for help."""
     from mlstm_jax import commands
 
-    module = importlib.import_module(f"mlstm_jax.commands.{COMMANDS[name]}")
-    command = getattr(module, _identifier(name))
-    parse_words = getattr(module, "parse", commands.parse)
+    command = _command(name)
+    parse_words = getattr(sys.modules[command.__module__], "parse", commands.parse)
     call: Callable[[], None] = parse_words(command, words, f"mlstm-jax {name}")
     return call
 
 
 def _with_options(text: str, name: str) -> str:
     """A message with a command's options as the command line spells them, --text-column."""
-    module = sys.modules.get(f"mlstm_jax.commands.{COMMANDS.get(name)}")
-    if module is None:  # The mistake was found before it was imported.
+    if name not in COMMANDS:
         return text
     from mlstm_jax import commands
 
-    known = commands.options(getattr(module, _identifier(name)))
+    known = commands.options(_command(name))
     for option in known.intersection(re.findall("`([a-z_]+)(?:=True)?`", text)):
         text = re.sub(f"`{option}(=True)?`", f"--{option.replace('_', '-')}", text)
     return text
 
 
-def _identifier(name: str) -> str:
-    return f"{name}_" if keyword.iskeyword(name) else name
-
-
-@functools.cache
-def _docstrings(module: str) -> dict[str, str]:
-    """The docstring of each function of a module of commands, which is not imported."""
-    file = Path(__file__).with_name("commands") / f"{module}.py"
-    found = {}
-    for node in ast.parse(file.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef):
-            found[node.name] = ast.get_docstring(node) or ""
-    return found
+def _command(name: str) -> Callable[..., None]:
+    """The function of a command; its module imports neither NumPy nor JAX."""
+    module = importlib.import_module(f"mlstm_jax.commands.{COMMANDS[name]}")
+    function: Callable[..., None] = getattr(module, f"{name}_" if keyword.iskeyword(name) else name)
+    return function
 
 
 def _usage() -> str:
     lines = ["usage: mlstm-jax COMMAND ...", ""]
-    for name, module in COMMANDS.items():
-        summary, _, _ = _docstrings(module)[_identifier(name)].partition("\n")
+    for name in COMMANDS:
+        summary, _, _ = str(_command(name).__doc__).partition("\n")
         lines.append(f"  {name:<11}{summary}")
     lines += [
         "",
