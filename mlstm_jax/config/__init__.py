@@ -276,8 +276,8 @@ def require_function(recorded: Any, config: Config, what: str) -> None:
             differing.append(f"{name} is {after.get(name)}, not {before.get(name)}")
     if differing:
         raise UserError(
-            f"config.json is not that of {what}: {', '.join(differing)}. Restore config.json from "
-            "a copy."
+            f"config.json does not belong to {what}: {', '.join(differing)}. Restore config.json "
+            "from a copy."
         )
 
 

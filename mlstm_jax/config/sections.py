@@ -300,8 +300,8 @@ class Train(Checked, section="train"):
             parameters.
         start_optimizer: Go on where that run ended: from its newest checkpoint, with the state of
             its optimizer, at its place in the text if the corpus is the same. The rows, their
-            carry, the learning rate and the steps begin anew; `epochs` count those of that run,
-            too.
+            carry, the learning rate and the steps begin anew; `epochs` count from the start of
+            that run.
         seed: Seed of the initial parameters.
         deterministic: On GPUs: use only deterministic kernels, so that a run that is stopped and
             resumed is bit for bit the same as an uninterrupted one. XLA then does not search for

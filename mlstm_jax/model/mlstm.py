@@ -264,7 +264,7 @@ class MLSTM(Recurrent, title="mLSTM"):
     Attributes:
         recurrent_init: Initial recurrent matrices Wh and Wmh. Paper: uniform(±1/√H).
         recurrent_gain: Initial gains of Wh and Wmh, relative to the column norms of V, so that W =
-            gain · V. √3 makes the columns of a uniform Wmh as long as those of an orthogonal one.
+            gain · V. √3 makes the columns of a uniform Wmh as long as in an orthogonal one.
             Paper: 1.
     """
 

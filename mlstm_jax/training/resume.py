@@ -129,7 +129,7 @@ def load_start(config: Config) -> Start | None:
     for name in ("name", "muon_decoder"):
         theirs = getattr(other.config.optimizer, name)
         ours = getattr(config.optimizer, name)
-        require(ours == theirs, f"optimizer.{name}", ours, f"that of {path}, {theirs}")
+        require(ours == theirs, f"optimizer.{name}", ours, f"{theirs}, as in {path}")
     with closing(Checkpoints(other.folder, run.id_of(other.folder), read_only=True)) as checkpoints:
         shapes = state_shapes(other.config, other.model)
         state, _ = checkpoints.restore(other.step, shapes, None)

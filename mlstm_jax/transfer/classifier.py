@@ -134,8 +134,7 @@ class Classifier(NamedTuple):
         if step not in (None, run.step) and (run.folder / "checkpoints" / str(step)).is_dir():
             advice = f"pass `--checkpoint {step}` (in Python checkpoint={step})"
         raise UserError(
-            f"{name} belongs to different parameters than those of {run.name}; {advice}, or "
-            "create it again."
+            f"{name} does not belong to the parameters of {run.name}; {advice}, or create it again."
         )
 
     def between(self, classes: Sequence[str]) -> "Classifier":

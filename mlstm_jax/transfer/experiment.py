@@ -328,8 +328,8 @@ def _remarks(result: Result, run_name: str) -> list[str]:
         other = "" if run_name == shipped.MODEL else f", or use `{shipped.MODEL}`"
         remarks.append(
             "**Words alone are better here**, and the features add nothing clear to them: use "
-            f"TF-IDF, train the model on more text{other}. (With `words` the classifier is that of "
-            "words.)"
+            f"TF-IDF, train the model on more text{other}. (With `words` the classifier reads "
+            "only words.)"
         )
     elif result.word_weight == 0:
         remarks.append("Words add nothing clear to the features here: leave `words` out.")

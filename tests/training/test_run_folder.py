@@ -136,7 +136,7 @@ def test_config_of_a_sibling(name, change, said, request, tmp_path) -> None:
     folder = shutil.copytree(request.getfixturevalue(name), tmp_path / "run")
     before = vary(run.read_config(folder), out=str(folder), train__steps=50)
     (folder / "config.json").write_text(to_json(vary(before, **change)))
-    message = rf"config\.json is not that of .*: {re.escape(said)}"
+    message = rf"config\.json does not belong to .*: {re.escape(said)}"
     with pytest.raises(UserError, match=message):
         run.load_run(folder)
     with pytest.raises(UserError, match=message):

@@ -122,7 +122,7 @@ def test_classifier_of_another_model(run) -> None:
     made.require_model("it", run)
     later = dataclasses.replace(run, step=run.step + 100)  # trained further
     for run_now, change, message in (
-        (run, {"model": "another"}, "it belongs to different parameters than those of run, step"),
+        (run, {"model": "another"}, "it does not belong to the parameters of run, step"),
         (later, {"model": "another"}, f", step .* pass `--checkpoint {run.step}` "),
     ):
         other = PLAIN._replace(about=dataclasses.replace(about, **change))

@@ -281,7 +281,7 @@ def test_config_of_another_model(run, tmp_path) -> None:
     config = json.loads((copy / "config.json").read_text())
     for change in ({"hidden": 65}, {"hidden": 2**20}, {"layers": 1}):
         digest.write_json(copy / "config.json", config | {"model": config["model"] | change})
-        message = r"config\.json is not that of the checkpoint of step 150: model\.\w+ is"
+        message = r"config\.json does not belong to the checkpoint of step 150: model\.\w+ is"
         with pytest.raises(KnownError, match=message):
             load_run(copy)
 
