@@ -29,7 +29,7 @@ import jax
 from jax._src.clusters import ClusterEnv
 from jax._src.distributed import global_state  # The store has no public name; Orbax does the same.
 
-from mlstm_jax import store, terminal
+from mlstm_jax import digest, store, terminal
 from mlstm_jax.config import Distributed
 from mlstm_jax.errors import KnownError, UserError, explained, require
 
@@ -247,11 +247,13 @@ class Cluster:
 
     def require_equal(self, values: dict[str, Any], advice: str) -> None:
         """Raise UserError with `advice`, on all, unless all processes have the same values."""
-        everyone = self.gather(values)
-        differing = [index for index, found in enumerate(everyone) if found != everyone[0]]
+        digests = self.gather(digest.of_json(values))
+        differing = [index for index, found in enumerate(digests) if found != digests[0]]
         if not differing:
             return
+        # Only two send their values: with many processes and a long config all would be too much.
         speaker = differing[0]
+        everyone = self.gather(values if self.index in (0, speaker) else None)
         who = self.names[speaker]
         others = [self.names[index] for index in differing[1:]]
         if others:
