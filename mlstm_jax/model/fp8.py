@@ -84,8 +84,9 @@ class Quantised(NamedTuple):
 
 
 def quantised(w_IO: Array, x_scale: Array, dy_scale: Array) -> Quantised:
-    """Round a float32 matrix to E4M3, with its own maximum; not all of it may be zero."""
-    scale = LARGEST / jnp.max(jnp.abs(w_IO))
+    """Round a float32 matrix to E4M3, with its own maximum."""
+    largest = jnp.max(jnp.abs(w_IO))
+    scale = LARGEST / jnp.where(largest > 0, largest, 1)
     return Quantised(operand(w_IO, scale, E4M3), scale, x_scale, dy_scale)
 
 

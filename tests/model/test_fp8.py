@@ -40,6 +40,13 @@ def test_rounding(random: np.random.Generator) -> None:
     np.testing.assert_array_equal(np.asarray(as_operand, np.float32), by_cast)
 
 
+def test_matrix_of_zeros() -> None:
+    one = jnp.float32(1)
+    made = fp8.quantised(jnp.zeros((4, 4), jnp.float32), one, one)
+    assert np.isfinite(made.scale)
+    np.testing.assert_array_equal(np.asarray(made.w_IO, np.float32), np.zeros((4, 4)))
+
+
 @functools.cache
 def gradient(model: LanguageModel) -> Callable[..., Any]:
     """A function: the carry after a window, its maxima, and the gradients of a layer and the carry.
