@@ -18,6 +18,7 @@ import json
 import os
 import platform
 import random
+import re
 import resource
 import shutil
 import statistics
@@ -29,7 +30,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import numpy as np
 from measure import processor
 
@@ -49,9 +49,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--files", type=int, default=4, help="number of files")
     parser.add_argument("--gzip", action="store_true", help="compress the files")
     parser.add_argument("--rounds", type=int, default=3, help="number of times to prepare")
-    parser.add_argument("--memory-limit", help="of prepare; its default if unset")
-    parser.add_argument("--threads", type=int, help="of prepare; all cores if unset")
-    parser.add_argument("--engine", choices=["duckdb", "beam"], default="duckdb")
+    parser.add_argument("--workers", type=int, help="of prepare; all cores if unset")
+    parser.add_argument("--engine", choices=["local", "beam"], default="local")
     parser.add_argument("--rows", type=int, default=32_768, help="global batch of the stream")
     parser.add_argument("--window", type=int, default=256)
     parser.add_argument(
@@ -149,18 +148,18 @@ def prepare(arguments: argparse.Namespace, files: list[Path], out: Path) -> dict
     shutil.rmtree(out, ignore_errors=True)
     command = [sys.executable, "-m", "mlstm_jax", "prepare", *map(str, files), "--out", str(out)]
     command += ["--engine", arguments.engine]
-    if arguments.memory_limit:
-        command += ["--memory-limit", arguments.memory_limit]
-    if arguments.threads:
-        command += ["--threads", str(arguments.threads)]
+    if arguments.workers:
+        command += ["--workers", str(arguments.workers)]
     started = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     scratch = 0
+    memory = 0
     while True:
         pid, status, used = os.wait4(process.pid, os.WNOHANG)
         if pid:
             break
         scratch = max(scratch, _size(out.parent, f".{out.name}.partial-*"))
+        memory = max(memory, _peak_memory(process.pid))
         time.sleep(0.1)
     if status:
         sys.exit(f"prepare failed: {' '.join(command)}")
@@ -168,11 +167,22 @@ def prepare(arguments: argparse.Namespace, files: list[Path], out: Path) -> dict
     return {
         "seconds": time.perf_counter() - started,
         "cpu_seconds": used.ru_utime + used.ru_stime,
-        "peak_rss_mb": used.ru_maxrss * 1024 / 1e6,
+        "peak_rss_mb": memory / 1e6,
         "major_page_faults": used.ru_majflt,
         "minor_page_faults": used.ru_minflt,
         "temporary_mb": scratch / 1e6,
     }
+
+
+def _peak_memory(pid: int) -> int:
+    """The largest resident memory so far of a process and of its present children, in bytes."""
+    size = 0
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        found = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+        size = 1024 * int(found[1]) if found else 0
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            size += _peak_memory(int(child))
+    return size
 
 
 def _size(folder: Path, pattern: str) -> int:
@@ -213,7 +223,6 @@ def describe_machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "python": platform.python_version(),
-        "duckdb": duckdb.__version__,
         "numpy": np.__version__,
     }
 
@@ -253,7 +262,6 @@ def main() -> None:
         "machine": describe_machine(),
         "bytes": size,
         "compressed": arguments.gzip,
-        "memory_limit": arguments.memory_limit,
         "engine": arguments.engine,
         "records": opened.manifest.records,
         "duplicates": opened.manifest.duplicates,
@@ -262,7 +270,7 @@ def main() -> None:
         "prepare_mb_per_s_of_rounds": rates,
         "prepare_peak_rss_mb": max(one["peak_rss_mb"] for one in rounds),
         "prepare_rounds": rounds,
-        "threads": arguments.threads,
+        "workers": arguments.workers,
         "bare_loop_rounds": loops,
         "rate_in_bare_loops": ratios,
         "rows": arguments.rows,

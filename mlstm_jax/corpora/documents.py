@@ -9,11 +9,10 @@ import hashlib
 import html
 import re
 import string
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from itertools import groupby, pairwise
+from itertools import pairwise
 from math import isfinite, isnan
-from operator import itemgetter
 from typing import NamedTuple
 
 from mlstm_jax.errors import note
@@ -127,10 +126,13 @@ def note_broken(broken: Sequence[int], total: int, name: str = "") -> None:
 
 def _converted(text: str, cleaning: Cleaning) -> str:
     """Replace characters; `_pieces` changes the ends of a text later."""
-    if cleaning == "radford":
+    if cleaning == "none":
+        return text
+    if "&" in text:
         text = html.unescape(_LONG_REFERENCE.sub("\ufffd", text))
-        return text.replace("\r\n", " ").replace("\n", " ").replace("\r", " ")
-    return text
+    if "\r" in text:
+        text = text.replace("\r\n", " ").replace("\r", " ")
+    return text.replace("\n", " ")
 
 
 def _pieces(converted: str, cleaning: Cleaning) -> tuple[str, str, str]:
@@ -195,45 +197,38 @@ def prompt_bytes(prompt: str, cleaning: Cleaning) -> bytes:
 
 def normalized(text: bytes) -> bytes:
     """A text without differences in case and white space, to find near-duplicates."""
-    # For most texts this is the same, in half the time.
+    # For ASCII this is the same, in half the time.
     if text.isascii():
         plain = text.translate(_PLAIN).strip()
-        if b"  " not in plain:
-            return plain
+        while b"  " in plain:
+            plain = plain.replace(b"  ", b" ")
+        return plain
     return " ".join(text.decode().split()).casefold().encode()
 
 
-def order_key(text: bytes, seed: int, dedupe: Dedupe) -> str:
-    """The key that orders the documents of a corpus, as hex; duplicates share it.
+def order_key(seed: int, dedupe: Dedupe) -> Callable[[bytes], bytes]:
+    """The function whose value, 16 bytes, orders cleaned texts in a corpus; duplicates share it.
 
-    It is the md5 of the seed and the cleaned text, normalized first if `dedupe` is "normalized".
+    It is the md5 of the seed and the text, normalized first if `dedupe` is "normalized".
     """
-    if dedupe == "normalized":
-        text = normalized(text)
-    return hashlib.md5(f"{seed}:".encode() + text, usedforsecurity=False).hexdigest()
+    of_seed = hashlib.md5(f"{seed}:".encode(), usedforsecurity=False)
+    is_normalized = dedupe == "normalized"
+
+    def key(text: bytes) -> bytes:
+        whole = of_seed.copy()
+        whole.update(normalized(text) if is_normalized else text)
+        return whole.digest()
+
+    return key
 
 
-def without_copies(
-    keyed: Iterable[tuple[str, bytes, float]], seed: int, dedupe: Dedupe
-) -> Iterator[CleanDocument]:
-    """Yield the documents to keep of (key, text, rating), sorted by `order_key`, in their order.
+def copy_key(document: CleanDocument, seed: int) -> tuple[bytes, bytes, bool, float]:
+    """The key that orders documents with the same `order_key`; the first one is kept.
 
-    Without deduplication, all are kept. Otherwise, of those with the same key, the one whose own
-    text has the smallest md5 is kept, with the lowest rating of that text.
+    It is the one whose own text has the smallest md5, with the lowest rating of that text.
     """
-    for _, group in groupby(keyed, key=itemgetter(0)):
-        copies = [(text, rating) for _, text, rating in group]
-        if len(copies) > 1:
-            copies.sort(key=lambda d: (order_key(d[0], seed, "exact"), d[0], isnan(d[1]), d[1]))
-        yield from copies if dedupe == "none" else copies[:1]
-
-
-def in_order(
-    documents: Iterable[CleanDocument], seed: int, dedupe: Dedupe
-) -> Iterator[CleanDocument]:
-    """Yield the documents to keep, in order; holds all of them in memory."""
-    keyed = sorted((order_key(text, seed, dedupe), text, rating) for text, rating in documents)
-    return without_copies(keyed, seed, dedupe)
+    text, rating = document
+    return order_key(seed, "exact")(text), text, isnan(rating), rating
 
 
 def first(record: Record, fields: tuple[str, ...]) -> object:

@@ -1,7 +1,6 @@
 """The options of `prepare`, and which of them go together."""
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +11,13 @@ from mlstm_jax.errors import UserError, require
 from mlstm_jax.fields import Between, Checked
 from mlstm_jax.options import SPLITS, Cleaning, Dedupe, Quoting, SplitName, Unit
 
-# DuckDB itself sets no limit.
-_MOST_THREADS = 256
+_MOST_WORKERS = 256
 
-Engine = Literal["duckdb", "beam"]
+Engine = Literal["local", "beam"]
 SplitWeights = tuple[float, float, float]
 
 _LARGE: SplitWeights = (1000, 1, 1)  # Paper: of 40 GB
 _SMALL: SplitWeights = (20, 1, 1)
-_SIZE = re.compile(r"[0-9]+(\.[0-9]+)? ?[KMGT]i?B", re.IGNORECASE)
 _LEAST_LARGE = 100_000  # documents, of which the large split gives 100 to valid and to test
 
 
@@ -44,9 +41,7 @@ class PrepareOptions(Checked):
         dedupe: keep one of several equal documents. normalized: ignore differences in case
             and white space; exact: compare bytes; none: keep all. Paper: duplicates removed.
             Unset: normalized, or none if the splits are given.
-        memory_limit: limit for DuckDB, which reads and sorts; add a few hundred MB for the rest.
-            Unset: 400 MB for each thread, from 800 MB to 4 GB.
-        threads: threads of DuckDB; unset: all cores.
+        workers: processes that read, at most one for a source and for 32 MB; unset: all cores.
         temp_dir: folder for temporary files, about twice the text; unset: next to the corpus.
         max_reject_fraction: largest fraction of unreadable records, which are listed in
             OUT.rejects.jsonl; above it, no corpus is written.
@@ -67,11 +62,10 @@ class PrepareOptions(Checked):
     seed: int = 0
     clean: Cleaning = "radford"
     dedupe: Dedupe | None = None
-    memory_limit: str | None = None
-    threads: Annotated[int, Between(1, _MOST_THREADS)] | None = None
+    workers: Annotated[int, Between(1, _MOST_WORKERS)] | None = None
     temp_dir: Path | None = None
     max_reject_fraction: Annotated[float, Between(0, 1)] = MAX_REJECT_FRACTION
-    engine: Engine = "duckdb"
+    engine: Engine = "local"
     beam_options: str = ""
 
     def __post_init__(self) -> None:
@@ -80,7 +74,6 @@ class PrepareOptions(Checked):
         super().__post_init__()
         split = self.split or _SMALL
         is_split = 0 < sum(split) < math.inf and min(split) >= 0
-        is_size = _SIZE.fullmatch(self.memory_limit or "0GB")
         needs_beam = self.engine != "beam" and self.beam_options
         column = "the name of a column, or unset"
         weights = (
@@ -91,7 +84,6 @@ class PrepareOptions(Checked):
             ("text_column", self.text_column != "", column),
             ("rating_column", self.rating_column != "", column),
             ("split", is_split, weights),
-            ("memory_limit", is_size, "a size such as 4GB or 500MB"),
             ("beam_options", not needs_beam, "empty without `engine` beam"),
         ):
             require(bool(holds), name, getattr(self, name), rule)

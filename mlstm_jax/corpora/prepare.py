@@ -17,11 +17,12 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from fractions import Fraction
-from itertools import chain, islice
+from itertools import chain
 from math import nan
 from pathlib import Path
 from typing import Any
 
+from mlstm_jax.corpora import engines
 from mlstm_jax.corpora.documents import CleanDocument, Recipe, Reject
 from mlstm_jax.corpora.options import (
     DEFAULTS,
@@ -34,6 +35,8 @@ from mlstm_jax.corpora.readers import OnRead, limited_lines, read_cleaned
 from mlstm_jax.corpora.records import Rejects, check_rejects_file
 from mlstm_jax.corpora.sources import PYDOC, READ_ERRORS, Source, find_sources
 from mlstm_jax.corpora.writer import (
+    Block,
+    Blocks,
     Job,
     Report,
     SortedDocuments,
@@ -42,6 +45,7 @@ from mlstm_jax.corpora.writer import (
     check_disk,
     check_out,
     durable,
+    packed,
     resolved,
     source_manifests,
     write_split,
@@ -190,11 +194,8 @@ def _read_and_sort(
     """Read the sources of given splits (in their order), or of "" (sorted, without duplicates)."""
     if "" not in split_sources:
         return _read_given_splits(split_sources, job)
-    from mlstm_jax.corpora import engines  # imports duckdb, which training does not need
-
-    if job.options.engine == "beam":
-        return engines.sort_with_beam(split_sources[""], job)
-    return engines.sort_with_duckdb(split_sources[""], job)
+    sort = engines.sort_with_beam if job.options.engine == "beam" else engines.sort_here
+    return sort(split_sources[""], job)
 
 
 @contextmanager
@@ -213,7 +214,7 @@ def _read_given_splits(
             counts.append(one)
             sizes[split] += one.documents
     documents = chain.from_iterable(_read_given_again(job.recipe, one) for one in counts)
-    yield SortedDocuments(counts, sum(sizes.values()), documents, sizes)
+    yield SortedDocuments(counts, sum(sizes.values()), packed(documents), sizes)
 
 
 def _read_given_again(recipe: Recipe, expected: SourceCounts) -> Iterator[CleanDocument]:
@@ -309,13 +310,12 @@ def _write(gathered: SortedDocuments, folder: Path, job: Job, rejects_file: Path
         manifests.sort()
         split = job.options.split or usual_split(gathered.documents)
         sizes = _sizes(gathered.documents, split)
-    documents = _counted(gathered.in_order, gathered.documents, job.report)
+    blocks = Blocks(_counted(gathered, job.report))
     splits = {}
     for name in _ORDER:
         size = sizes.get(name, 0)
-        splits[name] = write_split(folder, name, islice(documents, size), size, is_rated)
-    for _ in documents:
-        raise RuntimeError("received more documents than were counted")
+        splits[name] = write_split(folder, name, blocks.take(size), size, is_rated)
+    blocks.require_end()
     return Manifest(
         format_version=corpus.FORMAT_VERSION,
         seed=recipe.seed,
@@ -332,13 +332,12 @@ def _write(gathered: SortedDocuments, folder: Path, job: Job, rejects_file: Path
     )
 
 
-def _counted(
-    documents: Iterator[CleanDocument], count: int, report: Report
-) -> Iterator[CleanDocument]:
-    for n, document in enumerate(documents):
-        if n % 10_000 == 0:
-            report("write", n / count)
-        yield document
+def _counted(gathered: SortedDocuments, report: Report) -> Iterator[Block]:
+    done = 0
+    for block in gathered.in_order:
+        report("write", done / gathered.documents)
+        yield block
+        done += len(block.sizes)
 
 
 def _sizes(documents: int, split: SplitWeights) -> dict[str, int]:

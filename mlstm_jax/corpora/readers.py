@@ -125,6 +125,9 @@ def read_source(
     and a paragraph in `pydoc:`.
     """
     check_source(source)
+    texts = recipe.text_columns
+    ratings = recipe.rating_columns
+    has_label = recipe.label_column is not None
     has_text = False
     fields: dict[str, None] = {}
     kinds: Counter[str] = Counter()  # of what records have in place of a text
@@ -139,7 +142,7 @@ def read_source(
                 yield found
                 continue
             where, record = found
-            text = first(record, recipe.text_columns)
+            text = first(record, texts)
             records += 1
             if not has_text:
                 has_text = isinstance(text, str) and bool(text.strip())
@@ -147,8 +150,8 @@ def read_source(
                 if len(fields) < _MOST_FIELDS_SHOWN:
                     fields |= dict.fromkeys(record)
             if isinstance(text, str):
-                rating = rating_of(first(record, recipe.rating_columns))
-                yield Document(text, rating, record if recipe.label_column is not None else None)
+                rating = rating_of(first(record, ratings))
+                yield Document(text, rating, record if has_label else None)
             elif text is None:
                 yield None
             else:

@@ -28,6 +28,7 @@ _TEXT = ("json", "jsonl", "csv", "tsv", "txt")
 _KINDS = (*_TEXT, "parquet")
 _MOST_SHOWN = 5  # names of files
 _URL = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
+_BUFFER = 1 << 18  # bytes that are read at once
 _START = 8192  # bytes that show what a file or standard input is
 _BEFORE_JSON = codecs.BOM_UTF8 + b" \t\r\n"
 # What programs leave in place of a large file: the beginning of its text, and how to get the file.
@@ -129,7 +130,7 @@ class Source:
         """Open the file, or standard input."""
         if self.copy:
             return Path(self.copy.name).open("rb")  # with a place of its own
-        return sys.stdin.buffer if self.name == "-" else self.path.open("rb")
+        return sys.stdin.buffer if self.name == "-" else self.path.open("rb", _BUFFER)
 
     def repeatable(self) -> "Source":
         """Return a source to read many times: standard input as a `copy`, which is to be closed."""

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlstm_jax import digest, output
 from mlstm_jax.corpora.documents import CleanDocument, Recipe, Reject
@@ -31,7 +32,7 @@ _BYTES_A_BATCH = 1 << 24
 _COMPRESSION = 4
 # Bytes of a file name on most systems, less what is added for temporary files.
 _LONGEST_NAME = 255 - len(".partial-4194304.old") - len(".")
-# Bytes of the documents table and of what its sort spills, per byte of text.
+# Bytes of temporary files per byte of text, which many short documents need.
 _SCRATCH = 2
 
 # Called with a stage and the fraction of it that is done, from 0 to 1.
@@ -48,12 +49,20 @@ class Job(NamedTuple):
     report: Report
 
 
+class Block(NamedTuple):
+    """Documents in their order."""
+
+    text: bytes  # one after the other
+    sizes: NDArray[np.int64]
+    ratings: NDArray[np.float64]
+
+
 class SortedDocuments(NamedTuple):
     """The result of an engine."""
 
     counts: list["SourceCounts"]
     documents: int  # number to write
-    in_order: Iterator[CleanDocument]  # can be iterated once
+    in_order: Iterator["Block"]  # can be iterated once
     sizes: Mapping[str, int] = MappingProxyType({})  # documents per split, if the splits are given
 
 
@@ -119,29 +128,62 @@ def source_manifests(counts: Sequence[SourceCounts]) -> list[SourceManifest]:
     return manifests
 
 
-def batches(documents: Iterable[CleanDocument], most: int) -> Iterator[list[CleanDocument]]:
-    """Yield lists of at most `most` documents, and of fewer if they are long."""
-    batch = []
+def batches(
+    documents: Iterable[CleanDocument], most: int = _DOCUMENTS_A_WRITE
+) -> Iterator[tuple[list[bytes], list[float]]]:
+    """Yield texts and ratings of at most `most` documents, and of fewer if they are long."""
+    texts: list[bytes] = []
+    ratings: list[float] = []
     size = 0
-    for document in documents:
-        batch.append(document)
-        size += len(document[0])
-        if len(batch) == most or size >= _BYTES_A_BATCH:
-            yield batch
-            batch = []
+    for text, rating in documents:
+        texts.append(text)
+        ratings.append(rating)
+        size += len(text)
+        if len(texts) == most or size >= _BYTES_A_BATCH:
+            yield texts, ratings
+            texts = []
+            ratings = []
             size = 0
-    if batch:
-        yield batch
+    if texts:
+        yield texts, ratings
+
+
+def packed(documents: Iterable[CleanDocument]) -> Iterator[Block]:
+    """Yield the documents in blocks."""
+    for texts, ratings in batches(documents):
+        sizes = np.array(list(map(len, texts)), np.int64)
+        yield Block(b"".join(texts), sizes, np.array(ratings, np.float64))
+
+
+class Blocks:
+    """All documents of a corpus, to be taken from the start, split by split."""
+
+    def __init__(self, blocks: Iterator[Block]) -> None:
+        self._blocks = blocks
+        self._rest: Block | None = None
+
+    def take(self, count: int) -> Iterator[Block]:
+        """Yield the next `count` documents, or as many as there are."""
+        while count and (block := self._rest or next(self._blocks, None)):
+            text, sizes, ratings = block
+            taken = min(count, len(sizes))
+            end = int(sizes[:taken].sum())
+            self._rest = None
+            if taken < len(sizes):
+                self._rest = Block(text[end:], sizes[taken:], ratings[taken:])
+            yield Block(text[:end], sizes[:taken], ratings[:taken])
+            count -= taken
+
+    def require_end(self) -> None:
+        """Raise RuntimeError if there are more documents."""
+        if self._rest or next(self._blocks, None):
+            raise RuntimeError("received more documents than were counted")
 
 
 def write_split(
-    folder: Path,
-    name: str,
-    documents: Iterable[CleanDocument],
-    count: int,
-    rated: bool,
+    folder: Path, name: str, blocks: Iterable[Block], count: int, rated: bool
 ) -> SplitManifest:
-    """Write the files of a split from `count` documents, with a few in memory at a time."""
+    """Write the files of a split of `count` documents, a block at a time."""
     sums: dict[str, str] = {}
     size = 0
     written = 0
@@ -154,14 +196,13 @@ def write_split(
         write_offsets(_npy_header(np.dtype(np.uint64), (count + 1,)))
         write_offsets(np.zeros(1, np.uint64).tobytes())
         write_ratings(_npy_header(np.dtype(np.float32), (count,)))
-        for some in batches(documents, _DOCUMENTS_A_WRITE):
-            texts, ratings = zip(*some, strict=True)
-            write_bytes(b"".join(texts))
-            ends = size + np.cumsum(list(map(len, texts)), dtype=np.uint64)
+        for text, sizes, ratings in blocks:
+            write_bytes(text)
+            ends = size + np.cumsum(sizes)
             write_offsets(ends.astype(np.uint64).tobytes())
-            write_ratings(np.array(ratings, np.float32).tobytes())
-            size = int(ends[-1])
-            written += len(some)
+            write_ratings(ratings.astype(np.float32).tobytes())
+            size += len(text)
+            written += len(sizes)
     if written != count:
         raise RuntimeError(f"{name}: received {written} documents, but {count} were counted")
     return SplitManifest(documents=count, bytes=size, crc32=sums)
@@ -234,9 +275,18 @@ def resolved(option: str, path: Path) -> Path:
         if isinstance(error, RuntimeError):  # before Python 3.13
             why = "a link that leads back to itself"
         if isinstance(error, UnicodeEncodeError):
-            why = "this name is not UTF-8, so DuckDB cannot open files there"
+            why = "this name is not UTF-8"
         raise UserError(f"{option} {path}: {why}; name another folder.") from error
     return resolved
+
+
+def text_size(sources: Iterable[Source]) -> int:
+    """About how many bytes of text the sources have."""
+    size = 0
+    for source in sources:
+        is_compressed = source.compression or source.kind == "parquet"
+        size += source.size * (_COMPRESSION if is_compressed else 1)
+    return size
 
 
 def check_disk(sources: Sequence[Source], out: Path, scratch: Path, *, sorts: bool) -> None:
@@ -244,10 +294,7 @@ def check_disk(sources: Sequence[Source], out: Path, scratch: Path, *, sorts: bo
 
     Temporary files, if it `sorts`, are written next to the folder `scratch`.
     """
-    text = 0
-    for source in sources:
-        is_compressed = source.compression or source.kind == "parquet"
-        text += source.size * (_COMPRESSION if is_compressed else 1)
+    text = text_size(sources)
     advice = "free some space, or write the corpus to another disk with `out`."
     temporary = 0
     if sorts:

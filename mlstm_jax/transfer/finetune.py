@@ -25,7 +25,8 @@ import numpy as np
 
 from mlstm_jax import host, output
 from mlstm_jax.config import Config, Data, Devices, Optimizer, Train
-from mlstm_jax.corpora.documents import clean, in_order
+from mlstm_jax.corpora.documents import Recipe, clean
+from mlstm_jax.corpora.parts import sorted_here
 from mlstm_jax.corpora.writer import check_out, durable, write_split
 from mlstm_jax.data import corpus
 from mlstm_jax.data.corpus import FORMAT_VERSION, Manifest
@@ -61,8 +62,8 @@ def write_corpus(
                 cleaned = clean(text, cleaning)
                 if cleaned:
                     documents.append((cleaned, float(code)))
-            ordered = list(in_order(documents, seed=0, dedupe="none"))
-            splits[name] = write_split(folder, name, ordered, len(ordered), rated=True)
+            block = sorted_here(documents, Recipe(dedupe="none"))
+            splits[name] = write_split(folder, name, [block], len(block.sizes), rated=True)
         manifest = Manifest(
             format_version=FORMAT_VERSION,
             seed=0,

@@ -37,6 +37,8 @@ _FEW_NUMBERS = 5  # as many may be classes, such as stars
 
 Digests = NDArray[np.uint32]
 
+_key = order_key(0, "normalized")
+
 
 def digests(texts: Sequence[str], cleaning: Cleaning) -> Digests:
     """Return a digest of each text, [texts]; texts that are the same have the same one.
@@ -50,7 +52,7 @@ def digests(texts: Sequence[str], cleaning: Cleaning) -> Digests:
 
 def digest_of(cleaned: bytes) -> int:
     """Return the digest of a cleaned text."""
-    return int(order_key(_without_breaks(cleaned), 0, "normalized")[:8], 16)
+    return int.from_bytes(_key(_without_breaks(cleaned))[:4], "big")
 
 
 def _without_breaks(cleaned: bytes) -> bytes:

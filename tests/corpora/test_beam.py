@@ -1,17 +1,16 @@
-"""Beam gives the corpus that DuckDB gives, byte for byte."""
+"""Beam gives the corpus of the local engine, byte for byte."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from mlstm_jax.corpora.documents import in_order
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.errors import UserError
 
 from .test_dirty import GOOD
 from .test_sources import write_layouts
-from .written import contents, jsonl, write_parquet
+from .written import contents, in_order, jsonl, write_parquet
 
 pytest.importorskip("apache_beam")
 
@@ -41,10 +40,10 @@ def test_same_corpus(tmp_path: Path) -> None:
         copies += [{"text": kept.decode().strip()}, {"text": other.decode().strip(), "rating": 5}]
     sources = [str(folder), jsonl(tmp_path / "rated.jsonl", copies)]
     options = {"seed": 5, "split": (8, 1, 1), "max_reject_fraction": 0.01}
-    prepare(sources, tmp_path / "duckdb", **options)
-    rejects = (tmp_path / "duckdb.rejects.jsonl").read_text()
+    prepare(sources, tmp_path / "local", **options)
+    rejects = (tmp_path / "local.rejects.jsonl").read_text()
     prepare(sources[::-1], tmp_path / "beam", engine="beam", beam_options=LOCAL, **options)
-    assert contents(tmp_path / "beam") == contents(tmp_path / "duckdb")
+    assert contents(tmp_path / "beam") == contents(tmp_path / "local")
     assert (tmp_path / "beam.rejects.jsonl").read_text() == rejects
     assert not list(tmp_path.glob(".*"))
 

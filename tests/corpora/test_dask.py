@@ -1,4 +1,4 @@
-"""Beam on a Dask cluster of two processes: DuckDB's corpus, also if one is killed."""
+"""Beam on a Dask cluster of two processes: the local corpus, also if one is killed."""
 
 import os
 import random
@@ -79,7 +79,7 @@ def test_corpus_of_a_cluster(tmp_path: Path, cluster, is_killed: bool) -> None:
     address, (victim, _) = cluster
     write_sources(tmp_path / "in")
     (tmp_path / "in/bad.jsonl").write_text('{"text": "good"}\nbad\n')
-    prepare([str(tmp_path / "in")], tmp_path / "duckdb")
+    prepare([str(tmp_path / "in")], tmp_path / "local")
     program = (
         "import sys; from mlstm_jax.corpora.prepare import prepare\n"
         "prepare(sys.argv[1], sys.argv[2], engine='beam', beam_options=sys.argv[3])\n"
@@ -94,8 +94,8 @@ def test_corpus_of_a_cluster(tmp_path: Path, cluster, is_killed: bool) -> None:
             time.sleep(0.02)
     assert process.returncode == 0
     assert is_killed == (victim.poll() is not None)
-    assert contents(tmp_path / "beam") == contents(tmp_path / "duckdb")
-    rejects = (tmp_path / "duckdb.rejects.jsonl").read_text()
+    assert contents(tmp_path / "beam") == contents(tmp_path / "local")
+    rejects = (tmp_path / "local.rejects.jsonl").read_text()
     assert (tmp_path / "beam.rejects.jsonl").read_text() == rejects
 
 

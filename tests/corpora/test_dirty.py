@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from mlstm_jax.corpora import engines
-from mlstm_jax.corpora.documents import CleanDocument, Document, Recipe, Reject, in_order
+from mlstm_jax.corpora import engines, parts
+from mlstm_jax.corpora.documents import CleanDocument, Document, Recipe, Reject
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.corpora.readers import read_cleaned, read_source
 from mlstm_jax.corpora.sources import Source
 from mlstm_jax.errors import UserError
 from tests.tables import attributes, column
 
-from .written import jsonl, rated, write_parquet
+from .written import in_order, jsonl, rated, write_parquet
 
 GOOD = [b'{"text": "good %d", "rating": %d}\n' % (n, n % 5) for n in range(20)]
 
@@ -30,7 +30,7 @@ def expected(sources: list[str], recipe: Recipe) -> list[CleanDocument]:
     for source in sources:
         found = read_cleaned(Source(source), recipe)
         documents += [one for one in found if one and not isinstance(one, Reject) and one[0]]
-    return list(in_order(documents, recipe.seed, recipe.dedupe))
+    return in_order(documents, recipe.seed, recipe.dedupe)
 
 
 def comparable(documents: list[CleanDocument]) -> list[str]:
@@ -46,6 +46,7 @@ BAD = [
     ("a.jsonl", b'{"text": 7}\n', "text of another type", ", line 11", "its text is 7, not a"),
     ("a.jsonl", b'{"text": "a", "text": "b"}\n', "field twice", ", line 11", "field text"),
     ("a.jsonl", b'{"stars": 1, "text": "", "stars": 1}\n', "field twice", ", line 11", "stars"),
+    ("a.jsonl", b'{"text" : "a: b", "te\\u0078t": 1}\n', "field twice", ", line 11", "field text"),
     ("a.jsonl", b'{"text": "caf\xe9"}\n', "not UTF-8", ", line 11", r"byte 0xe9"),
     ("a.jsonl", b'{"text": "a\0"}\n', "NUL byte", ", line 11", "NUL byte"),
     ("a.jsonl.gz", b"", "gzip cut short or damaged", ", after record", "cut short or damaged"),
@@ -82,7 +83,7 @@ def test_rejects(tmp_path: Path) -> None:
     out = tmp_path / "out"
     rejects = tmp_path / "out.rejects.jsonl"
     kinds = Counter(column(BAD, 2))
-    with pytest.raises(UserError, match=r"15 of [\d,]+ records cannot be read.*fract") as told:
+    with pytest.raises(UserError, match=r"16 of [\d,]+ records cannot be read.*fract") as told:
         prepare(sources, out, split=(1, 0, 0), max_reject_fraction=0)
     for kind, count in kinds.items():
         assert f"{count} {kind}: {tmp_path}/" in str(told.value)
@@ -112,25 +113,31 @@ _PIECES = ["good", "Good", "\r\n", "&amp;", *' \t\x1c\xa0éÉẞ\0"\\']
 _RATINGS = [None, 0, 4.5, -0.0, 1e39, " 4.5\n", "nan", "good"]
 
 
-@pytest.mark.parametrize(
-    ("dedupe", "bytes_a_row"),
-    # With few bytes a row, most documents have several rows.
-    [("normalized", engines._BYTES_A_ROW), ("normalized", 3), ("none", 3)],
-)
-def test_duckdb_and_memory_agree(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dedupe: Any, bytes_a_row: int
+@pytest.mark.parametrize("dedupe", ["normalized", "none"])
+def test_parts_and_memory_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dedupe: Any
 ) -> None:
-    monkeypatch.setattr(engines, "_BYTES_A_ROW", bytes_a_row)
+    """In many parts, each in many pieces; read by three processes and by one."""
+    monkeypatch.setattr(engines, "_BYTES_A_PART", 1 << 14)
+    monkeypatch.setattr(engines, "_BYTES_A_WORKER", 1 << 14)
+    monkeypatch.setattr(parts, "_DOCUMENTS_AT_ONCE", 100)
     draw = random.Random(0)
     records: list[dict[str, object]] = [{"other": 1}, {"text": "last"}]
     for _ in range(6000):
         text = "".join(draw.choices(_PIECES, k=draw.choice([0, 1, 2, 3, 5])))
         records.append({"text": text, "rating": draw.choice(_RATINGS)})
-    source = jsonl(tmp_path / "a.jsonl", records)
-    prepare([source], tmp_path / "out", split=(1, 0, 0), seed=3, dedupe=dedupe)
-    wanted = expected([source], Recipe(seed=3, dedupe=dedupe))
-    assert len(wanted) > 500
-    assert comparable(rated(tmp_path / "out")) == comparable(wanted)
+    sources = [jsonl(tmp_path / f"{n}.jsonl", records[n::4]) for n in range(4)]
+    with (tmp_path / "0.jsonl").open("a") as file:
+        file.write("bad\n")
+    how = {"split": (1, 0, 0), "seed": 3, "dedupe": dedupe, "max_reject_fraction": 0.01}
+    for workers in (1, 3):
+        out = tmp_path / str(workers)
+        manifest = prepare(sources, out, workers=workers, **how).manifest
+        wanted = expected(sources, Recipe(seed=3, dedupe=dedupe))
+        assert len(wanted) > 500
+        assert comparable(rated(out)) == comparable(wanted)
+        assert manifest.rejected == {"not JSON": 1}
+        assert out.with_name(f"{workers}.rejects.jsonl").exists()
 
 
 def test_another_file_of_rejects(tmp_path: Path) -> None:

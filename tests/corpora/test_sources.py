@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
-import duckdb
 import pytest
 
+from mlstm_jax.corpora import engines, workers
 from mlstm_jax.corpora.documents import Recipe
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.corpora.readers import read_source
@@ -17,7 +17,7 @@ from mlstm_jax.corpora.sources import Source, find_sources
 from mlstm_jax.errors import Note, UserError
 from tests.tables import attributes
 
-from .written import jsonl, rated, write_parquet
+from .written import rated, write_parquet
 
 # The three layouts in which McAuley's group has published Amazon's reviews.
 LAYOUTS = {
@@ -138,36 +138,31 @@ def test_temporary_files_elsewhere(tmp_path: Path) -> None:
         assert set(os.listdir(tmp_path)) == {"a.txt", "out", "temp"}
 
 
-def test_memory_of_threads(tmp_path, monkeypatch) -> None:
-    connect = duckdb.connect
-    limits = []
-
-    def spy(place, config):
-        limits.append(config["memory_limit"])
-        return connect(place, config=config)
-
-    monkeypatch.setattr(duckdb, "connect", spy)
-    for threads in (1, 5, 11):
-        prepare([str(small(tmp_path / "a.txt"))], tmp_path / str(threads), threads=threads)
-    assert limits == ["800MB", "2000MB", "4000MB"]
+# What happens in a worker that reads b.txt, and what is said.
+WORKERS = [
+    ("os.kill(os.getpid(), 9)", r"b\.txt: the process that reads it, or .*, has ended"),
+    ("raise MemoryError", "^$"),
+    ("raise OSError(28, 'No space left on device')", "No space left on device"),
+    ("raise UserError('b.txt is bad')", "b.txt is bad"),
+]
 
 
-def test_long_documents_in_little_memory(tmp_path: Path) -> None:
-    """DuckDB holds 2,048 rows at once, here all of these documents, 34 MB, in several copies."""
-    path = tmp_path / "a.txt"
-    text = "word " * 45_000
-    path.write_text("".join(map(f"{{}} {text}\n".format, range(150))))
-    how = {"clean": "none", "memory_limit": "75MB", "threads": 1}
-    made = prepare([str(path)], tmp_path / "out", **how).manifest
-    assert (made.records, made.duplicates) == (150, 0)
-
-
-def test_too_little_memory(tmp_path: Path) -> None:
-    records: list[dict[str, object]] = [{"text": f"{n} " * 200} for n in range(4_000)]
-    path = jsonl(tmp_path / "a.jsonl", records)
-    with pytest.raises(UserError, match=r"memory limit is too low.*\n.*`threads`"):
-        prepare([path], tmp_path / "out", memory_limit="1MB")
-    assert set(os.listdir(tmp_path)) == {"a.jsonl"}
+@pytest.mark.parametrize(("what", "message"), WORKERS)
+def test_a_worker_fails(what: str, message: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(engines, "_BYTES_A_WORKER", 1)
+    program = (
+        "import os; from mlstm_jax.corpora import workers; from mlstm_jax.errors import UserError\n"
+        "def read(source, *others):\n"
+        "    if source.name.endswith('b.txt'):\n"
+        f"        {what}\n"
+        "    return real(source, *others)\n"
+        "real, workers.read_cleaned = workers.read_cleaned, read\n"
+    )
+    monkeypatch.setattr(workers, "_PROGRAM", program + workers._PROGRAM)
+    sources = [str(small(tmp_path / name)) for name in ("a.txt", "b.txt", "c.txt")]
+    with pytest.raises(Exception, match=message):
+        prepare(sources, tmp_path / "out", workers=2)
+    assert set(os.listdir(tmp_path)) == {"a.txt", "b.txt", "c.txt"}
 
 
 def test_names_in_the_manifest(tmp_path: Path) -> None:

@@ -1,14 +1,17 @@
 """What the tests write as sources, and read from corpora."""
 
+import hashlib
 import json
 from collections.abc import Iterable
 from itertools import pairwise
+from math import isnan
 from pathlib import Path
 from typing import Any
 
 import duckdb
 
-from mlstm_jax.data.corpus import open_corpus
+from mlstm_jax.corpora.documents import CleanDocument
+from mlstm_jax.data.corpus import Dedupe, open_corpus
 from mlstm_jax.options import SplitName
 
 
@@ -42,6 +45,27 @@ def rated(folder: Path) -> list[tuple[bytes, float]]:
     ratings = open_corpus(folder).split("train").ratings
     known = [float("nan")] * len(texts) if ratings is None else ratings.tolist()
     return list(zip(texts, known, strict=True))
+
+
+def in_order(documents: list[CleanDocument], seed: int, dedupe: Dedupe) -> list[CleanDocument]:
+    """The documents to keep, in order: sorted in memory as a whole."""
+
+    def md5(text: bytes) -> str:
+        return hashlib.md5(f"{seed}:".encode() + text).hexdigest()
+
+    keyed = []
+    for text, rating in documents:
+        key = text
+        if dedupe == "normalized":
+            key = " ".join(text.decode().split()).casefold().encode()
+        keyed.append((md5(key), md5(text), text, isnan(rating), rating))
+    kept = []
+    before = ""
+    for order, _, text, _, rating in sorted(keyed):
+        if dedupe == "none" or order != before:
+            kept.append((text, rating))
+        before = order
+    return kept
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -1,0 +1,122 @@
+"""Parts of a corpus while it is made: a part has the documents whose keys begin alike.
+
+Documents are distributed to parts as they are read. A part fits into memory, where it is sorted;
+the parts, one after the other, are the corpus in its order.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlstm_jax.corpora.documents import CleanDocument, Recipe, copy_key, order_key
+from mlstm_jax.corpora.writer import Block, batches
+
+_DOCUMENTS_AT_ONCE = 1 << 14
+MOST = 1 << 16
+
+# Of a document: its key as two numbers, its bytes, its rating or NaN.
+_ROW = np.dtype([("key", ">u8", 2), ("size", "<i8"), ("rating", "<f8")])
+
+
+class Piece(NamedTuple):
+    """Some documents of a part, in any order."""
+
+    rows: NDArray[Any]
+    text: bytes  # of the documents, one after the other
+
+
+def distributed(
+    documents: Iterable[CleanDocument], recipe: Recipe, parts: int
+) -> Iterator[tuple[int, Piece]]:
+    """Yield the documents in pieces, each with the number of its part."""
+    key_of = order_key(recipe.seed, recipe.dedupe)
+    for texts, ratings in batches(documents, _DOCUMENTS_AT_ONCE):
+        rows = np.empty(len(texts), _ROW)
+        rows["key"] = np.frombuffer(b"".join(map(key_of, texts)), ">u8").reshape(-1, 2)
+        rows["size"] = list(map(len, texts))
+        rows["rating"] = ratings
+        first_bits = rows["key"][:, 0].astype(np.uint64) >> 48
+        part = (first_bits * parts // MOST).astype(np.int64)
+        order = np.argsort(part, kind="stable")
+        numbers, starts = np.unique(part[order], return_index=True)
+        for number, places in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
+            text = b"".join([texts[place] for place in places.tolist()])
+            yield number, Piece(rows[places], text)
+
+
+def append(folder: Path, number: int, piece: Piece) -> None:
+    """Add a piece to the files of its part."""
+    for path, data in zip(_files(folder, number), (piece.rows.tobytes(), piece.text), strict=True):
+        with path.open("ab") as file:
+            file.write(data)
+
+
+def read_rows(folders: Sequence[Path], number: int) -> NDArray[Any]:
+    """The rows of a part, from its files in several folders; a folder may have none."""
+    found = [_files(folder, number)[0] for folder in folders]
+    return np.frombuffer(b"".join(path.read_bytes() for path in found if path.exists()), _ROW)
+
+
+def read(folders: Sequence[Path], number: int) -> Piece:
+    """All documents of a part, from its files in several folders."""
+    found = [_files(folder, number)[1] for folder in folders]
+    text = b"".join(path.read_bytes() for path in found if path.exists())
+    return Piece(read_rows(folders, number), text)
+
+
+def joined(pieces: Iterable[Piece]) -> Piece:
+    """All documents of pieces."""
+    every = [Piece(np.empty(0, _ROW), b""), *pieces]
+    rows = np.concatenate([piece.rows for piece in every])
+    return Piece(rows, b"".join([piece.text for piece in every]))
+
+
+def _files(folder: Path, number: int) -> tuple[Path, Path]:
+    return folder / f"{number}.rows", folder / f"{number}.text"
+
+
+def kept(rows: NDArray[Any], recipe: Recipe) -> int:
+    """The number of documents of a part to keep, by its rows."""
+    _, is_first = _sorted(rows)
+    return len(rows) if recipe.dedupe == "none" else int(is_first.sum())
+
+
+def _sorted(rows: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """The order of rows by key, and at each place whether it is the first with its key."""
+    keys = rows["key"].astype(np.uint64)
+    order = np.lexsort((keys[:, 1], keys[:, 0]))
+    keys = keys[order]
+    is_first = np.ones(len(keys), np.bool_)
+    is_first[1:] = (keys[1:] != keys[:-1]).any(axis=1)
+    return order, is_first
+
+
+def in_order(part: Piece, recipe: Recipe) -> Block:
+    """The documents of a whole part to keep, in order."""
+    rows, text = part
+    ends = np.cumsum(rows["size"])
+    starts = ends - rows["size"]
+    ratings = rows["rating"]
+
+    def key_of(row: int) -> tuple[Any, ...]:
+        return copy_key((text[starts[row] : ends[row]], float(ratings[row])), recipe.seed)
+
+    order, is_first = _sorted(rows)
+    bounds = np.append(np.flatnonzero(is_first), len(order))
+    for group in np.flatnonzero(np.diff(bounds) > 1).tolist():
+        copies = slice(bounds[group], bounds[group + 1])
+        order[copies] = sorted(order[copies].tolist(), key=key_of)
+    if recipe.dedupe != "none":
+        order = order[is_first]
+    places = zip(starts[order].tolist(), ends[order].tolist(), strict=True)
+    text = b"".join([text[start:end] for start, end in places])
+    return Block(text, rows["size"][order], ratings[order])
+
+
+def sorted_here(documents: Iterable[CleanDocument], recipe: Recipe) -> Block:
+    """The documents to keep, in order; all are in memory."""
+    pieces = distributed(documents, recipe, 1)
+    return in_order(joined(piece for _, piece in pieces), recipe)
