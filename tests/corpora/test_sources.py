@@ -126,18 +126,6 @@ def test_room_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         prepare(sources, tmp_path / str(needed))
 
 
-def test_temporary_files_elsewhere(tmp_path: Path) -> None:
-    path = small(tmp_path / "a.txt")
-    temp = tmp_path / "temp"
-    # Of a process that was killed; no process has so high a number.
-    left = temp / ".out.partial-4999999" / "scratch"
-    left.mkdir(parents=True)
-    for place in (temp, tmp_path):
-        prepare([str(path)], tmp_path / "out", temp_dir=place, overwrite=True)
-        assert list(temp.iterdir()) == []
-        assert set(os.listdir(tmp_path)) == {"a.txt", "out", "temp"}
-
-
 # What happens in a worker that reads b.txt, and what is said.
 WORKERS = [
     ("os.kill(os.getpid(), 9)", r"b\.txt: the process that reads it, or .*, has ended"),
