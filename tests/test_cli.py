@@ -140,6 +140,9 @@ def test_quickstart(text_file, tmp_path, monkeypatch, capsys, refused):
         ("train --data.corpus x.csv", "x.csv is not a corpus. Check the name, or make one with"),
         ("classify reviews-1024 a x.csv --out x.xlsx", "out is 'x.xlsx', but it must be a .csv"),
         ("classify c x.csv", "c DIR INPUT"),
+        ("heatmap reviews-1024 --unit 1 --text a --file x.csv --out h.html", "text is 'a', but it"),
+        ("evaluate sentiment --reader numpy", "reader is 'numpy', but it must be auto or jax"),
+        ("report sentiment --reader numpy", "reader is 'numpy', but it must be auto or jax"),
         ("generate reviews-1024 this", "pass the text to continue as --prompt TEXT"),
     ],
 )

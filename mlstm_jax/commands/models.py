@@ -59,7 +59,7 @@ def evaluate(
     from mlstm_jax.training.evaluation import corpus_of
 
     output.require_file(json_, overwrite=overwrite, name="json")
-    model = reading.load(run)
+    model = reading.load(run, by_jax=True)
     score = model.evaluate(split, corpus=corpus, show_progress=True)
     opened, is_own = corpus_of(model.run, corpus)
     result = {
@@ -83,7 +83,7 @@ def evaluate(
 
 def report(run: RunFolder, corpus: _Corpus = None, reading: Flat[LoadOptions] = LOAD) -> None:
     """Compare the BPC of a run with gzip, bz2 and xz, and show a sample of its text."""
-    show("\n" + reading.load(run).report(corpus))
+    show("\n" + reading.load(run, by_jax=True).report(corpus))
 
 
 def transfer(
@@ -127,7 +127,7 @@ def transfer(
         return f"the same command resumes with the features in {out / 'features'}"
 
     with interruptible(note=resumes):
-        model = reading.load(run)
+        model = reading.load(run, by_jax=True)
         sets = with_held_out(labelled, model.cleaning, "test")
         made = run_transfer(
             model.run, sets, out, options, text_column=text_column, show_progress=True

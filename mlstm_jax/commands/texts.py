@@ -50,10 +50,13 @@ class LoadOptions:
     compute: ReadingCompute = "auto"
     reader: ReadingLibrary = "auto"
 
-    def load(self, run: Path) -> "TrainedModel":
-        """Load the model."""
+    def load(self, run: Path, *, by_jax: bool = False) -> "TrainedModel":
+        """Load the model; `by_jax`: for a command whose work only JAX does."""
         from mlstm_jax.api.model import load
 
+        if by_jax:
+            rule = "auto or jax: NumPy does not do the work of this command"
+            require(self.reader != "numpy", "reader", self.reader, rule)
         return load(run, self.checkpoint, self.compute, self.reader)
 
 
@@ -223,6 +226,7 @@ def heatmap(
     output.require_file(out, file, overwrite=overwrite)
     require_suffix(out, "out")
     if file is not None:
+        require(not text, "text", text, "left out where `file` has the text")
         text = file.read_text(encoding="utf-8-sig", errors="replace")
     heat = reading.load(run).heatmap(text, unit, score=score, options=options)
     heat.save(out, overwrite=overwrite)
