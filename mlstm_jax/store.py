@@ -4,7 +4,6 @@ Process 0 starts it. It outlives process 0 for as long as it takes to tell the o
 gone; where the store ends before them, JAX aborts them.
 """
 
-import atexit
 import signal
 import subprocess
 import sys
@@ -20,9 +19,9 @@ SECONDS_TO_END = 6.0  # for the others, after they know
 def start(
     coordinator: str, bind: str, processes: int, heartbeat: int, reason: str
 ) -> Callable[[], None]:
-    """Start the store, which listens at `bind`; return what ends it.
+    """Start the store, which listens at `bind`; return what ends it at once.
 
-    Where this process is lost, the store gives `reason` to the others, at `coordinator`.
+    When this process ends, the store gives `reason` to the others, at `coordinator`, and ends.
     """
     words = [coordinator, bind, str(processes), str(heartbeat), reason]
     command = [sys.executable, "-m", __name__, *words]
@@ -34,7 +33,6 @@ def start(
         process.kill()
         process.wait()
 
-    atexit.register(end)
     return end
 
 
