@@ -265,19 +265,16 @@ def require_function(recorded: Any, config: Config, what: str) -> None:
     if recorded is None:
         return
     with fields.named(f"{what} was written by another version of mlstm_jax"):
-        before = flatten(fields.build(Config, renamed(recorded)))
-    after = flatten(config)
-    differing = []
-    for name in {**before, **after}:
-        section, _, field = name.partition(".")
-        if section != "model" and not (section == "precision" and field in _READING):
-            continue
-        if before.get(name) != after.get(name):
-            differing.append(f"{name} is {after.get(name)}, not {before.get(name)}")
-    if differing:
+        trained = fields.build(Config, renamed(recorded))
+    before = flatten_dict(function_of(trained), sep=".")
+    after = flatten_dict(function_of(config), sep=".")
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    if names:
+        changes = ", ".join(
+            f"{name} is {after.get(name)}, not {before.get(name)}" for name in names
+        )
         raise UserError(
-            f"config.json does not belong to {what}: {', '.join(differing)}. Restore config.json "
-            "from a copy."
+            f"config.json does not belong to {what}: {changes}. Restore config.json from a copy."
         )
 
 

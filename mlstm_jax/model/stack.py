@@ -37,6 +37,9 @@ Weights = dict[str, Any]
 # (h in the type of the products, the carry, x of the step, its mask of padding [B] or None) → the
 # next carry, and what the kind keeps of the step for its gradient.
 Step = Callable[[Array, Tree, Array, Array | None], tuple[Tree, Any]]
+# What a loop keeps of its steps: before the first one; and (kept so far, number of the step, its
+# mask of padding, the carry after it, what the kind keeps of it for its gradient) → kept.
+Keeping = tuple[Tree, Callable[[Tree, Array, Array | None, Tree, Tree], Tree]]
 
 
 def step_of(buffers: Buffers, t: Array) -> Buffers:
@@ -115,15 +118,6 @@ class Loops(NamedTuple):
     backward: Backward
 
 
-class Keeping(NamedTuple):
-    """What a loop keeps of its steps."""
-
-    first: Tree
-    # (kept so far, number of the step, its mask of padding, the carry after it, and what the kind
-    # keeps of it for its gradient) → kept.
-    add: Callable[[Tree, Array, Array | None, Tree, Tree], Tree]
-
-
 def _over_time(
     step: Step,
     carry: Tree,
@@ -138,14 +132,14 @@ def _over_time(
         rounded_h, carry, h_TBH, kept = before
         x_B, mask_B = step_of(inputs, t)
         carry, of_step = step(rounded_h, carry, x_B, mask_B)
-        kept = keeping.add(kept, t, mask_B, carry, of_step)
+        kept = keeping[1](kept, t, mask_B, carry, of_step)
         rounded_h = carry.h.astype(compute)
         return rounded_h, carry, put_step(h_TBH, rounded_h, t), kept
 
     window = inputs[0].shape[0]
     h_TBH = empty_buffer((window, *carry.h.shape), compute)
     # h is carried in both types: rounding it again at each step would need another kernel.
-    first = (carry.h.astype(compute), carry, h_TBH, keeping.first)
+    first = (carry.h.astype(compute), carry, h_TBH, keeping[0])
     _, last, h_TBH, kept = jax.lax.fori_loop(0, steps, body, first)
     return last, of_bits(h_TBH, compute), kept
 
@@ -167,7 +161,7 @@ def run_for_gradient(
 
     window = x.shape[0]
     buffers = empty_buffers(window, jax.eval_shape(first_step, carry))
-    return _over_time(step, carry, (x, None), compute, Keeping(buffers, add), window)
+    return _over_time(step, carry, (x, None), compute, (buffers, add), window)
 
 
 def read_states(
@@ -188,9 +182,6 @@ def read_states(
     inputs = (x, padding_mask_TB)
     window = x.shape[0]
 
-    def add_nothing(kept: Tree, t: Array, mask_B: Any, after: Tree, of_step: Tree) -> Tree:
-        return kept
-
     def add_total(kept: Totals, t: Array, mask_B: Any, after: Tree, of_step: Tree) -> Totals:
         if mask_B is None:
             return Totals(kept.sum + after.h, jnp.maximum(kept.max, after.h))
@@ -202,12 +193,12 @@ def read_states(
         return put_step(kept, after, t)
 
     if keep == "none":
-        return _over_time(step, carry, inputs, compute, Keeping(None, add_nothing), window)
+        return _over_time(step, carry, inputs, compute, (None, lambda kept, *_: kept), window)
     if keep == "totals":
         shape = carry.h.shape
         zero = Totals(jnp.zeros(shape, jnp.float32), jnp.full(shape, -jnp.inf, jnp.float32))
-        return _over_time(step, carry, inputs, compute, Keeping(zero, add_total), window)
-    keeping = Keeping(empty_buffers(window, carry), add_each)
+        return _over_time(step, carry, inputs, compute, (zero, add_total), window)
+    keeping = (empty_buffers(window, carry), add_each)
     steps = steps_read(window, padding_mask_TB)
     last, h_TBH, kept = _over_time(step, carry, inputs, compute, keeping, steps)
     kept = jax.tree.map(lambda buffer, x: of_bits(buffer, x.dtype), kept, carry)

@@ -24,15 +24,6 @@ class Rows:
     stream: TrainStream
     steps: int  # of the whole run
 
-    def describe(self) -> str:
-        """Describe what a step reads."""
-        data = self.config.data
-        size = self.corpus.manifest.splits["train"].bytes
-        return (
-            f"{data.batch} rows x {data.window} bytes per step, from {size:,} bytes in "
-            f"{self.stream.shards:,} shards"
-        )
-
     def meta(self, step: int) -> Meta:
         """What a checkpoint at `step` was trained on."""
         return meta_of(self.config, self.corpus)._replace(**self.position(step))
