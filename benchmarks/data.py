@@ -187,9 +187,9 @@ def _peak_memory(pid: int) -> int:
 
 def _size(folder: Path, pattern: str) -> int:
     size = 0
-    for top in folder.glob(pattern):
-        for path in top.rglob("*"):
-            with contextlib.suppress(FileNotFoundError):  # It may be renamed or removed by now.
+    with contextlib.suppress(FileNotFoundError):  # It may be renamed or removed by now.
+        for top in folder.glob(pattern):
+            for path in top.rglob("*"):
                 size += path.stat().st_size
     return size
 
