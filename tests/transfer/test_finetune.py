@@ -32,7 +32,7 @@ from mlstm_jax.training.train import train as run_train
 from mlstm_jax.transfer import finetune, words
 from mlstm_jax.transfer.classifier import Classifier, Examples
 from mlstm_jax.transfer.features import Featurizer
-from mlstm_jax.transfer.labels import Labelled, read_labelled
+from mlstm_jax.transfer.labels import Labelled, read_labelled, with_held_out
 from tests.tables import column
 from tests.tolerance import assert_close
 from tests.training.runs import lines_of
@@ -229,7 +229,8 @@ def test_windows_of_single_documents(kind, corpus, tmp_path) -> None:
     texts = {"train": draw(300), "valid": draw(60)}
     compute: Compute | None = "bf16" if kind == "bert" else None
     options = FinetuneOptions(epochs=8, learning_rate=1e-2, batch=8, dropout=0.0, compute=compute)
-    tuned = finetune.finetune(run, texts, tmp_path / "out", options)
+    sets = with_held_out(texts, run.cleaning, "valid")
+    tuned = finetune.finetune(run, sets, tmp_path / "out", options)
     assert tuned.run.config.data.window == 48
     assert tuned.run.config.precision.compute == (compute or "fp32")
     stream = train_stream(tuned.run.config, open_corpus(tmp_path / "out/corpus"))
