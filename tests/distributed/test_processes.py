@@ -208,6 +208,7 @@ FIRST = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "OMPI_COMM_WORLD_RANK": "0"}
 )
 def test_taken_port(coordinator, environment, tmp_path, monkeypatch) -> None:
     """Whoever gives the address of process 0; JAX would die of SIGSEGV."""
+    monkeypatch.setattr(jax.distributed, "initialize", None)  # It would wait.
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for name, value in (environment | FIRST).items():
