@@ -91,10 +91,19 @@ class Result:
     @property
     def interval(self) -> tuple[float, float]:
         """The test accuracy's 95% confidence interval (Wilson 1927)."""
+        return self._interval(self.test)
+
+    @property
+    def is_chance(self) -> bool:
+        """Whether no accuracy of test texts is clearly above the commonest class's."""
+        best = max(self.test, self.baseline["test"], self.together["test"])
+        return self._interval(best)[0] <= self.majority
+
+    def _interval(self, accuracy: float) -> tuple[float, float]:
         from scipy.stats import binomtest
 
         count = self.texts["test"]
-        bounds = binomtest(round(self.test * count), count).proportion_ci(method="wilson")
+        bounds = binomtest(round(accuracy * count), count).proportion_ci(method="wilson")
         return float(bounds.low), float(bounds.high)
 
     def __repr__(self) -> str:
@@ -323,6 +332,11 @@ def _remarks(result: Result, run_name: str) -> list[str]:
         remarks.append(
             "Whether words are better or add anything cannot be said here: the model has learned "
             f"some of these texts with their labels. Compare on other texts{other}."
+        )
+    elif result.is_chance:
+        remarks.append(
+            "**Nothing is clearly better than the commonest class here**, with neither features "
+            "nor words: take more test texts, more labels, or classes that the texts tell apart."
         )
     elif result.word_weight == 1:
         other = "" if run_name == shipped.MODEL else f", or use `{shipped.MODEL}`"

@@ -139,6 +139,19 @@ def test_verdict_of_the_report(made) -> None:
         result = replace(made.result, word_weight=weight)
         assert said in experiment.as_markdown(result, "mine", [])
     assert made.result.word_weight == made.classifier.words.weight == WEIGHT
+    # Of 100 texts 62 are right: Wilson's interval begins at 0.522.
+    scores = {
+        "test": 0.62,
+        "together": {"train": 1, "valid": 0.6, "test": 0.62},
+        "baseline": {"train": 1, "valid": 0.6, "test": 0.62},
+    }
+    for majority, is_chance in ((0.52, False), (0.53, True)):
+        result = replace(
+            made.result, texts={"test": 100}, majority=majority, word_weight=1, **scores
+        )
+        report = experiment.as_markdown(result, "mine", [])
+        assert ("Nothing is clearly better than the commonest class" in report) == is_chance
+        assert ("Words alone are better here" in report) != is_chance
 
 
 def test_saved_classifier(model, made) -> None:
