@@ -1,7 +1,6 @@
 """The command line and Python give the same answers, and the same refusals, to the same input."""
 
 import csv
-import importlib
 import inspect
 import re
 from pathlib import Path
@@ -175,9 +174,7 @@ OTHERS = {"configs", "quickstart", "train", "view"}
 
 @pytest.mark.parametrize("name", sorted(cli.COMMANDS.keys() - OTHERS))
 def test_names_and_defaults(name: str) -> None:
-    module = importlib.import_module(f"mlstm_jax.commands.{cli.COMMANDS[name]}")
-    command = getattr(module, cli._identifier(name))
-    options = inspect.signature(command).parameters
+    options = inspect.signature(cli._command(name)).parameters
     function = FUNCTIONS.get(name) or getattr(mlstm.TrainedModel, name, None)
     function = function or getattr(mlstm, name)
     for argument, one in inspect.signature(function).parameters.items():
