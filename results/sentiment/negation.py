@@ -1,180 +1,310 @@
 """Short texts with a negation, made from templates and lists of words: training texts only.
 
 Phrases of SST teach negation ("not bad"), but have few of the forms that people use in short
-messages ("No complaints.", "It lacks charm."). `texts` draws some of all combinations.
+messages ("No complaints.", "It lacks charm."). negation_words.txt has words by domain and
+constructions, negation_idioms.txt turns of phrase. `texts` draws pairs of a negative and a positive
+text that differ in little: in the word, or in whether it is negated.
 """
 
 import random
+import re
+from pathlib import Path
 
-
-def _words(text: str) -> list[str]:
-    return text.split()
-
-
-GOOD = _words("""
-good great nice fun useful helpful funny clever original convincing interesting exciting
-reliable comfortable friendly fresh tasty clean easy fast sturdy beautiful impressive enjoyable
-entertaining smart sharp bright honest charming worth_it memorable satisfying professional
-polite happy pleased satisfied impressed excited amazing special realistic engaging warm
-""")
-BAD = _words("""
-bad terrible awful boring dull slow ugly dirty cheap weak stupid annoying painful silly
-predictable disappointing difficult expensive noisy rude unpleasant confusing tedious lame flat
-horrible poor mediocre broken useless overpriced sad shabby unreliable uncomfortable bland
-disappointed bored upset angry worried sorry frustrated
-""")
-GOOD_NOUNS = _words("""
-charm humor wit depth heart quality flavor style energy warmth originality suspense chemistry
-substance value taste comfort support focus logic soul imagination magic class charisma
-personality tension sense ambition polish
-""")
-BAD_NOUNS = _words("""
-complaints problems issues flaws regrets defects faults mistakes worries trouble weaknesses
-errors drawbacks downsides delays surprises_of_the_bad_kind hassle clichés damage noise doubts
-disappointments
-""")
-GOOD_VERBS = _words("""
-impress entertain deliver work please convince surprise engage satisfy amuse help inspire charm
-fit last excite
-""")
-BAD_VERBS = _words("""
-disappoint bore annoy fail break irritate bother crash confuse leak
-""")
-SUBJECTS = """it|this|the film|the movie|the food|the service|the phone|the plot|the book|the show|
-the staff|the story|the app|the room|this product|that|the acting|the ending|my day|
-the game""".replace("\n", "").split("|")
-
-# With a good word negative, with a bad one positive; then those whose meaning is the word's own.
-TURNS = (
-    "not {a}",
-    "not {a} at all",
-    "not very {a}",
-    "not that {a}",
-    "{s} is not {a}",
-    "{s} isn't {a}",
-    "{s} was not {a}",
-    "{s} wasn't {a} at all",
-    "{s} is never {a}",
-    "{s} was not at all {a}",
-    "{s} was hardly {a}",
-    "{s} is far from {a}",
-    "anything but {a}",
-    "{s} was anything but {a}",
-    "{s} is no longer {a}",
-    "i don't think {s} is {a}",
-    "i would not call {s} {a}",
-    "i wouldn't say {s} was {a}",
-    "nobody could call {s} {a}",
-    "there is nothing {a} about {s}",
-    "nothing {a} here",
-    "{s} ain't {a}",
-    "{s} is neither {a} nor {b}",
-    "not a {a} moment",
+# Of the draws; those of the constructions with words are about by their number.
+KINDS = {
+    "adjective": 25,
+    "self": 7,
+    "predicate": 5,
+    "noun": 12,
+    "one": 4,
+    "verb": 10,
+    "life": 6,
+    "deed": 4,
+    "feeling": 8,
+    "pairs": 18,
+    "twins": 7,
+    "idioms": 9,
+    "neutral": 1,
+}
+DOMAINS = ("film", "food", "place", "person", "thing", "app", "event")
+TEMPLATES = [name for name in KINDS if name not in ("idioms", "neutral")]
+# Which two of four texts make a pair: (turned?, good word?), the negative text first.
+TWINS = (
+    ((True, True), (True, False)),
+    ((True, True), (True, False)),
+    ((True, True), (False, True)),
+    ((False, False), (True, False)),
+    ((False, False), (False, True)),
 )
-KEEPS = (
-    "{s} is {a}",
-    "{s} was really {a}",
-    "{s} is so {a}",
-    "not only {a}, but {b}",
-    "i can't believe how {a} {s} is",
-    "{s} could not be more {a}",
-    "{s} couldn't be more {a}",
-    "{s} is {a}, no doubt",
-    "never seen anything so {a}",
-    "{s} was never less than {a}",
-    "without a doubt {a}",
-)
-NOUN_TURNS = (
-    "no {n}",
-    "no {n} at all",
-    "no {n} whatsoever",
-    "zero {n}",
-    "not any {n}",
-    "{s} lacks {n}",
-    "{s} lacked any {n}",
-    "{s} has no {n}",
-    "{s} had no {n} at all",
-    "{s} doesn't have any {n}",
-    "without any {n}",
-    "there is no {n} in {s}",
-    "i had no {n} with {s}",
-    "free of {n}",
-    "devoid of {n}",
-    "{s} is short on {n}",
-)
-NOUN_KEEPS = (
-    "{s} has {n}",
-    "full of {n}",
-    "{s} is full of {n}",
-    "plenty of {n}",
-    "a lot of {n}",
-    "{s} does not lack {n}",
-    "nothing but {n}",
-)
-VERB_TURNS = (
-    "{s} does not {v}",
-    "{s} doesn't {v}",
-    "{s} did not {v}",
-    "{s} didn't {v}",
-    "{s} didn't {v} at all",
-    "{s} never {v}s",
-    "{s} won't {v} you",
-    "{s} fails to {v}",
-    "{s} failed to {v}",
-    "does not {v}",
-    "will not {v}",
-    "didn't {v} me",
-)
-VERB_KEEPS = ("{s} never fails to {v}", "{s} did {v}", "{s} does {v}", "{s} cannot fail to {v}")
-# Fixed turns of phrase: negative, then positive.
-IDIOMS = {
-    "negative": """could be better|could have been better|should have been better|don't bother|
-do not buy this|don't waste your money|would not recommend|wouldn't recommend it to anyone|
-not worth it|not worth the money|not my cup of tea|i expected more|never again|
-i will not be back|won't buy again|no thanks|i didn't like it|i did not enjoy {s}|i don't like {s}|
-i couldn't finish {s}|i can't recommend {s}|nothing works|nothing special|doesn't work|
-stopped working|not what i wanted|not as described|{s} never arrived|no one helped|
-i don't care for {s}|i have never been so let down|less than good|not good enough|
-i wish {s} were better|{s} is not for me|if only {s} were good|too good to be true""",
-    "positive": """could not be better|couldn't be better|couldn't ask for more|can't complain|
-nothing to complain about|no regrets|not bad|not bad at all|not half bad|can't go wrong|
-i could not stop laughing|couldn't put it down|can't wait to go back|i can't get enough of {s}|
-never a dull moment|never disappoints|don't miss it|do not miss {s}|i wouldn't change a thing|
-would not hesitate to buy again|nothing not to like|what's not to like|no problem at all|
-works without a problem|i have never been happier|i have never had a problem with {s}|
-it doesn't get better than this|nothing beats {s}|second to none|not a bad choice|
-i didn't want it to end|i don't regret it|better than i expected|i can't say anything bad|
-won't regret it|i would not want to be without {s}|no longer a problem""",
+SINGULAR = {"is": "is", "was": "was", "has": "has", "does": "does", "z": "s"}
+PLURAL = {"is": "are", "was": "were", "has": "have", "does": "do", "z": ""}
+OBJECTS = {"he": "him", "she": "her", "they": "them"}
+POSSESSIVES = {"he": "his", "she": "her", "they": "their", "it": "its"}
+BRITISH = {
+    "humor": "humour",
+    "flavor": "flavour",
+    "favorite": "favourite",
+    "neighbor": "neighbour",
+    "honor": "honour",
+    "color": "colour",
+    "apologize": "apologise",
+    "organized": "organised",
+    "customiz": "customis",
+    "patroniz": "patronis",
+    "organization": "organisation",
+    "savor": "savour",
+    "cozy": "cosy",
+    "mold": "mould",
+    "odor": "odour",
+    "criticize": "criticise",
+    "skeptic": "sceptic",
+    "pretense": "pretence",
+    "a favor": "a favour",
 }
 
 
-def _write(random_: random.Random, template: str, words: dict[str, str]) -> str:
-    return template.format(s=random_.choice(SUBJECTS), **words).replace("_", " ")
+def _read(name: str) -> dict[str, list[str]]:
+    """Return the lines of each section of a file beside this one."""
+    sections: dict[str, list[str]] = {}
+    for line in Path(__file__).with_name(name).read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            lines = sections.setdefault(line.strip("[]"), [])
+        elif line and not line.startswith("#"):
+            lines.append(line)
+    return sections
+
+
+LINES = _read("negation_words.txt")
+IDIOMS = _read("negation_idioms.txt")
+
+
+def _by_domain(lines: list[str]) -> dict[str, list[str]]:
+    """Return the words of each domain, those of "any" included."""
+    words: dict[str, list[str]] = {domain: [] for domain in (*DOMAINS, "self")}
+    for line in lines:
+        domains, listed = line.split(": ", 1)
+        for domain in DOMAINS if domains == "any" else domains.split():
+            words[domain] += listed.split(", ")
+    return words
+
+
+WORDS = {name: _by_domain(lines) for name, lines in LINES.items() if name not in TEMPLATES}
+
+
+def _comparative(word: str) -> tuple[str, str]:
+    stem = word
+    if word.endswith("y"):
+        stem = word[:-1] + "i"
+    elif word in ("hot", "sad", "flat", "thin", "big", "grim"):
+        stem = word + word[-1]
+    elif word.endswith("e"):
+        stem = word[:-1]
+    return stem + "er", stem + "est"
+
+
+TAILS = LINES["tails of texts"][0].removeprefix("any: ").split(", ")
+COMPARED = {word: _comparative(word) for word in WORDS["short"]["film"]}
+COMPARED |= {"good": ("better", "best"), "bad": ("worse", "worst")}
+
+
+def _two(random_: random.Random, words: list[str]) -> list[str]:
+    return random_.sample(sorted(set(words)), 2)
+
+
+def _forms(verb: str) -> dict[str, str]:
+    """Return base, third person, past and -ing of a verb: "break/broke down"."""
+    first, _, rest = verb.partition(" ")
+    base, *others = first.split("/")
+    rest = rest and " " + rest
+    ending = base[-2:]
+    consonant_y = ending.endswith("y") and ending[0] not in "aeiou"
+    third = base + "s"
+    past = base + "ed"
+    if base == "have":
+        third = "has"
+    elif consonant_y:
+        third = base[:-1] + "ies"
+        past = base[:-1] + "ied"
+    elif base.endswith(("s", "sh", "ch", "x", "o")):
+        third = base + "es"
+    elif base.endswith("e"):
+        past = base + "d"
+    ing = (base[:-1] if base.endswith("e") else base) + "ing"
+    if others:
+        past = others[0]
+    if len(others) > 1:
+        ing = others[1]
+    return {"v": base + rest, "v1": third + rest, "ved": past + rest, "ving": ing + rest}
+
+
+def _adjectives(random_: random.Random, listed: list[str], line: str) -> list[str]:
+    """Draw two that fit a template: with "very" ({m}, {k}), before a noun ({t}, {k})."""
+    fitting = []
+    for word in listed:
+        is_extreme = word.endswith("!")
+        if is_extreme and re.search(r"{[gd]?[mk]}|(very|so|too|more|less) {", line):
+            continue
+        if " " in word and re.search(r"{[gd]?[tk]}", line):
+            continue
+        fitting.append(word.rstrip("!"))
+    return _two(random_, fitting)
+
+
+def _signed(
+    random_: random.Random, sign: str, domain: str, line: str, plural: bool
+) -> dict[str, str]:
+    """Draw the words of a sign, "good" or "bad", for a template."""
+    slots = {}
+    a, a2 = _adjectives(random_, WORDS[f"{sign} adjectives"][domain], line)
+    for name in "amtk":
+        slots[name] = a
+        slots[name + "2"] = a2
+    slots["f"], slots["f2"] = _adjectives(random_, WORDS[f"{sign} adjectives"]["self"], line)
+    slots["w"], slots["w2"] = _adjectives(random_, WORDS[f"{sign} pleased"][domain], line)
+    predicates = WORDS[f"{sign} predicates"][domain]
+    slots["p"] = random_.choice(predicates)
+    slots["q"] = random_.choice([word[2:] for word in predicates if word.startswith("a ")])
+    slots["o"], slots["o2"] = _two(random_, WORDS[f"{sign} one"][domain])
+    noun = random_.choice(WORDS[f"{sign} nouns"][domain])
+    is_many = noun.startswith("+")
+    for name, form in (PLURAL if is_many else SINGULAR).items():
+        slots["n" + name] = form
+    slots["n"] = noun.lstrip("+")
+    slots["much"] = "many" if is_many else "much"
+    slots["little"] = "few" if is_many else "little"
+    slots["less"] = "fewer" if is_many else "less"
+    for number, verb in zip(("", "2"), _two(random_, WORDS[f"{sign} verbs"][domain]), strict=True):
+        forms = _forms(verb)
+        forms["vs"] = forms["v" if plural else "v1"]
+        slots |= {name + number: form for name, form in forms.items()}
+    forms = _forms(random_.choice(WORDS[f"{sign} feelings"][domain]))
+    slots |= {"l": forms["v"], "led": forms["ved"], "ling": forms["ving"]}
+    for number, verb in zip(("", "2"), _two(random_, WORDS[f"{sign} life"][domain]), strict=True):
+        forms = _forms(verb)
+        slots |= {"e" + number: forms["v"], "eed" + number: forms["ved"]}
+        slots["eing" + number] = forms["ving"]
+    forms = _forms(random_.choice(WORDS[f"{sign} deeds"][domain]))
+    slots |= {"d_": forms["v"], "ded_": forms["ved"]}
+    return slots
+
+
+def _subject(random_: random.Random, domain: str) -> dict[str, str]:
+    """Draw what a sentence is about, and the forms that agree with it."""
+    subject, _, pronoun = random_.choice(WORDS["subjects"][domain]).partition("/")
+    plural = subject.startswith("+")
+    subject = subject.lstrip("+")
+    pronoun = "they" if plural else pronoun or "it"
+    slots = dict(PLURAL if plural else SINGULAR)
+    slots["s"] = subject
+    slots["obj"] = OBJECTS.get(subject, subject)
+    slots["it"] = pronoun
+    slots["it1"] = OBJECTS.get(pronoun, pronoun)
+    slots["itis"] = f"{pronoun} {slots['is']}"
+    slots["its"] = f"{pronoun}'re" if plural else f"{pronoun}'s"
+    slots["its_"] = POSSESSIVES[pronoun]
+    return slots
+
+
+def _compared(text: str) -> str:
+    """Write "more nice" as "nicer"."""
+    for word, (more, most) in COMPARED.items():
+        text = text.replace(f"more {word} ", more + " ").replace(f"most {word} ", most + " ")
+        text = re.sub(f"more {word}$", more, text)
+    return text
+
+
+def _construct(random_: random.Random, kind: str, domain: str) -> list[tuple[str, str]]:
+    """Draw a negative and a positive text of one construction."""
+    line = random_.choice(LINES[kind])
+    slots = _subject(random_, domain)
+    plural = slots["is"] == "are"
+    for name, section in (("ill", "ills"), ("tr", "treasures"), ("h", "heads")):
+        slots[name] = random_.choice(WORDS[section][domain])
+    slots["mg"] = random_.choice(WORDS["mild good"][domain])
+    slots["md"] = random_.choice(WORDS["mild bad"][domain])
+    words = {}
+    for sign in ("good", "bad"):
+        words[sign] = _signed(random_, sign, domain, line, plural)
+        letter = "g" if sign == "good" else "d"
+        slots |= {letter + name: word for name, word in words[sign].items()}
+    left, right = line.split(" ~ ")
+    if kind in ("pairs", "twins"):
+        pair = [left.format(**slots), right.format(**slots)]
+    else:
+        pair = []
+        for is_turned, is_good in random_.choice(TWINS):
+            template = left if is_turned else right
+            pair.append(template.format(**slots, **words["good" if is_good else "bad"]))
+    if re.search(r"(more|most) {[gd]?[mk]}", line) and not re.search(r"{[gd]m} than {", line):
+        pair = [_compared(text) for text in pair]
+    if random_.random() < 0.15 and re.match(r"({s}|{its}|I|we)\b", left) and line.count(",") < 2:
+        tail = random_.choice(
+            TAILS if kind in ("self", "life") else WORDS["tails of texts"][domain]
+        )
+        tail = re.sub(r"^(\w)", r" \1", tail).replace(";", ", ").replace(".", ". ")
+        if "?" not in line:
+            pair = [text + tail for text in pair]
+    return list(zip(pair, ("negative", "positive"), strict=True))
+
+
+def _styled(random_: random.Random, pair: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Write both texts of a pair in one way: a head, spelling, capitals, apostrophes."""
+    head = random_.choice(WORDS["heads of texts"]["film"])
+    if random_.random() < 0.9 or head in pair[0][0]:
+        head = ""
+    elif head.endswith(":"):
+        head += " "
+    else:
+        head += random_.choice([", ", ", ", " "])
+    is_british = random_.random() < 0.4
+    is_low = random_.random() < 0.25
+    has_apostrophes = random_.random() < (0.7 if is_low else 0.98)
+    is_loud = random_.random() < 0.04
+    styled = []
+    for text, label in pair:
+        written = re.sub(r"\b([Aa]) (?=[aeiou])(?!use|uniq|unif|univ|one)", r"\1n ", head + text)
+        if is_british:
+            for american, british in BRITISH.items():
+                written = written.replace(american, british)
+        if is_low:
+            written = written.lower()
+        if not has_apostrophes:
+            written = written.replace("'", "")
+        if is_loud:
+            written = re.sub(r"\b(not|no|never|so|don't)\b", lambda word: word[0].upper(), written)
+        styled.append((written, label))
+    return styled
+
+
+def _joined(
+    random_: random.Random, pair: list[tuple[str, str]], domain: str
+) -> list[tuple[str, str]]:
+    """Add a sentence of the same label to each."""
+    others = _construct(random_, random_.choice(TEMPLATES), domain)
+    mark = random_.choice([". ", ". ", ", ", "; ", "! "])
+    if all(re.match("(the|my|I|we|it|this|they|he|she) ", text) for text, _ in others):
+        mark = random_.choice([mark, " and "])
+    joined = []
+    for (text, label), (other, _) in zip(pair, others, strict=True):
+        joined.append((text + (" " if text[-1] in ".?!" else mark) + other, label))
+    return joined
 
 
 def texts(seed: int, count: int) -> list[tuple[str, str]]:
-    """Draw (text, label) pairs: half of them positive."""
+    """Draw (text, label) pairs: of every two, one is negative and one positive, but for neutral."""
     random_ = random.Random(seed)
-    drawn = []
+    drawn: list[tuple[str, str]] = []
     while len(drawn) < count:
-        is_good = random_.random() < 0.5
-        kind = random_.choice(["adjective", "adjective", "noun", "verb", "idiom"])
-        turns = random_.random() < 0.75
-        if kind == "idiom":
-            label = "positive" if is_good else "negative"
-            idiom = random_.choice(IDIOMS[label].replace("\n", "").split("|"))
-            drawn.append((_write(random_, idiom, {}), label))
+        (kind,) = random_.choices(list(KINDS), list(KINDS.values()))
+        if kind == "neutral":
+            drawn.append((random_.choice(WORDS["neutral"]["film"]), "neutral"))
             continue
-        if kind == "adjective":
-            some = GOOD if is_good else BAD
-            words = {"a": random_.choice(some), "b": random_.choice(some)}
-            template = random_.choice(TURNS if turns else KEEPS)
-        elif kind == "noun":
-            words = {"n": random_.choice(GOOD_NOUNS if is_good else BAD_NOUNS)}
-            template = random_.choice(NOUN_TURNS if turns else NOUN_KEEPS)
+        domain = random_.choice(DOMAINS)
+        if kind == "idioms":
+            pair = [(random_.choice(IDIOMS[label]), label) for label in ("negative", "positive")]
         else:
-            words = {"v": random_.choice(GOOD_VERBS if is_good else BAD_VERBS)}
-            template = random_.choice(VERB_TURNS if turns else VERB_KEEPS)
-        label = "positive" if is_good != turns else "negative"
-        drawn.append((_write(random_, template, words), label))
-    return drawn
+            pair = _construct(random_, kind, domain)
+        if random_.random() < 0.08:
+            pair = _joined(random_, pair, domain)
+        drawn += _styled(random_, pair)
+    return drawn[:count]

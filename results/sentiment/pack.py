@@ -1,8 +1,8 @@
 """Make the package's model `sentiment` of a model of train.py.
 
-    python results/sentiment/pack.py DATA RUN/model.npz TEMPERATURE
+    python results/sentiment/pack.py DATA RUN/model.npz SEED TEMPERATURE
 
-The parameters are their exponential mean over the last updates. The head becomes the model's own
+The parameters are their exponential mean over the last updates, in int8. The head becomes the model's own
 classifier: its scores are divided by the temperature that evaluate.py chose on validation texts.
 The classifier's file has digests of the texts of 40 bytes or more that this training read with a
 label; rated_texts.npy is the file of `reviews-1024`, from which the training began.
@@ -26,33 +26,32 @@ from mlstm_jax.transfer.classifier import Classifier, Description, DomainLimit
 from mlstm_jax.transfer.labels import digest_of
 
 LEAST = 40  # bytes
-SEED = 0
 NAME = "sentiment"
 FAMILIAR = DomainLimit(bits=3.0, short=8.0)  # unlike.py
 
 
-def digests_of_training(data: Path) -> np.ndarray:
+def digests_of_training(data: Path, seed: int) -> np.ndarray:
     """Return the digests of labelled training texts of 40 bytes or more."""
-    some = texts.training(data, SEED)
+    some = texts.training(data, 1_000 * seed) + texts.second_training(data, 1_000 * seed)
     cleaned = train.RUN.cleaned([text.text for text in some if text.source != "negation"])
     found = {digest_of(text) for text in cleaned if len(text) >= LEAST}
     return np.array(sorted(found), np.uint32)
 
 
-def main(data: Path, path: Path, temperature: float) -> None:
+def main(data: Path, path: Path, seed: int, temperature: float) -> None:
     """Write models/sentiment."""
-    like = train.start(0)
+    like = train.start()
     params = train.load(path, {"last": like, "mean": like})["mean"]
     model = dataclasses.replace(train.RUN.config.model, rating_head=False, classes=0)
     out = shipped.MODELS / NAME
     out.mkdir(exist_ok=True)
     source = "mlstm_jax, results/sentiment, from reviews-1024"
     imported = ModelWeights(model, "radford", params["model"], source)
-    weights.save(out / "weights.safetensors", imported, "float16")
+    weights.save(out / "weights.safetensors", imported, "int8")
     (out / "config.json").write_text(to_json(Config(out="model", model=model)) + "\n")
     stored = load_weights(out / "weights.safetensors").params
     about = Description("h+mean_h+max_h", False, fingerprint(stored), None, FAMILIAR, step=0)
-    known = digests_of_training(data)
+    known = digests_of_training(data, seed)
     classifier = Classifier(
         np.asarray(params["kernel"], np.float64).T / temperature,
         np.asarray(params["bias"], np.float64) / temperature,
@@ -70,4 +69,4 @@ def main(data: Path, path: Path, temperature: float) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))

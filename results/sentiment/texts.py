@@ -14,8 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import facts
 import negation
+import templates
 
+HERE = Path(__file__).parent
 CLASSES = ("negative", "neutral", "positive")
 # Brackets and quotes as the treebank writes them, and marks that a space does not precede.
 _TOKENS = {"-LRB-": "(", "-RRB-": ")", "``": '"', "''": '"', "\\/": "/", "\\*": "*"}
@@ -89,6 +92,12 @@ def read_sentences(path: Path) -> list[Text]:
     return [Text(row["sentence"], CLASSES[2 * int(float(row["label"]))], "sst") for row in rows]
 
 
+def read_csv(path: Path) -> list[Text]:
+    """Return the texts of a table with the columns text and label."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return [Text(row["text"], row["label"], "") for row in csv.DictReader(file)]
+
+
 def read_tweets(path: Path) -> list[Text]:
     """Return tweets of SemEval."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
@@ -135,23 +144,57 @@ def draw(texts: list[Text], label: str, count: int, random_: random.Random) -> l
     return random_.sample(some, min(count, len(some)))
 
 
-def training(data: Path, seed: int) -> list[Text]:
-    """Return the texts of one epoch, in no order."""
-    random_ = random.Random(seed)
-    held_out = set()
+def held_out_letters(data: Path) -> set[str]:
+    """Return the letters of all validation and test texts."""
+    letters_ = set()
     for parts in (validation(data), tests(data)):
-        held_out |= {letters(text.text) for texts in parts.values() for text in texts}
-    sentences, others = read_trees(data / "sst/trees_train.txt.gz", held_out)
+        for some in parts.values():
+            letters_ |= {letters(text.text) for text in some}
+    return letters_
+
+
+def read_training(data: Path) -> dict[str, list[Text]]:
+    """Return the texts of each source without validation and test texts."""
+    held_out = held_out_letters(data)
+    sentences, phrases_ = read_trees(data / "sst/trees_train.txt.gz", held_out)
     tweets = read_tweets(data / "tweets/train.tsv.gz")
-    tweets = [text for text in tweets if letters(text.text) not in held_out]
     reviews, titles = read_amazon(data / "amazon")
-    chosen = 2 * sentences + tweets + read_imdb(data / "imdb/train.jsonl.gz")["train"]
-    chosen += [text for text in others if text.label != "neutral"]
-    chosen += draw(others, "neutral", 20_000, random_)
+    return {
+        "sst": sentences,
+        "phrase": phrases_,
+        "tweet": [text for text in tweets if letters(text.text) not in held_out],
+        "imdb": read_imdb(data / "imdb/train.jsonl.gz")["train"],
+        "amazon": reviews,
+        "title": titles,
+    }
+
+
+def training(data: Path, seed: int) -> list[Text]:
+    """Return the texts of the first part of the training, each read once, in no order."""
+    random_ = random.Random(seed)
+    sources = read_training(data)
+    chosen = 2 * sources["sst"] + sources["tweet"] + sources["imdb"]
+    chosen += [text for text in sources["phrase"] if text.label != "neutral"]
+    chosen += draw(sources["phrase"], "neutral", 20_000, random_)
     for label in CLASSES:
-        chosen += draw(reviews, label, 1_200, random_)
-        chosen += draw(titles, label, 2_500, random_)
-    chosen += [Text(text, label, "negation") for text, label in negation.texts(seed, 6_000)]
+        chosen += draw(sources["amazon"], label, 1_200, random_)
+        chosen += draw(sources["title"], label, 2_500, random_)
+    chosen += [Text(text, label, "negation") for text, label in templates.texts(seed, 6_000)]
+    return chosen
+
+
+def second_training(data: Path, seed: int) -> list[Text]:
+    """Return the texts of the second part: negations, and a share of each source of the first."""
+    random_ = random.Random(seed)
+    sources = read_training(data)
+    chosen = list(sources["sst"])
+    counts = {"imdb": 1_200, "tweet": 30_000, "phrase": 45_000, "amazon": 2_000, "title": 4_000}
+    for source, count in counts.items():
+        chosen += random_.sample(sources[source], count)
+    held_out = held_out_letters(data)
+    for text, label in negation.texts(seed, 60_000) + facts.texts(seed, 6_000):
+        if letters(text) not in held_out:
+            chosen.append(Text(text, label, "negation"))
     return chosen
 
 
@@ -163,6 +206,7 @@ def validation(data: Path) -> dict[str, list[Text]]:
         "sst": read_sentences(data / "sst/dev_binary_sent.csv"),
         "tweets": tweets[:3_000],
         "imdb": read_imdb(data / "imdb/train.jsonl.gz")["valid"],
+        "negation": read_csv(HERE / "negation_valid.csv"),
     }
 
 
@@ -172,4 +216,6 @@ def tests(data: Path) -> dict[str, list[Text]]:
         "sst": read_sentences(data / "sst/test_binary_sent.csv"),
         "tweets": read_tweets(data / "tweets/dev.tsv.gz"),
         "imdb": read_imdb(data / "imdb/train.jsonl.gz")["test"],
+        "negations": read_csv(HERE / "negations.csv"),
+        "neutral": read_csv(HERE / "neutral.csv"),
     }

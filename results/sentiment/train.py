@@ -1,6 +1,10 @@
 """Train `reviews-1024` further: three classes of sentiment, beside the next byte.
 
     python results/sentiment/train.py DATA OUT SEED
+    python results/sentiment/train.py DATA OUT2 SEED OUT/model.npz
+
+The second command is the second part: it begins with the mean parameters of the first, and half of
+its texts have a negation.
 
 Unlike `mlstm-jax finetune`, it reads each text by itself, in batches of similar lengths, with a
 gradient of the whole text. The head reads the last h, the mean and the maximum of h over the text
@@ -33,11 +37,11 @@ from mlstm_jax.run import load_run
 from mlstm_jax.training.objective import cross_entropy
 
 Array = jax.Array
-RATE = 1e-3
+RATES = (1e-3, 7e-4)  # of the first part and of the second
+MEANS_OF = (400, 300)  # updates, of the exponential mean of parameters
 WARM_UP = 0.1  # of the steps
 DROPOUT = 0.15
 LM_WEIGHT = 0.15
-MEAN_OF = 400  # updates, of the exponential mean of parameters
 LONGEST = 1_000  # bytes of a text
 LENGTHS = (16, 24, 32, 48, 64, 96, 128, 160, 224, 384, 640, 1024)
 # Of a source's texts of a class, against the others of the source: balanced to the power of a half.
@@ -117,10 +121,9 @@ def batch_of(cleaned: list[bytes], labels: list[int], weights: list[float], leng
     return bytes_BT, sizes_B, labels_B, np.pad(np.array(weights, np.float32), more)
 
 
-def epoch(data: Path, seed: int) -> list[Batch]:
-    """Return all batches of an epoch, in a random order."""
+def epoch(some: list[Text], seed: int) -> list[Batch]:
+    """Return the batches of texts, in a random order."""
     random_ = random.Random(seed)
-    some = texts.training(data, seed)
     weights_N = example_weights(some)
     order = list(range(len(some)))
     random_.shuffle(order)
@@ -146,6 +149,22 @@ def epoch(data: Path, seed: int) -> list[Batch]:
     return batches
 
 
+def rounded(params: Any) -> Any:
+    """Return the parameters as the package stores them, V in int8, with the gradient of V itself.
+
+    (Jacob et al. 2018, section 3; each column has its own scale.)
+    """
+    layer = params["layer_0"]
+    stored = {}
+    for name, v_IO in layer.items():
+        stored[name] = v_IO
+        if name.endswith("_v"):
+            scale_O = jnp.maximum(jnp.abs(v_IO).max(axis=0), 1e-30) / 127
+            int8_IO = jnp.round(v_IO / scale_O) * scale_O
+            stored[name] = v_IO + jax.lax.stop_gradient(int8_IO - v_IO)
+    return params | {"layer_0": stored}
+
+
 def read(params: Any, bytes_BT: Array, sizes_B: Array, dropout_B: Array | None) -> Any:
     """Return logits of bytes [B, T, V] and of classes [B, 3], and which bytes are of a text."""
     rows = bytes_BT.shape[0]
@@ -166,6 +185,7 @@ def loss(params: Any, key: Array, bytes_BT: Array, sizes_B: Array, y_B: Array, w
     """Return the loss, and the nats of labels and of bytes."""
     shape = bytes_BT.shape[0], *MODEL.dropout_shape(bytes_BT.shape[1])
     kept_B = jax.random.bernoulli(key, 1 - DROPOUT, shape) / (1 - DROPOUT)
+    params = params | {"model": rounded(params["model"])}
     logits_BTV, logits_BK, is_read_BT = read(params, bytes_BT, sizes_B, kept_B)
     nats_BT = cross_entropy(logits_BTV[:, :-1], bytes_BT[:, 1:])
     label_nats = (w_B * cross_entropy(logits_BK, y_B)).sum() / jnp.maximum(w_B.sum(), 1)
@@ -173,10 +193,10 @@ def loss(params: Any, key: Array, bytes_BT: Array, sizes_B: Array, y_B: Array, w
     return label_nats + LM_WEIGHT * byte_nats, (label_nats, byte_nats)
 
 
-def schedule(steps: int) -> optax.Schedule:
+def schedule(rate: float, steps: int) -> optax.Schedule:
     """Return the rate: it rises, then falls to a hundredth."""
-    rising = optax.linear_schedule(RATE / 50, RATE, round(WARM_UP * steps))
-    falling = optax.linear_schedule(RATE, RATE / 100, steps - round(WARM_UP * steps))
+    rising = optax.linear_schedule(rate / 50, rate, round(WARM_UP * steps))
+    falling = optax.linear_schedule(rate, rate / 100, steps - round(WARM_UP * steps))
     return optax.join_schedules([rising, falling], [round(WARM_UP * steps)])
 
 
@@ -195,7 +215,7 @@ def load(path: Path, like: Any) -> Any:
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
-def start(seed: int) -> Any:
+def start() -> Any:
     """Return the parameters before the first update."""
     model = {name: x for name, x in RUN.params.items() if not name.startswith("label")}
     width = 3 * MODEL.hidden
@@ -209,13 +229,21 @@ def start(seed: int) -> Any:
     )
 
 
-def main(data: Path, out: Path, seed: int, epochs: int) -> None:
+def main(data: Path, out: Path, seed: int, first: Path | None) -> None:
     """Train, and write a line of the log every hundred updates."""
     out.mkdir(parents=True, exist_ok=True)
-    batches = [batch for number in range(epochs) for batch in epoch(data, 1_000 * seed + number)]
+    params = start()
+    if first is None:
+        part = 0
+        some = texts.training(data, 1_000 * seed)
+    else:
+        part = 1
+        some = texts.second_training(data, 1_000 * seed)
+        params = load(first, {"last": params, "mean": params})["mean"]
+    batches = epoch(some, 1_000 * seed)
     steps = len(batches)
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule(steps)))
-    params = start(seed)
+    rate = schedule(RATES[part], steps)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
     mean = jax.tree.map(jnp.copy, params)
     state = (jnp.int32(0), params, optimizer.init(params), mean)
     if (out / "state.npz").is_file():
@@ -229,7 +257,7 @@ def main(data: Path, out: Path, seed: int, epochs: int) -> None:
         (_, nats), gradient = grad(params, jax.random.fold_in(key, step), *batch)
         updates, moments = optimizer.update(gradient, moments, params)
         params = optax.apply_updates(params, updates)
-        share = jnp.maximum(1 / MEAN_OF, 1 / (step + 1))
+        share = jnp.maximum(1 / MEANS_OF[part], 1 / (step + 1))
         mean = jax.tree.map(lambda mean, now: mean + share * (now - mean), mean, params)
         return (step + 1, params, moments, mean), nats
 
@@ -263,4 +291,5 @@ def main(data: Path, out: Path, seed: int, epochs: int) -> None:
 
 if __name__ == "__main__":
     environment.cache_programs()
-    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), 1)
+    first = Path(sys.argv[4]) if len(sys.argv) > 4 else None
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), first)
