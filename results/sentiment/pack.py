@@ -2,9 +2,9 @@
 
     python results/sentiment/pack.py DATA RUN/model.npz SEED TEMPERATURE
 
-The parameters are their exponential mean over the last updates, in int8. The head becomes the model's own
-classifier: its scores are divided by the temperature that evaluate.py chose on validation texts.
-The classifier's file has digests of the texts of 40 bytes or more that this training read with a
+The parameters are their exponential mean over the last updates, in int8. The head becomes the
+model's own classifier: its scores are divided by the temperature that evaluate.py chose on
+validation texts. The classifier's file has digests of the training texts of 40 bytes or more with a
 label; rated_texts.npy is the file of `reviews-1024`, from which the training began.
 """
 
