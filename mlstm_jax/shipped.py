@@ -80,8 +80,8 @@ def require_model(path: Path) -> None:
         raise UserError(f"{path} does not exist. {which_model(path)}")
     if path.is_file() and path.suffix != ".safetensors":
         raise UserError(
-            f"{path} is not a model. Pass a run folder, or a .safetensors file from `mlstm-jax "
-            "export`."
+            f"{path} is not a model. Name the model first: a run folder, a .safetensors file from "
+            "`mlstm-jax export`, or a pretrained model, such as sentiment."
         )
 
 

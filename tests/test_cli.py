@@ -131,7 +131,7 @@ def test_quickstart(text_file, tmp_path, monkeypatch, capsys, refused):
         ("evaluate reviews-102", "did you mean reviews-1024"),
         ("evaluate reviews-1024", "reviews-1024, a pretrained model, comes without a corpus"),
         ("evaluate runs/none", "pretrained model: reviews-1024"),
-        ("evaluate x.csv", "x.csv is not a model. Pass a run folder"),
+        ("evaluate x.csv", "x.csv is not a model. Name the model first"),
         ("configs smal_512", "did you mean small_512 or"),
         ("evaluate reviews-1024 --json x.csv/x.json", "another folder with --json"),
         ("train --data.corpus c --out x.csv/deep/run", "x.csv is a file; choose another folder"),

@@ -90,7 +90,7 @@ def read_cleaned(
 def _no_text(source: Source, recipe: Recipe, fields: Sequence[str], kinds: Counter[str]) -> str:
     """Why no record of a file has a text: the fields seen, and what they have in its place."""
     if not kinds:
-        return f"{source} has no record; leave it out."
+        return f"{source} has no record: it is empty, or has only a header; leave it out."
     columns = recipe.text_columns
     why = f"{source}: none of its {kinds.total():,} records has text in {' or '.join(columns)}"
     seen = f"the fields seen are {', '.join(fields) or '(none)'}."

@@ -243,7 +243,7 @@ def _unusable(source: Source) -> str | None:
     status = _status(path)
     if not status:
         why = "it is a broken link" if path.is_symlink() else "there is no such file"
-        return f"{why}; check the name. Texts are read from files."
+        return f"{why}; check the name. Texts are read from files, or with - from standard input."
     if stat.S_ISDIR(status.st_mode):
         return f"it is a folder; name the files in it, such as {source}/*.json.gz"
     if not stat.S_ISREG(status.st_mode):  # Opening a pipe would wait for its writer.
