@@ -30,7 +30,7 @@ def main() -> None:
     last = run.evaluations.iloc[-1]
     place = {"xytext": (0, 9), "textcoords": "offset points", "ha": "right"}
     panels[0].annotate(f"{last.bpc:.3f}", (last.megabytes, last.bpc), **place)
-    title = f"512 units read 25 MB of reviews in {last.minutes:.0f} minutes on one core (Muon, one run)"
+    title = f"512 units read 25 MB of reviews in {last.minutes:.0f} minutes on one core (Muon)"
     figure.suptitle(title)
     figure.savefig(HERE.parents[1] / "docs/curve.png", dpi=100)
 
