@@ -10,7 +10,6 @@ import pytest
 
 import mlstm_jax as mlstm
 from mlstm_jax.training.evaluation import Score, report_of
-from tests.tables import praise_and_blame
 from tests.transfer.pieces import shares_of
 
 TEXTS = ["my guitar is good 1.", "", "that strap sounds bad 12.", "the café works great 3." * 20]
@@ -102,11 +101,17 @@ def test_report(model: mlstm.TrainedModel) -> None:
 
 
 def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) -> None:
-    train = (praise_and_blame(0, 5), [1, 0] * 5)
-    test = (praise_and_blame(5, 20), [1, 0] * 15)
+    def examples(first: int, count: int) -> tuple[list[str], list[int]]:
+        texts = []
+        for number in range(first, first + count, 2):
+            texts += [f"my guitar is good {number}.", f"my guitar is bad {number + 1}."]
+        return texts, [1, 0] * (count // 2)
+
+    train = examples(0, 10)
+    test = examples(100, 30)
     options = mlstm.TransferOptions(state="mean_h")
     kept = model.transfer(train, test, test, options=options, out=tmp_path / "out")
-    assert kept.result.test > 0.8
+    assert kept.result.test > 0.9
     with pytest.raises(ValueError, match="exists; choose another folder with `out`"):
         model.transfer(train, test, out=tmp_path / "out")
     # In memory as in a file, 1.0 is 1, and a space is no part of a label.
