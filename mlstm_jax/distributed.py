@@ -19,89 +19,36 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import jax
-from jax._src.clusters import ClusterEnv
 from jax._src.distributed import global_state  # The store has no public name; Orbax does the same.
 
 from mlstm_jax import digest, store, terminal
 from mlstm_jax.config import Distributed
-from mlstm_jax.errors import KnownError, UserError, explained, require
+from mlstm_jax.errors import KnownError, UserError, explained
+from mlstm_jax.launcher import (
+    LONGEST,
+    bind_address,
+    choose_gpu,
+    find_coordinator,
+    process_info,
+    require_free_port,
+)
 
 _SECONDS = 1.0  # between two looks at the other processes
 _GRACE_SECONDS = 3.0  # for a process to stop by itself, for the same reason as another
 _STALE_SECONDS = 5.0  # the file of a waiting process is touched every second
 _SECONDS_TO_SEE = 10.0  # a new file: NFS shows it a little later to other machines
 _MOST = 5  # names in a message
-_LONGEST = 1e6  # seconds of a time limit: JAX counts in 32 bits
 _RESTART = (
     "Only the steps since the last checkpoint are lost: start all processes again with the same "
     "command."
 )
-# Variables with the number of processes and the index of this one. mpirun is first: in a SLURM job
-# its processes also have the variables of the srun that it uses.
-_LAUNCHERS = (
-    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
-)
-_KUBERNETES = "JOB_COMPLETION_INDEX"
-
-
-def process_info(options: Distributed, environment: Mapping[str, str]) -> tuple[int, int]:
-    """The index of this process and the number of processes: the config's, or a launcher's."""
-    index = options.index
-    count = options.processes
-    if count == 1:
-        return 0, 1
-    for size_name, rank_name in _LAUNCHERS:
-        size = environment.get(size_name, "1")
-        if rank_name in environment and size != "1":
-            count = count or _as_number(size_name, size)
-            if index is None:
-                index = _as_number(rank_name, environment[rank_name])
-            break
-    if index is None and _KUBERNETES in environment:  # which does not give the number
-        index = _as_number(_KUBERNETES, environment[_KUBERNETES])
-    if count is None and options.coordinator is None:
-        return 0, 1
-    if count is None or index is None:
-        name = "processes" if count is None else "index"
-        raise UserError(
-            f"distributed.{name} is not set; srun, mpirun or Kubernetes would, but none of them "
-            "started this process."
-        )
-    require(0 <= index < count, "distributed.index", index, f"0 to {count - 1}")
-    return index, count
-
-
-def _as_number(name: str, value: str) -> int:
-    try:
-        return int(value)
-    except ValueError:
-        raise UserError(f"the variable {name} is {value!r}; it must be a whole number.") from None
-
-
-def choose_gpu(index: int, hosts: Sequence[str], visible: Sequence[str | None]) -> int | None:
-    """Which of the visible GPUs belongs to process `index`; None: all that it sees.
-
-    `hosts` has the machine of each process, and `visible` its CUDA_VISIBLE_DEVICES, None where it
-    is not set. UserError if the processes of a machine see the same GPUs, but too few.
-    """
-    here = [other for other, host in enumerate(hosts) if host == hosts[index]]
-    gpus = visible[index]
-    has_own = gpus is not None and "," not in gpus  # from the launcher; "" is none
-    if len(here) == 1 or has_own or any(visible[other] != gpus for other in here):
-        return None
-    if gpus is not None:
-        rule = f"a list of {len(here)} or more, one for each process on {hosts[index]}"
-        fits = len(gpus.split(",")) >= len(here)
-        require(fits, "CUDA_VISIBLE_DEVICES", gpus, f"{rule}; start fewer there")
-    return here.index(index)
 
 
 def _initialize(seconds: float, file: Path, **options: Any) -> None:
@@ -122,51 +69,6 @@ def _initialize(seconds: float, file: Path, **options: Any) -> None:
         wait([done], min(_SECONDS, left))
         left = deadline - time.monotonic()
     done.result(0)
-
-
-def find_coordinator(options: Distributed, index: int, processes: int) -> str:
-    """HOST:PORT of process 0, of the config, JAX's variable, srun, mpirun or Kubernetes.
-
-    Raises UserError if none of them gives it.
-    """
-    given = options.coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
-    if given:
-        return given
-    seconds = int(min(options.timeout_seconds, _LONGEST))
-    found, *_ = ClusterEnv.auto_detect_unset_distributed_params(
-        None, processes, index, [], None, seconds
-    )
-    if not found:
-        raise UserError(
-            "the launcher does not give the address of process 0; set `distributed.coordinator` "
-            "HOST:PORT."
-        )
-    return str(found)
-
-
-def bind_address(coordinator: str) -> str:
-    """Where process 0 listens: at this machine's own address only if that is the coordinator."""
-    if coordinator.startswith(("localhost:", "127.")):
-        return coordinator
-    _, _, port = coordinator.rpartition(":")
-    return os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", f"[::]:{port}")
-
-
-def require_free_port(bind: str) -> None:
-    """Raise UserError unless process 0 can listen there; JAX would die of SIGSEGV."""
-    host, _, port = bind.removeprefix("[::]").rpartition(":")  # without a host: all addresses
-    host = host.strip("[]")
-    both = not host and socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
-    try:
-        place = (host, int(port))
-        socket.create_server(place, family=family, dualstack_ipv6=both).close()
-    except (OSError, OverflowError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise UserError(
-            f"process 0 cannot listen at {bind} ({why}); set `distributed.coordinator` to "
-            "HOST:PORT with another port, for all processes."
-        ) from error
 
 
 class Cluster:
@@ -269,7 +171,7 @@ class Cluster:
     def stop(self, error: BaseException) -> None:
         """Report why this process stops, tell the others, and end the process."""
         seconds = self._options.heartbeat_timeout_seconds
-        if isinstance(error, jax.errors.JaxRuntimeError) and seconds < _LONGEST:
+        if isinstance(error, jax.errors.JaxRuntimeError) and seconds < LONGEST:
             # If a lost process caused it, the watching thread names that process: the heartbeat is
             # missed, both sides look once more, and it waits for `_GRACE_SECONDS` itself.
             time.sleep(seconds + 3 * _GRACE_SECONDS)
@@ -317,9 +219,9 @@ class Cluster:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._file.write_text(f"process {self.index} ({self.host}) of {self.processes}")
         self._say(f"waiting for all {self.processes} processes")
-        seconds = min(options.timeout_seconds, _LONGEST)
+        seconds = min(options.timeout_seconds, LONGEST)
         # Whole ones: with 0 JAX would abort every process at once.
-        heartbeat = math.ceil(min(options.heartbeat_timeout_seconds, _LONGEST))
+        heartbeat = math.ceil(min(options.heartbeat_timeout_seconds, LONGEST))
         jax.config.update("jax_enable_recoverability", True)  # A lost process must not abort this.
         jax.config.update("jax_enable_preemption_service", False)  # It would handle SIGTERM.
         if {"grpc_proxy", "https_proxy", "http_proxy"} & set(os.environ):

@@ -4,6 +4,7 @@ Process 0 starts it. It outlives process 0 for as long as it takes to tell the o
 gone; where the store ends before them, JAX aborts them.
 """
 
+import os
 import signal
 import subprocess
 import sys
@@ -27,7 +28,10 @@ def start(
     command = [sys.executable, "-m", __name__, *words]
     none = subprocess.DEVNULL  # Else it would keep the output of this process open.
     # The pipe closes when this process ends.
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=none, stderr=none)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=none, stderr=none, env=environment
+    )
 
     def end() -> None:
         process.kill()

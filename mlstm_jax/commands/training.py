@@ -157,7 +157,7 @@ def train(config: "Config", resume: Flag = False, reset_carry: Flag = False) -> 
     from mlstm_jax.api.model import load
     from mlstm_jax.config import load_file
     from mlstm_jax.corpora.prepare import prepare
-    from mlstm_jax.distributed import process_info
+    from mlstm_jax.launcher import process_info
     from mlstm_jax.training.session import Session
     from mlstm_jax.training.train import train as run_train
 

@@ -92,6 +92,8 @@ def _process(task: Task) -> Iterator[IO[bytes]]:
 def work() -> None:
     """Run a task for the process that has started this one, as long as that lives."""
     parent, task = pickle.load(sys.stdin.buffer)
+    result = sys.stdout.buffer
+    sys.stdout = sys.stderr  # for a library that prints
 
     def check_parent(_: int) -> None:
         if os.getppid() != parent:
@@ -103,4 +105,4 @@ def work() -> None:
         told = task.run(check_parent, rejected.append), rejected
     except (KnownError, OSError, MemoryError) as error:
         told = error
-    pickle.dump(told, sys.stdout.buffer)
+    pickle.dump(told, result)

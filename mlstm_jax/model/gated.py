@@ -48,12 +48,10 @@ from mlstm_jax.model.stack import (
     Loops,
     Recurrent,
     Residuals,
-    Step,
     Weights,
     forward_loop,
-    put_step,
-    step_of,
 )
+from mlstm_jax.model.time_loop import Step, put_step, step_of
 
 Array = jax.Array
 # (z [B, Z], carry) → carry, float32; a carry is a NamedTuple of arrays [B, H] with an h.

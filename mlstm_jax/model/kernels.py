@@ -23,7 +23,8 @@ from mlstm_jax.model.fp8 import Quantised, maxima, operand
 from mlstm_jax.model.mlstm import Gates, advance, read_m, step_gradient, weight_gradients
 from mlstm_jax.model.ops import is_bytes, project, sum_rows
 from mlstm_jax.model.pallas import Grid, StepNumber, pl, run_steps
-from mlstm_jax.model.stack import Cotangents, Loops, Residuals, Weights, step_of
+from mlstm_jax.model.stack import Cotangents, Loops, Residuals, Weights
+from mlstm_jax.model.time_loop import step_of
 
 Array = jax.Array
 float32 = jnp.float32

@@ -22,7 +22,8 @@ from flax import linen
 
 from mlstm_jax.model.architecture import VOCABULARY, Architecture, StateOutput, Window
 from mlstm_jax.model.ops import matmul, uniform
-from mlstm_jax.model.stack import Loops, put_step, step_of, steps_read
+from mlstm_jax.model.stack import Loops
+from mlstm_jax.model.time_loop import put_step, step_of, steps_read
 from mlstm_jax.options import Compute
 
 Array = jax.Array

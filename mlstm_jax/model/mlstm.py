@@ -1,7 +1,7 @@
 """The multiplicative LSTM: its equations, parameters, step, loops over time, and gradient.
 
 The loop over time is a `lax.scan`, to which JAX lowers a `fori_loop` with static bounds. It is
-written as a `fori_loop` (forward: `_over_time` in stack.py; back: `_backward`) so that each step
+written as a `fori_loop` (forward: time_loop.py; back: `_backward`) so that each step
 reads and writes its part of the time buffers in place: the loop back overwrites the gates with dz,
 and half types are stored as bits. As inputs and outputs of `scan` these arrays would be copied, on
 a CPU with a conversion of the whole array.
@@ -78,13 +78,10 @@ from mlstm_jax.model.stack import (
     Loops,
     Recurrent,
     Residuals,
-    Step,
     Weights,
-    empty_buffer,
     forward_loop,
-    put_step,
-    step_of,
 )
+from mlstm_jax.model.time_loop import Step, empty_buffer, put_step, step_of
 
 Array = jax.Array
 

@@ -21,10 +21,10 @@ from mlstm_jax import environment, output, shipped
 from mlstm_jax.config import Config, differences, run_python
 from mlstm_jax.config.resolve import Hardware, resolve
 from mlstm_jax.data.corpus import open_corpus
-from mlstm_jax.distributed import process_info
 from mlstm_jax.errors import InUse, UserError, require
 from mlstm_jax.fields import public
 from mlstm_jax.interop.weights import fingerprint
+from mlstm_jax.launcher import process_info
 from mlstm_jax.record import newest_record
 from mlstm_jax.run import load_run, read_config
 from mlstm_jax.terminal import markdown, message, tell

@@ -18,9 +18,10 @@ from mlstm_jax.run import Run
 from mlstm_jax.terminal import ProgressLine, tell
 from mlstm_jax.transfer import classify, experiment, features, words
 from mlstm_jax.transfer.classifier import Classifier, Description, Examples, load_classifier
-from mlstm_jax.transfer.experiment import PARTS, REPORT, Result, write_report
+from mlstm_jax.transfer.experiment import PARTS, Result
 from mlstm_jax.transfer.features import Column, Features, Featurizer
 from mlstm_jax.transfer.labels import Labelled, Sets, codes
+from mlstm_jax.transfer.report import REPORT, write_report
 
 
 class Transferred(NamedTuple):

@@ -16,8 +16,9 @@ import jax
 import pytest
 
 from mlstm_jax.config import Config, Distributed, flatten, vary
-from mlstm_jax.distributed import Cluster, choose_gpu, process_info, require_free_port
+from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import UserError
+from mlstm_jax.launcher import choose_gpu, process_info, require_free_port
 from mlstm_jax.training import run_folder
 
 COUNT = 100

@@ -16,9 +16,10 @@ from mlstm_jax import cli, shipped
 from mlstm_jax.config import vary
 from mlstm_jax.errors import Note, UserError
 from mlstm_jax.run import load_run
-from mlstm_jax.transfer import classify, experiment
+from mlstm_jax.transfer import classify
 from mlstm_jax.transfer.classifier import Classifier, Description
 from mlstm_jax.transfer.labels import digests
+from mlstm_jax.transfer.report import as_markdown
 from tests.tables import column, praise_and_blame
 
 TEXTS = praise_and_blame(0, 5)
@@ -81,7 +82,7 @@ def test_texts_of_the_model(model, monkeypatch, tmp_path) -> None:
         made = model.transfer((TEXTS, LABELS), test, (NEW, LABELS[:6]))
     assert notes[0].filename == __file__
     assert "\n1 of the 7 texts of test is in" in "\n".join(["", *made.result.notes])
-    report = experiment.as_markdown(made.result, "mine", [])
+    report = as_markdown(made.result, "mine", [])
     assert "cannot be said here" in report
     for verdict in ("Words alone are better", "Words add nothing"):
         assert verdict not in report

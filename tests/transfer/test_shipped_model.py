@@ -14,9 +14,10 @@ from mlstm_jax import cli, shipped
 from mlstm_jax.errors import Note
 from mlstm_jax.options import SamplingOptions
 from mlstm_jax.run import load_run, with_compute
-from mlstm_jax.transfer import experiment, features
+from mlstm_jax.transfer import features
 from mlstm_jax.transfer.classifier import load_classifier
 from mlstm_jax.transfer.generate import generate
+from mlstm_jax.transfer.report import as_markdown
 from mlstm_jax.transfer.trace import Reader
 from mlstm_jax.view.viewer import Viewer
 from tests.tables import column
@@ -69,7 +70,7 @@ def test_four_labels(model) -> None:
         labels = [praise, praise, blame, blame]
         made = model.transfer((GOOD + BAD, labels), (NEW, [praise, blame]))
         assert (made.result.has_prior, made.result.C, made.result.test) == (True, 0, 1)
-        report = experiment.as_markdown(made.result, NAME, [])
+        report = as_markdown(made.result, NAME, [])
         assert "so this is the classifier that comes with the model" in report
         assert "C = 0" not in report
         of_names[praise] = column(model.classify(NEW, made), praise)

@@ -10,9 +10,10 @@ from sklearn.pipeline import make_pipeline
 from mlstm_jax.api.model import TrainedModel
 from mlstm_jax.errors import UserError
 from mlstm_jax.options import TransferOptions
-from mlstm_jax.transfer import experiment, words
+from mlstm_jax.transfer import words
 from mlstm_jax.transfer.classifier import load_classifier
 from mlstm_jax.transfer.labels import Labelled, codes
+from mlstm_jax.transfer.report import as_markdown
 from mlstm_jax.transfer.transfer import Transferred
 from mlstm_jax.view.viewer import Viewer
 from tests.tables import column
@@ -137,7 +138,7 @@ def test_weight_of_words(states, counts, weight) -> None:
 def test_verdict_of_the_report(made) -> None:
     for weight, said in ((1, "Words alone are better here"), (0, "leave `words` out")):
         result = replace(made.result, word_weight=weight)
-        assert said in experiment.as_markdown(result, "mine", [])
+        assert said in as_markdown(result, "mine", [])
     assert made.result.word_weight == made.classifier.words.weight == WEIGHT
     # Of 100 texts 62 are right: Wilson's interval begins at 0.522.
     scores = {
@@ -149,7 +150,7 @@ def test_verdict_of_the_report(made) -> None:
         result = replace(
             made.result, texts={"test": 100}, majority=majority, word_weight=1, **scores
         )
-        report = experiment.as_markdown(result, "mine", [])
+        report = as_markdown(result, "mine", [])
         assert ("Nothing is clearly better than the commonest class" in report) == is_chance
         assert ("Words alone are better here" in report) != is_chance
 

@@ -1,0 +1,162 @@
+"""A transfer experiment's report: report.json, report.md and, with matplotlib, two pictures."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from mlstm_jax import output, shipped
+from mlstm_jax.terminal import markdown, one_line
+from mlstm_jax.transfer import words
+from mlstm_jax.transfer.experiment import Result
+from mlstm_jax.transfer.features import STATE_NAMES
+
+REPORT = "report.md"  # written last: if it exists, all files are complete
+
+
+def write_report(folder: Path, result: Result, run_name: str) -> None:
+    """Write the files."""
+    written = {"model": run_name} | asdict(result)
+    output.write_text(folder / "report.json", json.dumps(written, indent=2))
+    output.write_text(folder / REPORT, as_markdown(result, run_name, _draw(folder, result)))
+
+
+def as_markdown(result: Result, run_name: str, pictures: list[str]) -> str:
+    """Return the report as Markdown with tables, and with the pictures of these names."""
+    classes = list(map(markdown, result.classes))
+    counts = [f"{count:,} {name}" for name, count in result.texts.items() if count]
+    units = list(map(str, result.units[:10]))
+    best = result.best_unit
+    fitted = f"C = {result.C:g}. " if result.C else ""
+    confusion: list[list[object]] = [["", *classes]]
+    for name, row in zip(classes, result.confusion, strict=True):
+        confusion.append([f"**{name}**", *row])
+    curve: list[list[object]] = [["labelled examples", "test accuracy, %", "over three draws"]]
+    for point in result.learning_curve:
+        ends = f"{_percent(point['least'])} to {_percent(point['largest'])}"
+        curve.append([f"{int(point['examples']):,}", _percent(point["mean"]), ends])
+    parts = [
+        f"# Transfer of {markdown(run_name)}",
+        f"{', '.join(counts)} texts of {len(classes)} classes: {', '.join(classes)}"
+        f"{''.join(f'; {markdown(source)}' for source in result.sources)}. Features: the "
+        f"{STATE_NAMES[result.state]} (`{result.state}`).",
+        "Accuracy, % of the texts, with a 95% confidence interval:",
+        _table(_accuracies(result)),
+        *_remarks(result, run_name),
+        f"{fitted}The features of largest weight: {', '.join(units)}.",
+        f"To view the best unit: `mlstm-jax heatmap RUN --state {best.state} --layer "
+        f"{best.layer} --unit {best.unit} --text TEXT --out heat.html`.",
+        "Confusion matrix of the test texts, one row per true class:",
+        _table(confusion),
+        _table(curve),
+        "\n".join(f"![{Path(name).stem}]({name})" for name in pictures)
+        or "(No pictures: matplotlib is not installed.)",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(rows: list[list[object]]) -> str:
+    """The rows as Markdown, the first as the head."""
+    lines = [f"| {' | '.join(map(str, row))} |" for row in rows]
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}"
+
+
+def _accuracies(result: Result) -> list[list[object]]:
+    """The table of accuracies."""
+    checked = "valid" if result.texts.get("valid") else "cross-validated"
+    rows: list[list[object]] = [["", "train", checked, "**test**"]]
+
+    def add(name: str, test: float, train: float | None = None, valid: float | None = None) -> None:
+        rows.append([name, _percent(train), _percent(valid), f"**{_percent(test)}**"])
+
+    low, high = result.interval
+    bold = f"**{_percent(result.test)}** ({_percent(low)} to {_percent(high)})"
+    rows.append(["all features", _percent(result.train), _percent(result.valid), bold])
+    add(f"{result.best_unit}, the best alone", result.best_unit_test)
+    for k, score in result.top_units.items():
+        add(f"{k} of largest weight", score)
+    base = result.baseline
+    add(f"TF-IDF, {words.COUNTED[result.counted]}", base["test"], base["train"], base["valid"])
+    both = result.together
+    add("features and TF-IDF together, `words`", both["test"], both["train"], both.get("valid"))
+    add("the commonest class", result.majority)
+    return rows
+
+
+def _remarks(result: Result, run_name: str) -> list[str]:
+    """What the baseline, the prior and the held-out texts say, and notes."""
+    remarks = []
+    if result.has_prior and result.C:
+        remarks.append(
+            "The log-odds of the model's own classifier are one more feature. It comes with the "
+            "model."
+        )
+    elif result.has_prior:
+        remarks.append(
+            "None of the fits to your labels was clearly better, so this is the classifier that "
+            "comes with the model."
+        )
+    if result.is_known:
+        other = "" if result.state == "mean_h" else ", or with `--state mean_h`, which knows less"
+        remarks.append(
+            "Whether words are better or add anything cannot be said here: the model has learned "
+            f"some of these texts with their labels. Compare on other texts{other}."
+        )
+    elif result.is_chance:
+        remarks.append(
+            "**Nothing is clearly better than the commonest class here**, with neither features "
+            "nor words: take more test texts, more labels, or classes that the texts tell apart."
+        )
+    elif result.word_weight == 1:
+        other = "" if run_name == shipped.MODEL else f", or use `{shipped.MODEL}`"
+        remarks.append(
+            "**Words alone are better here**, and the features add nothing clear to them: use "
+            f"TF-IDF, train the model on more text{other}. (With `words` the classifier reads "
+            "only words.)"
+        )
+    elif result.word_weight == 0:
+        remarks.append("Words add nothing clear to the features here: leave `words` out.")
+    return remarks + [f"**{markdown(text)}**" for text in result.notes]
+
+
+def _draw(folder: Path, result: Result) -> list[str]:
+    """Draw the best unit's histogram and the learning curve, if there is matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return []
+    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    axes = figure.subplots()
+    edges = np.array(result.histogram["edges"])
+    for name, counts in result.histogram["counts"].items():
+        axes.stairs(counts, edges, fill=True, alpha=0.5, label=one_line(name))
+    axes.set(xlabel=f"{result.best_unit}", ylabel="training texts")
+    for text in axes.legend(title="class").get_texts():
+        text.set_parse_math(False)  # a dollar sign must not start a formula
+    figure.savefig(folder / "best_unit.png", dpi=110)
+
+    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    axes = figure.subplots()
+    points = [list(point.values()) for point in result.learning_curve]
+    examples_N, mean_N, least_N, largest_N = np.array(points).T
+    axes.fill_between(examples_N, 100 * least_N, 100 * largest_N, alpha=0.25)
+    axes.plot(examples_N, 100 * mean_N, marker="o", label="all features")
+    lines = {
+        "best unit alone": (":", result.best_unit_test),
+        "TF-IDF, all examples": ("--", result.baseline["test"]),
+        "commonest class": ("-.", result.majority),
+    }
+    for name, (style, score) in lines.items():
+        axes.axhline(100 * score, ls=style, color="gray", label=name)
+    axes.set(xscale="log", xlabel="labelled examples", ylabel="test accuracy, %")
+    axes.set_xticks(examples_N, [f"{count:,.0f}" for count in examples_N], rotation=45)
+    axes.set_xticks([], minor=True)
+    axes.legend()
+    axes.grid(alpha=0.3)
+    figure.savefig(folder / "learning_curve.png", dpi=110)
+    return ["best_unit.png", "learning_curve.png"]
