@@ -57,6 +57,16 @@ def test_answers_of_classify(program: Path, tmp_path: Path) -> None:
         assert ours == pytest.approx(theirs, abs=1e-5)
 
 
+def test_answers_of_a_model_in_int8(tmp_path: Path) -> None:
+    model = mlstm.load("sentiment")
+    program = model.export(tmp_path / "small.pyz")
+    assert program.stat().st_size < 6.5e6
+    texts = ["Not bad at all.", "The bus leaves at nine.", "A dull story, badly told."]
+    found = answers(program, texts, tmp_path)
+    for ours, theirs in zip(found, model.classify(texts), strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-5)
+
+
 @pytest.mark.parametrize(("suffix", "content"), [
     (".csv", 'n,text\n1,I loved it.\n2,"It broke,\nand smells."\n3,\n'),
     (".jsonl", '{"text": "I loved it."}\n{"text": "It broke,\\nand smells."}\n{"text": ""}\n'),
