@@ -70,6 +70,7 @@ class Recipe(NamedTuple):
     dedupe: Dedupe = "normalized"
     seed: int = 0
     quoting: Quoting | None = None
+    delimiter: str | None = None
     label_column: str | None = None  # if there is one, each document has its record
 
     @property

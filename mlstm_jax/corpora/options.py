@@ -31,8 +31,10 @@ class PrepareOptions(Checked):
         rating_column: column or field of a rating to keep; unset: the first non-null of rating,
             overall, star_rating and stars.
         document: what one document of a text file is; unset: a line.
+        delimiter: the character between the fields of .csv and .tsv files, such as ; or \\t, a tab;
+            unset: the comma or the tab, or another one with which the header has a text column.
         quoting: whether the fields of .csv and .tsv files may be in quotes: yes or no; unset: yes
-            if commas separate them, and with tabs if the file shows it.
+            unless tabs separate them, and with tabs if the file shows it.
         split: weights of train, valid and test, in documents, such as 8,1,1 or 0.8,0.1,0.1; 0,0,1
             makes only a test set. Valid and test get at least one document each unless their
             weight is 0. Unset: 20,1,1, or 1000,1,1 from 100,000 distinct documents on.
@@ -57,6 +59,7 @@ class PrepareOptions(Checked):
     text_column: str | None = None
     rating_column: str | None = None
     document: Unit | None = None
+    delimiter: str | None = None
     quoting: Quoting | None = None
     split: SplitWeights | None = None
     seed: int = 0
@@ -71,11 +74,16 @@ class PrepareOptions(Checked):
     def __post_init__(self) -> None:
         if isinstance(self.temp_dir, str):
             object.__setattr__(self, "temp_dir", Path(self.temp_dir))
+        if self.delimiter == "\\t":
+            object.__setattr__(self, "delimiter", "\t")
         super().__post_init__()
         split = self.split or _SMALL
         is_split = 0 < sum(split) < math.inf and min(split) >= 0
         needs_beam = self.engine != "beam" and self.beam_options
         column = "the name of a column, or unset"
+        is_delimiter = self.delimiter is None or (
+            len(self.delimiter) == 1 and self.delimiter not in '\r\n" '
+        )
         weights = (
             "three weights, train, valid and test, none negative, at least one above 0; such as "
             "1000,1,1 or 0.8,0.1,0.1, or 0,0,1 for a test set only"
@@ -83,6 +91,7 @@ class PrepareOptions(Checked):
         for name, holds, rule in (
             ("text_column", self.text_column != "", column),
             ("rating_column", self.rating_column != "", column),
+            ("delimiter", is_delimiter, "one character, no quote, space or line end; or \\t"),
             ("split", is_split, weights),
             ("beam_options", not needs_beam, "empty without `engine` beam"),
         ):

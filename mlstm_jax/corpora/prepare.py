@@ -143,6 +143,7 @@ def prepare(
         options.dedupe or ("none" if is_given else "normalized"),
         options.seed,
         options.quoting,
+        options.delimiter,
     )
     remove_leftovers(out)  # may restore an old corpus
     check_out(out, overwrite)

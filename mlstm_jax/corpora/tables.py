@@ -5,7 +5,7 @@ After a bad record, reading resumes at the next line: only that record is lost.
 
 import csv
 import re
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
@@ -17,10 +17,10 @@ from mlstm_jax.errors import UserError
 _BARE_RETURN = "new-line character seen in unquoted field"  # from the csv module's error message
 # A longer CSV record has an unclosed quote, which must not swallow the rest of the file.
 _MOST_LINES_A_RECORD = 10_000
-_QUOTED = re.compile('"(?:[^"]|"")*"')
 _QUOTED_AFTER_SPACES = re.compile(' +"(?:[^"]|"")*"')
 _SEPARATOR = re.compile(r"sep=(.)\r?\n?")  # the first line of Excel's CSV files
 _QUOTE = "CSV quote"
+_COLUMNS = "CSV columns"
 _JOINED = "fields with line breaks and delimiters"
 # What a second line of a header says about its columns.
 _TYPES = re.compile(
@@ -64,27 +64,27 @@ def csv_records(
 ) -> Iterator[RecordOrReject]:
     """Yield the rows of CSV, keyed by the names in its header, and notes on doubtful ones.
 
-    The name (.csv, .tsv) gives the delimiter, unless a first line `sep=;` names another, or
-    the header has a text column, or several columns, only with another. Tab-separated fields are
-    read without quotes, unless the file shows that they are quoted: `scan` reads its lines from the
-    start, any number of times.
+    `scan` reads the lines of the file from the start, any number of times.
     """
     # A review may exceed the csv module's 131,072 characters; the limit applies to the process.
     csv.field_size_limit(2**31 - 1)
-    form = CsvFormat(source, recipe, "\t" if source.kind == "tsv" else ",")
-    first = next(filter(str.strip, _texts(scan())), "")
-    if named := _SEPARATOR.fullmatch(first):
-        form = form._replace(delimiter=named[1])
+    usual = CsvFormat(source, recipe, "\t" if source.kind == "tsv" else ",")
+    first = next((text for line in scan() if (text := _text_of(line)).strip()), "")
+    named = _SEPARATOR.fullmatch(first)
+    if recipe.delimiter:
+        form = usual._replace(delimiter=recipe.delimiter)
+    elif named:
+        form = usual._replace(delimiter=named[1])
     else:
-        usual = form.delimiter
-        form = _with_delimiter(form, first)
-        if form.delimiter != usual and source != STDIN:
+        form = _with_delimiter(usual, first)
+        if form != usual and source != STDIN:
             why = f"read with the delimiter {form.delimiter!r}, which its first line has, instead"
-            yield reject("another delimiter", source, "", f"{why} of {usual!r}.", is_note=True)
+            why += f" of {usual.delimiter!r}."
+            yield reject("another delimiter", source, "", why, is_note=True)
     if recipe.quoting:
         form = form._replace(quoted=recipe.quoting == "yes")
     elif form.delimiter == "\t":
-        form = form._replace(quoted=_is_quoted(form, first, scan))
+        form = form._replace(quoted=_is_quoted(form, first, scan()))
     # Where every quote is as CSV wants it, no stray one can have joined records.
     joined = []
     rows = _Rows(form, lines)
@@ -104,55 +104,29 @@ def _with_delimiter(usual: CsvFormat, header: str) -> CsvFormat:
     return next((one for one in formats if one.has_text_column(header)), most)
 
 
-def _texts(lines: Iterable[Line]) -> Iterator[str]:
-    for line in lines:
-        if not isinstance(line, Reject):
-            yield line[1]
+def _text_of(line: Line) -> str:
+    return "" if isinstance(line, Reject) else line[1]
 
 
-def _is_quoted(form: CsvFormat, header: str, scan: Scan) -> bool:
-    """Whether the fields of a file are quoted.
+def _is_quoted(form: CsvFormat, header: str, lines: Iterator[Line]) -> bool:
+    """Whether the fields of a file separated by tabs are quoted, where a quote may be a character.
 
-    They are if only then the header has a text column, or if every field with a quote is wholly in
-    quotes; or if fewer records are rejected so, or no more and none is doubtful, while some are.
+    They are if only so the header has a text column, if a field in quotes has a doubled quote, or
+    if no record speaks against it.
     """
     unquoted = form._replace(quoted=False)
-    if not unquoted.has_text_column(header):
-        return True
-    if not form.has_text_column(header):
-        return False
-    fields = _fields_with_quotes(scan(), form.delimiter)
-    first = next(fields, None)
-    if first is None:
-        return False
-    if _QUOTED.fullmatch(first) and all(map(_QUOTED.fullmatch, fields)):
-        return True
-    plain = _faults(unquoted, scan())
-    if plain == (0, 0):
-        return False
-    rejected, doubtful = _faults(form, scan())
-    return rejected < plain[0] or (rejected == plain[0] and doubtful == 0 < plain[1])
-
-
-def _fields_with_quotes(lines: Iterable[Line], delimiter: str) -> Iterator[str]:
-    for line in _texts(lines):
-        if '"' in line:
-            yield from (one for one in line.rstrip("\r\n").split(delimiter) if '"' in one)
-
-
-def _faults(form: CsvFormat, lines: Iterator[Line]) -> tuple[int, int]:
-    """The number of rejects, and of doubtful records: of fewer fields than others, or joined."""
-    rejected = 0
-    doubtful = 0
-    sizes: Counter[int] = Counter()  # records by their number of fields
-    for row in _Rows(form, lines):
-        if not isinstance(row, Reject):
-            sizes[len(row[1])] += 1
-        elif row.kind == _JOINED:
-            doubtful += 1
-        elif not row.is_note:
-            rejected += 1
-    return rejected, doubtful + sizes.total() - sizes[max(sizes, default=0)]
+    if form.has_text_column(header) != unquoted.has_text_column(header):
+        return form.has_text_column(header)
+    is_sound = True
+    rows = _Rows(form, lines)
+    for row in rows:
+        if rows.has_doubled_quotes:
+            return True
+        if isinstance(row, Reject):
+            is_sound = is_sound and row.kind not in (_QUOTE, _COLUMNS, _JOINED)
+        else:
+            is_sound = is_sound and len(row[1]) == len(set(rows.header))
+    return is_sound and not rows.has_stray_quotes
 
 
 class _Rows:
@@ -164,9 +138,10 @@ class _Rows:
         self._returned: deque[Line] = deque()  # lines to read again
         self._taken: list[tuple[int, str]] = []  # the lines of the record
         self._unreadable: Reject | None = None  # the line that ended it, as a file's end would
-        self._header: list[str] = []
+        self.header: list[str] = []
         self._column = 0  # of the text
         self.has_stray_quotes = False  # in a field without quotes around it
+        self.has_doubled_quotes = False  # in a field in quotes
 
     def __iter__(self) -> Iterator[RecordOrReject]:
         records = 0
@@ -187,7 +162,7 @@ class _Rows:
                 reader = self._reader()
             elif not self._taken:
                 return
-            elif not self._header:
+            elif not self.header:
                 self._read_header(row, wrong)
             elif wrong := wrong or self._wrong(row):
                 kind, why = wrong
@@ -202,7 +177,7 @@ class _Rows:
                 if doubt:
                     yield self._reject(*doubt, is_note=True)
                 if not doubt or doubt[0] == _JOINED:
-                    yield self._taken[0][0], dict(zip(self._header, row, strict=False))
+                    yield self._taken[0][0], dict(zip(self.header, row, strict=False))
 
     def _reader(self) -> Iterator[list[str]]:
         return self._form.reader(iter(self._next_line, None))
@@ -240,29 +215,31 @@ class _Rows:
         )
         if form.source == STDIN:
             advice += " If these are lines of text, write them to a .txt file."
-        self._header = [name.strip() for name in row]
-        found = text_columns(form.source, form.recipe, self._header, advice)
-        self._column = self._header.index(found[0])
+        self.header = [name.strip() for name in row]
+        found = text_columns(form.source, form.recipe, self.header, advice)
+        self._column = self.header.index(found[0])
 
     def _wrong(self, row: list[str]) -> Finding | None:
         """What makes a row a reject."""
-        if self._form.quoted:
-            for field in row:
-                # The same text in quotes has its own quotes doubled.
-                doubled = field.replace('"', '""')
-                if doubled != field and f'"{doubled}"' not in self._text():
-                    self.has_stray_quotes = True
-                    if _QUOTED_AFTER_SPACES.fullmatch(field):
-                        return _QUOTE, "a space before a quoted field; remove it."
-        width = len(self._header)
+        for field in row if self._form.quoted else ():
+            if '"' not in field:
+                continue
+            doubled = field.replace('"', '""')
+            if f'"{doubled}"' in self._text():
+                self.has_doubled_quotes = True
+                continue
+            self.has_stray_quotes = True
+            if _QUOTED_AFTER_SPACES.fullmatch(field):
+                return _QUOTE, "a space before a quoted field; remove it."
+        width = len(self.header)
         if row and (len(row) <= self._column or any(row[width:])):
             why = f"{len(row)} columns where the header has {width}; a field that contains the"
-            return "CSV columns", f"{why} delimiter or a newline must be quoted."
+            return _COLUMNS, f"{why} delimiter or a newline must be quoted."
         return None
 
     def _doubt(self, row: list[str], records: int) -> Finding | None:
         """What is noted on a row; with all but _JOINED it is skipped."""
-        header = self._header
+        header = self.header
         delimiter = self._form.delimiter
         if records == 1 or row[self._column].strip() in header:
             names = [name.strip() for name in row]

@@ -102,6 +102,10 @@ NO = {"quoting": "no"}
         ("a.csv", "text|label\none, two|1\n", {}, ["one, two"], r"delimiter '\|'"),
         ("a.csv", "sep=|\r\ntext|label\r\none, two|1\r\n", {}, ["one, two"], None),
         ("a.tsv", "sep=|\r\ntext|label\r\none, two|1\r\n", {}, ["one, two"], None),
+        ("a.csv", "label^text\n1^a, b; c\n", {"delimiter": "^"}, ["a, b; c"], None),
+        ("a.csv", "text,n;text\na,1;b\n", {"delimiter": ";"}, ["b"], None),
+        ("a.tsv", 'text;n\n"a;\tb";1\n', {"delimiter": ";"}, ["a;\tb"], None),
+        ("a.csv", "text\tn,text\na\t1,b\n", {"delimiter": "\t"}, ["a"], None),
         # Separated by tabs and not quoted: every line is a record.
         ("a.tsv", JOINED, {}, ['"begins', 'ends"', 'say "so"'], None),
         ("a.tsv", 'text\tn\n"all"\t1\nsay "so"\t2\n', {}, ['"all"', 'say "so"'], None),
@@ -111,6 +115,8 @@ NO = {"quoting": "no"}
         ("a.tsv", 'text\tn\n"a\tb"\t1\n"say ""so"""\t2\n', {}, ["a\tb", 'say "so"'], None),
         ("a.tsv", 'n\ttext\n1\t"two\nlines"\n2\tplain\n', {}, ["two\nlines", "plain"], None),
         ("a.tsv", '"text"\t"n"\n"a"\t"1"\n', {}, ["a"], None),
+        ("a.tsv", '"text"\t"n"\n"a"\nsay "so"\t"1"\n', {}, ["a", 'say "so"'], None),
+        ("a.tsv", 'text\tn\n"say ""so"""\t1\n"b\tc"\t2\nd\n', {}, ['say "so"', "b\tc", "d"], None),
         ("a.tsv", SPACED, YES, [' "a "b" c"', "two\nlines", ' ""'], None),
         ("a.csv", SPACED.replace("\t", ","), YES, [' "a "b" c"', "two\nlines", ' ""'], None),
         # A quote may have joined records, in a file with stray quotes only.

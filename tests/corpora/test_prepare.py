@@ -137,6 +137,8 @@ BAD_OPTIONS = [
     ({"dedupe": "fuzzy"}, "dedupe is 'fuzzy', .*exact, normalized, none"),
     ({"rating_column": "mark"}, "no record has a number in `rating_column` 'mark'"),
     ({"text_column": ""}, "text_column is ''"),
+    ({"delimiter": ";;"}, "delimiter is ';;', but it must be one character"),
+    ({"delimiter": '"'}, "delimiter is '\"', but it must be one character"),
     ({"text_column": "body"}, r"a\.jsonl: none of its 3 records has text in body"),
     ({"sources": ["twice.jsonl"], "text_column": "body"}, "line 1: its field body occurs more"),
     ({"beam_options": "--runner=X"}, "beam_options is .* without `engine` beam"),
@@ -217,6 +219,14 @@ def test_overwrite(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"is not a corpus, or has other files in it"):
             prepare([old], other, overwrite=True)
     assert (out / "notes.txt").read_text() == "mine"
+
+
+def test_delimiter_of_a_command(tmp_path, capsys) -> None:
+    (tmp_path / "a.csv").write_text("text\tn,text\na, b\t1\n")
+    out = tmp_path / "out"
+    words = ["prepare", f"{tmp_path}/a.csv", "--split", "1,0,0", "--out", str(out)]
+    cli.main([*words, "--delimiter", "\\t"])
+    assert documents(out) == [b"\n a, b "]
 
 
 @pytest.fixture
