@@ -30,8 +30,9 @@ def require_folder(folder: Path, name: str = "out") -> None:
     try:
         if nearest.is_dir():
             why = "cannot be written"
-            tempfile.TemporaryDirectory(prefix=".mlstm-jax-", dir=nearest).cleanup()
-            return
+            # Without a name, where the system can: nothing is left whenever the process ends.
+            with tempfile.TemporaryFile(dir=nearest):
+                return
     except OSError as error:
         why += f" ({error.strerror or error})"
     raise UserError(

@@ -82,8 +82,13 @@ def test_quickstart(text_file, tmp_path, monkeypatch, capsys, refused):
         cli.main(line.split())
         return capsys.readouterr().out
 
-    assert "3,000 records" in said(f"prepare {text_file} --out corpus --split 20,1,1")
-    assert "agree" in said("inspect corpus --verify")
+    for line, told in (
+        (f"prepare {text_file} --out corpus --split 20,1,1", "3,000 records"),
+        ("inspect corpus --verify", "agree"),
+    ):
+        found = said(line)
+        assert told in found
+        assert "each line of a .txt file is a document; `--document`" in found
     options = "--model.hidden 32 --data.corpus corpus --data.batch 8 --data.window 16 --out run"
     steps = "--train.steps 40 --train.eval-every 20 --devices.virtual-cpu 4"
     monkeypatch.setattr(sys, "argv", ["train.py", *options.split(), *steps.split()])

@@ -162,7 +162,7 @@ def prepare(
     # Inside the folder that becomes the corpus, unless `temp_dir` is set.
     scratch = partial_folder(scratch_beside) / "scratch"
     with (
-        _removing_leftovers(out, scratch_beside, rejects_file, rejects),
+        _removing_leftovers(out, scratch_beside),
         atomic_directory(out, lambda: check_out(out, overwrite)) as folder,
         _progress(quiet=not show_progress) as report,
     ):
@@ -172,6 +172,7 @@ def prepare(
         shutil.rmtree(scratch if scratch.parent == folder else scratch.parent, ignore_errors=True)
         with durable(folder / corpus.MANIFEST) as file:
             file.write(manifest.to_json().encode())
+    rejects.write(rejects_file)
     for text in rejects.notes():
         note(text)
     return Corpus(out, manifest)
@@ -275,17 +276,13 @@ def _check_disjoint(sources_of: Mapping[str, Sequence[Source]]) -> None:
 
 
 @contextmanager
-def _removing_leftovers(
-    out: Path, scratch: Path, rejects_file: Path, rejects: Rejects
-) -> Iterator[None]:
+def _removing_leftovers(out: Path, scratch: Path) -> Iterator[None]:
     """Remove what the block left behind if it fails, even during its own cleanup."""
     try:
         yield
-    except BaseException as error:
+    except BaseException:
         remove_leftovers(out)
         remove_leftovers(scratch)
-        if rejects.written and not isinstance(error, UserError):
-            rejects_file.unlink(missing_ok=True)
         raise
 
 
@@ -298,7 +295,6 @@ def _write(gathered: SortedDocuments, folder: Path, job: Job, rejects_file: Path
     blank = sum(source.blank for source in manifests)
     records = with_text + without_text + blank
     is_rated = any(source.is_rated for source in gathered.counts)
-    rejects.write(rejects_file)
     rejects.check(records + len(rejects), job.options.max_reject_fraction, rejects_file)
     if recipe.rating_column and not is_rated:
         raise UserError(

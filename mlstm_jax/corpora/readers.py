@@ -33,7 +33,15 @@ from mlstm_jax.corpora.records import (
     reject,
     text_records,
 )
-from mlstm_jax.corpora.sources import COMPRESSION_ERRORS, GZIP, STDIN, Source, check_source
+from mlstm_jax.corpora.sources import (
+    BUFFER,
+    COMPRESSION_ERRORS,
+    GZIP,
+    STDIN,
+    Source,
+    Unpacked,
+    check_source,
+)
 from mlstm_jax.corpora.tables import csv_records
 from mlstm_jax.errors import UserError, note
 
@@ -234,7 +242,8 @@ def _lines(source: Source, raw: BinaryIO, recipe: Recipe, on_read: OnRead | None
 
 def limited_lines(source: Source, raw: BinaryIO, on_read: OnRead | None) -> Iterator[bytes]:
     """Yield the lines of a file, unpacked; UserError if one is longer than `LONGEST_LINE`."""
-    stream = source.compression.open(raw) if source.compression else raw
+    unpacked = Unpacked(source.compression, raw) if source.compression else None
+    stream = io.BufferedReader(unpacked, BUFFER) if unpacked else raw
     number = 0
     told = 0
     while line := stream.readline(LONGEST_LINE + 1):
@@ -251,6 +260,8 @@ def limited_lines(source: Source, raw: BinaryIO, on_read: OnRead | None) -> Iter
             told = position
     if on_read:
         on_read(raw.tell() - told)
+    if unpacked and unpacked.behind:
+        raise unpacked.behind
 
 
 def _decoded(source: Source, number: int, line: bytes) -> Line:

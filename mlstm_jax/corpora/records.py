@@ -214,7 +214,6 @@ class Rejects:
         self._noted: Counter[str] = Counter()
         self._kept: list[Reject] = []
         self._notes: list[Reject] = []
-        self.written = False  # True once writing begins
 
     def add(self, reject: Reject) -> None:
         """Take a reject or a note."""
@@ -237,19 +236,19 @@ class Rejects:
         if not self._counts:
             file.unlink(missing_ok=True)
             return
-        self.written = True
-        with output.write_errors(file), file.open("w", encoding="utf-8") as lines:
+        with output.atomic_file(file) as partial, partial.open("w", encoding="utf-8") as lines:
             for reject in sorted(self._kept, key=_by_place):
                 values = dict(zip(_WRITTEN, reject, strict=False))
                 lines.write(json.dumps(values) + "\n")
 
     def check(self, records: int, most: float, file: Path | None = None) -> None:
-        """Raise UserError if the rejects exceed the fraction `most` of all `records`."""
+        """Raise UserError if the rejects exceed a fraction of all `records`; they are in `file`."""
         if len(self) <= most * records:
             return
         option = ""
         advice = f"The first: {min(self._kept, key=_by_place).message}"
         if file:
+            self.write(file)
             option = "`max_reject_fraction` "
             advice += f"\nAll are in {file}. Correct the files, or raise the fraction to skip these"
             advice += " records."

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from mlstm_jax.corpora.documents import TEXT_COLUMNS
 from mlstm_jax.errors import UserError, note
@@ -28,7 +28,7 @@ _TEXT = ("json", "jsonl", "csv", "tsv", "txt")
 _KINDS = (*_TEXT, "parquet")
 _MOST_SHOWN = 5  # names of files
 _URL = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
-_BUFFER = 1 << 18  # bytes that are read at once
+BUFFER = 1 << 18  # bytes that are read at once
 _START = 8192  # bytes that show what a file or standard input is
 _BEFORE_JSON = codecs.BOM_UTF8 + b" \t\r\n"
 # What programs leave in place of a large file: the beginning of its text, and how to get the file.
@@ -69,6 +69,34 @@ COMPRESSION_ERRORS: tuple[type[Exception], ...] = tuple(
     error for kind in COMPRESSIONS for error in kind.errors
 )
 READ_ERRORS: tuple[type[Exception], ...] = (OSError, *COMPRESSION_ERRORS)
+
+
+class Unpacked(io.RawIOBase):
+    """The data of a compressed file, which end before other bytes; `behind` is the error on these.
+
+    Raised where it comes, it would take with it a last line without its end.
+    """
+
+    def __init__(self, kind: Compression, raw: BinaryIO) -> None:
+        self._kind = kind
+        self._stream = cast(io.BufferedIOBase, kind.open(raw))
+        self.behind: Exception | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if self.behind:
+            return 0
+        try:
+            data = self._stream.read1(len(buffer))
+        except self._kind.errors as error:
+            if not str(error).startswith(self._kind.behind):
+                raise
+            self.behind = error
+            return 0
+        buffer[: len(data)] = data
+        return len(data)
 
 
 @dataclass(frozen=True)
@@ -130,7 +158,7 @@ class Source:
         """Open the file, or standard input."""
         if self.copy:
             return Path(self.copy.name).open("rb")  # with a place of its own
-        return sys.stdin.buffer if self.name == "-" else self.path.open("rb", _BUFFER)
+        return sys.stdin.buffer if self.name == "-" else self.path.open("rb", BUFFER)
 
     def repeatable(self) -> "Source":
         """Return a source to read many times: standard input as a `copy`, which is to be closed."""

@@ -284,6 +284,10 @@ def test_damaged_gzip(tmp_path: Path) -> None:
     path.write_bytes(whole + b"more")
     with pytest.warns(Note, match="bytes behind its gzip data"):
         assert texts(Source(str(path)))[-1] == "899"
+    for text in ("one\ntwo", "one\ntwo" + "o" * 10**6):
+        path.write_bytes(gzip.compress(text.encode()) + b"more")
+        with pytest.warns(Note, match="bytes behind its gzip data"):
+            assert texts(Source(str(path))) == text.split()
     for damaged in (whole[:-9], whole[:20], whole[:-8] + bytes(8), b"\x1f\x8b" + bytes(90)):
         path.write_bytes(damaged)
         with pytest.raises(UserError, match=r"a\.txt\.gz, after record \d+: the gzip data is cut"):

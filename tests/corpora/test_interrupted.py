@@ -164,7 +164,8 @@ def test_one_line_and_nothing_changed(tmp_path, monkeypatch, capsys, words, wher
     (tmp_path / "b.txt").write_text("good\n")
     monkeypatch.chdir(tmp_path)
     cli.main(PREPARE.split())
-    before = contents(tmp_path / "new/out")
+    before = contents(tmp_path / "new")
+    assert "out.rejects.jsonl" in before
     capsys.readouterr()
     monkeypatch.setattr(where, name, stopping(getattr(where, name), number))
     with pytest.raises(SystemExit) as stop:
@@ -173,6 +174,5 @@ def test_one_line_and_nothing_changed(tmp_path, monkeypatch, capsys, words, wher
     left = "; no temporary files are left" * (words == PREPARE)
     told = f"mlstm-jax {words.split()[0]}: interrupted by {number.name}{left}.\n"
     assert capsys.readouterr().err == told
-    assert contents(tmp_path / "new/out") == before
-    assert not list(Path("new").glob(".out*"))
-    assert not Path("new/out.csv").exists()
+    assert contents(tmp_path / "new") == before
+    assert sorted(os.listdir("new")) == ["out", "out.rejects.jsonl"]
