@@ -96,7 +96,7 @@ def _load_study(path: Path) -> Iterator[History]:
             run = json.loads(line)
             if not {"run", "config", "metrics"} <= run.keys():
                 raise UserError(
-                    f"{path}: a line has no run, config or metrics; give a folder of "
+                    f"{path}: a line has no run, config or metrics; name a folder of "
                     "runs, or a study that has them."
                 )
             config = from_json(json.dumps(run["config"]), path)

@@ -4,11 +4,11 @@ They need neither NumPy nor JAX, so that the help of a command is fast. Those of
 corpora/options.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
-from mlstm_jax.errors import UserError, require
+from mlstm_jax.errors import UserError, nearest, require
 from mlstm_jax.fields import Between, Checked, Count, Fraction, Positive, Seed
 
 SplitName = Literal["train", "valid", "test"]
@@ -25,6 +25,36 @@ ReadingLibrary = Literal["auto", "numpy", "jax"]
 State = Literal["c", "h", "mean_h", "max_h"]
 # The features of a text: one state, or several side by side.
 FeatureState = Literal[State, "c+mean_h", "h+mean_h+max_h"]
+
+# What other programs call an option or a field.
+_ELSEWHERE = {
+    "units": "hidden",
+    "lr": "learning_rate",
+    "iterations": "steps",
+    "steps": "epochs",
+    "batch_size": "batch",
+    "length": "bytes",
+    "tokens": "bytes",
+    "max_tokens": "bytes",
+    "max_new_tokens": "bytes",
+    "output": "out",
+    "force": "overwrite",
+}
+
+
+def names_meant(name: str, known: Collection[str]) -> list[str]:
+    """The known options or fields, at most two, that a name which there is not may mean."""
+    _, _, last = name.rpartition(".")
+    for usual in (last, _ELSEWHERE.get(last)):
+        found = [one for one in known if one.rpartition(".")[2] == usual]
+        if found:
+            return found[:2]
+    section = name.removesuffix(last)
+    inside = [one.removeprefix(section) for one in known if one.startswith(section)]
+    begin = last.rstrip("s")
+    longer = [one for one in inside if one.startswith(begin) and len(begin) > 2]
+    return [section + one for one in longer[:2] or nearest(last, inside)]
+
 
 _MOST_DRAWN = 2**31 - 1  # bytes; the place of each is an int32 of the device
 _LARGEST = (2 - 2**-23) * 2.0**127  # in float32

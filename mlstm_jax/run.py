@@ -34,6 +34,10 @@ from mlstm_jax.output import read_errors
 from mlstm_jax.record import FOLDER
 
 ENVIRONMENT = "environment.json"
+_NO_CHECKPOINT = (
+    "has no checkpoint: the run has not reached its first one, or its checkpoints were removed. "
+    "Train on, or name another run (those in results/ have only metrics)."
+)
 
 
 @dataclass(frozen=True)
@@ -103,10 +107,7 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
     if (folder / WEIGHTS).is_file():
         return _of_weights(folder, folder / WEIGHTS, config, checkpoint)
     if not (folder / FOLDER).is_dir():
-        raise UserError(
-            f"{folder} has no checkpoint: train the run for longer, or give another run (those in "
-            "results/ have only metrics)."
-        )
+        raise UserError(f"{folder} {_NO_CHECKPOINT}")
     identity = id_of(folder)
     if identity is None:
         note(
@@ -196,7 +197,7 @@ def as_weights(run: Run) -> ModelWeights:
 def _choose(checkpoints: Checkpoints, folder: Path, wanted: str) -> int:
     steps = checkpoints.steps()
     if not steps:
-        raise UserError(f"{folder} has no checkpoint yet: the run has not reached its first one.")
+        raise UserError(f"{folder} {_NO_CHECKPOINT}")
     if wanted == "latest":
         return steps[-1]
     if wanted == "best":
@@ -206,6 +207,6 @@ def _choose(checkpoints: Checkpoints, folder: Path, wanted: str) -> int:
     if wanted not in map(str, steps):
         raise UserError(
             f"checkpoint {wanted}: {folder} has checkpoints at {', '.join(map(str, steps))}; "
-            "give one of these steps, best or latest."
+            "choose one of these steps, best or latest."
         )
     return int(wanted)

@@ -86,10 +86,10 @@ def require_model(path: Path) -> None:
 
 
 def which_model(path: Path) -> str:
-    """Return the end of a message: what to give instead of a path that is not a model."""
+    """Return the end of a message: what to name instead of a path that is not a model."""
     ours = files("model")
     return (
-        "Give the folder that `mlstm-jax train` or `mlstm-jax import` wrote, such as runs/mine, or "
+        "Name the folder that `mlstm-jax train` or `mlstm-jax import` wrote, such as runs/mine, or "
         f"a pretrained model: {' or '.join(ours)}" + did_you_mean(nearest(str(path), ours))
     )
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import mlstm_jax
-from mlstm_jax import cli
+from mlstm_jax import cli, config
+from mlstm_jax.errors import UserError
 
 REPOSITORY = Path(__file__).parent.parent
 COMMANDS = [
@@ -132,6 +133,16 @@ def test_quickstart(text_file, tmp_path, monkeypatch, capsys, refused):
         ("train --train.steps 1e3", "--train.steps: '1e3' is not a whole number"),
         ("plan --machine h200 --corpus-bytes 40GB", "--corpus-bytes: '40GB' is not a number"),
         ("train --lr 1", "did you mean --optimizer.learning-rate?"),
+        ("train --steps 1", "there is no option --steps; did you mean --train.steps?"),
+        (
+            "finetune sentiment --steps 1",
+            "did you mean --epochs? `mlstm-jax finetune --help` lists all",
+        ),
+        ("generate sentiment --length 9", "there is no option --length; did you mean --bytes?"),
+        ("generate sentiment --temp=1", "did you mean --temperature?"),
+        ("transfer sentiment --labels x", "did you mean --label-column?"),
+        ("classify sentiment x.csv --output y", "did you mean --out?"),
+        ("prepare x.csv --shuffle", "there is no option --shuffle. `mlstm-jax prepare --help`"),
         ("classify reviews-1024 reviews-1024 x.csv", "pass reviews-1024/sentiment"),
         ("evaluate reviews-102", "did you mean reviews-1024"),
         ("evaluate reviews-1024", "reviews-1024, a pretrained model, comes without a corpus"),
@@ -160,6 +171,13 @@ def test_mistakes(line, message, corpus, tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
     assert message in refused(*line.split())
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_former_name_of_a_field(monkeypatch, refused) -> None:
+    monkeypatch.setitem(config.RENAMED, "train.rounds", "train.epochs")
+    assert "did you mean --train.epochs?" in refused("train", "--train.rounds", 3)
+    with pytest.raises(UserError, match=r"'rounds'; did you mean epochs\?"):
+        mlstm_jax.vary(mlstm_jax.Config(), train__rounds=3)
 
 
 def test_wrong_model_without_jax(monkeypatch, refused) -> None:

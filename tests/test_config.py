@@ -163,7 +163,7 @@ def test_batch_per_device(tmp_path: Path) -> None:
     kept = configs.vary(configs.load_file(file), data__window=6)
     assert resolve(kept, Hardware(2)).data == Data(batch=8, window=6)
     both = ["--data.batch", "6", "--data.batch-per-device", "6"]
-    with pytest.raises(UserError, match="give only one"):
+    with pytest.raises(UserError, match="not both"):
         parse(both)
 
 

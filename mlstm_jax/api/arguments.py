@@ -59,7 +59,7 @@ def as_texts(texts: Texts, name: str = "texts", *, files: bool = False) -> list[
     kind = type(texts).__name__
     if isinstance(texts, (str, bytes)):
         or_file = ", or Path(file)" if files else ""
-        raise UserError(f"{name} is a single {kind}; give a list of texts, [text]{or_file}.")
+        raise UserError(f"{name} is a single {kind}; pass a list of texts, [text]{or_file}.")
     is_table = _has_columns(texts)
     if is_table or isinstance(texts, (Mapping, Set)) or not isinstance(texts, Iterable):
         hint = ", such as one column of the table" if is_table else ""
@@ -69,7 +69,7 @@ def as_texts(texts: Texts, name: str = "texts", *, files: bool = False) -> list[
     if wrong is not None:
         raise UserError(
             f"{name}[{wrong}] has type {type(result[wrong]).__name__}, but it must be a str; leave "
-            'missing texts out, or give "".'
+            'missing texts out, or pass "".'
         )
     return result
 
@@ -107,7 +107,7 @@ def as_labelled(
         labels = list(part[1])
         if not texts or len(texts) != len(labels):
             raise UserError(
-                f"{name} has {len(texts):,} texts and {len(labels):,} labels; give a label for "
+                f"{name} has {len(texts):,} texts and {len(labels):,} labels; pass a label for "
                 "each text, and one text or more."
             )
         places = [f"{name}[1], text {number:,}: the label" for number in range(len(texts))]
@@ -125,7 +125,7 @@ def _columns_of(
     for what, column in (("text", text), ("label", label_column)):
         if column not in columns:
             raise UserError(
-                f"{name} is a table with no {what} among its columns, {', '.join(columns)}; give "
+                f"{name} is a table with no {what} among its columns, {', '.join(columns)}; pass "
                 f"`{what}_column`, or a tuple such as (df.text, df.label) ({SEVERAL_LABELS})."
             )
     return table[columns[text]], table[columns[label_column]]

@@ -12,11 +12,12 @@ import functools
 import inspect
 import io
 import json
+import re
 import shutil
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import tyro
@@ -24,11 +25,14 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from mlstm_jax.corpora.options import SplitWeights
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, did_you_mean
+from mlstm_jax.options import names_meant
 from mlstm_jax.terminal import uncoloured, write_error
 
 Call = functools.partial[None]
 T = TypeVar("T")
+
+_OPTION = re.compile(r"--([A-Za-z][\w.-]*)(?:=|$)")  # not a text that begins with --
 
 # The fields of an options class, as options of the command.
 Flat = Annotated[T, FlagCreatePairsOff, arg(name="")]
@@ -63,18 +67,20 @@ LabelColumn = Annotated[
 
 
 def parse(
-    command: Callable[..., None], words: Sequence[str], program: str, **defaults: Any
+    command: Callable[..., None],
+    words: Sequence[str],
+    program: str,
+    fields: Mapping[str, str] = MappingProxyType({}),
+    **defaults: Any,
 ) -> Call:
     """Turn a command line into a call of a command; exit if it asks for help or has a mistake.
 
-    `program` is how the command is called, for the help; `defaults` are of its arguments.
+    `program` is how the command is called, for the help; `fields`: see `_require_options`;
+    `defaults` are of its arguments.
     """
     is_help = bool({"-h", "--help"} & set(words))
-    if any(word.partition("=")[0] == "--device" for word in words):
-        raise UserError(
-            "there is no --device: JAX uses the GPUs for which it has been installed (extra cuda12 "
-            "or cuda13); in front of the command, JAX_PLATFORMS=cpu takes the CPU instead."
-        )
+    if not is_help:
+        _require_options(words, program, dict.fromkeys(options(command), "") | fields)
 
     @functools.wraps(command)
     def later(**given: Any) -> Call:
@@ -99,6 +105,27 @@ def parse(
         write_error(uncoloured(said.getvalue()))  # It may repeat words of the command line.
 
 
+def _require_options(words: Sequence[str], program: str, known: Mapping[str, str]) -> None:
+    """Raise UserError for an option that there is not.
+
+    `known` has the names of options in Python; the value of a former name is the present one.
+    """
+    for word in words:
+        given = _OPTION.match(word)
+        name = given[1].replace("-", "_") if given else "help"
+        if name == "help" or known.get(name.replace(".no_", "."), name) == "":
+            continue
+        if name == "device":
+            raise UserError(
+                "there is no --device: JAX uses the GPUs for which it has been installed (extra "
+                "cuda12 or cuda13); in front of the command, JAX_PLATFORMS=cpu takes the CPU."
+            )
+        names = sorted(one for one, now in known.items() if not now)
+        meant = [known[name]] if name in known else names_meant(name, names)
+        near = did_you_mean(f"--{one.replace('_', '-')}" for one in meant)
+        raise UserError(f"there is no option --{given[1]}{near} `{program} --help` lists all.")
+
+
 def _wrapped(text: str) -> str:
     """The parser wraps its boxes to the terminal; wrap also what is before them."""
     width = shutil.get_terminal_size().columns
@@ -114,7 +141,7 @@ def _wrapped(text: str) -> str:
 
 def options(command: Callable[..., None]) -> set[str]:
     """The names of a command's options in Python, with the fields of its options classes."""
-    names = set()
+    names = set[str]()
     for name, parameter in inspect.signature(command).parameters.items():
         kind = parameter.annotation
         if get_origin(kind) is Annotated:

@@ -51,7 +51,7 @@ def parse(command: Callable[..., None], words: Sequence[str], program: str) -> C
     if {"-h", "--help"} & set(words):
         command.__annotations__["config"] = _NAMED
         return commands.parse(command, ["--help"], program, config="quickstart")
-    from mlstm_jax.config import Config, load_file, vary
+    from mlstm_jax.config import RENAMED, Config, flatten, load_file, vary
 
     command.__annotations__["config"] = Annotated[Config, arg(name="")]
     kinds = [word for word in words if word.startswith("model:")]
@@ -65,31 +65,12 @@ def parse(command: Callable[..., None], words: Sequence[str], program: str) -> C
     if given.optimizer is not None:
         config = vary(config, optimizer__name=given.optimizer)
     options = {word.partition("=")[0].replace("_", "-") for word in words}
-    for option in options:
-        _require_field(config, option)
     if "--data.batch" in options:
         if "--data.batch-per-device" in options:
-            raise UserError("data.batch and data.batch_per_device: give only one of them.")
+            raise UserError("set data.batch or data.batch_per_device, not both.")
         config = vary(config, data__batch_per_device=None)
-    return commands.parse(command, words, program, config=config)
-
-
-def _require_field(config: "Config", option: str) -> None:
-    """Raise UserError if an option such as --model.units is of a field that there is not."""
-    from mlstm_jax.config import field_names, nearest_fields
-
-    section, _, field = option.removeprefix("--").partition(".")
-    if option == "--lr":
-        section, field = "optimizer", "lr"
-    if not option.startswith("--") or not field or section not in field_names(config):
-        return
-    fields = getattr(config, section)
-    field = field.replace("-", "_")
-    if field.removeprefix("no_") in field_names(fields):
-        return
-    near = [f"--{section}.{name.replace('_', '-')}" for name in nearest_fields(fields, field)]
-    more = ". `mlstm-jax train --help-all` lists all."
-    raise UserError(f"there is no option {option}{did_you_mean(near, more)}")
+    known = RENAMED | dict.fromkeys(flatten(config), "")
+    return commands.parse(command, words, program, known, config=config)
 
 
 def _split_config(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -102,7 +83,7 @@ def _split_config(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     if words and not words[0].startswith("-"):
         given.config.insert(0, rest.pop(0))
     if len(given.config) > 1:
-        raise UserError(f"give only one config, not {' and '.join(given.config)}.")
+        raise UserError(f"name only one config, not {' and '.join(given.config)}.")
     given.config = next(iter(given.config), None)
     return given, rest
 

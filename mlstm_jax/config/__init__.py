@@ -28,13 +28,13 @@ from mlstm_jax.config.sections import (
     Train,
     others_fields,
 )
-from mlstm_jax.errors import KnownError, UserError, did_you_mean, nearest, require
+from mlstm_jax.errors import KnownError, UserError, did_you_mean, require
 from mlstm_jax.fields import Checked
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.gated import GRU, LSTM
 from mlstm_jax.model.mlstm import MLSTM
 from mlstm_jax.model.transformer import BERT, Transformer
-from mlstm_jax.options import Compute
+from mlstm_jax.options import Compute, names_meant
 
 Model = MLSTM
 
@@ -176,7 +176,7 @@ def vary(config: Config, **values: Any) -> Config:
         section, _, field = name.partition("__")
         _require_field(config, section)
         if field:
-            _require_field(getattr(config, section), field)
+            _require_field(getattr(config, section), field, f"{section}.")
             sections.setdefault(section, {})[field] = value
         else:
             whole[section] = value
@@ -191,11 +191,18 @@ def vary(config: Config, **values: Any) -> Config:
     return dataclasses.replace(config, **whole)
 
 
-def _require_field(section: Any, name: str) -> None:
-    if name not in field_names(section):
-        meant = [name.replace(".", "__")] if "." in name else nearest_fields(section, name)
-        near = did_you_mean(meant, f"; its fields are {', '.join(field_names(section))}.")
-        raise UserError(f"{type(section).__name__} has no field {name!r}{near}")
+def _require_field(section: Any, name: str, before: str = "") -> None:
+    """Raise UserError unless there is such a field; `before` is the section's name and a dot."""
+    known = field_names(section)
+    if name in known:
+        return
+    meant = names_meant(name, known)
+    if "." in name:
+        meant = [name.replace(".", "__")]
+    elif before + name in RENAMED:
+        meant = [RENAMED[before + name].removeprefix(before)]
+    near = did_you_mean(meant, f"; its fields are {', '.join(known)}.")
+    raise UserError(f"{type(section).__name__} has no field {name!r}{near}")
 
 
 def field_names(section: Any) -> list[str]:
@@ -203,19 +210,8 @@ def field_names(section: Any) -> list[str]:
     return [field.name for field in dataclasses.fields(section)]
 
 
-# What other libraries call a field.
-_ELSEWHERE = {"units": "hidden", "lr": "learning_rate", "iterations": "steps"}
-
-
-def nearest_fields(section: Any, name: str) -> list[str]:
-    """The fields of a section that a name which it does not have may mean."""
-    names = field_names(section)
-    usual = _ELSEWHERE.get(name)
-    return [usual] if usual in names else nearest(name, names)
-
-
 # Fields of earlier versions by their dotted names, and what each is called now, in its section.
-_RENAMED: dict[str, str] = {}
+RENAMED: dict[str, str] = {}
 
 
 def to_json(config: Config) -> str:
@@ -226,10 +222,10 @@ def to_json(config: Config) -> str:
 def from_json(text: str | bytes, source: Path) -> Config:
     """Build a config from `to_json`'s text."""
     advice = (
-        "; restore the file. For other values start a new run in another folder, with the values "
-        "as options of `mlstm-jax train`"
+        "; restore the file. To change settings start a new run in another folder, with them as "
+        "options of `mlstm-jax train`"
     )
-    with fields.named(f"{source} is not the config of a run", advice):
+    with fields.named(f"{source} cannot be read", advice):
         values = digest.read_json(text)
     advice = (
         "; use that version, or begin a new run with the parameters of this one, exported there"
@@ -239,11 +235,11 @@ def from_json(text: str | bytes, source: Path) -> Config:
 
 
 def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a config with the names that their fields have now; see `_RENAMED`."""
+    """The values of a config with the names that their fields have now; see `RENAMED`."""
     values = {
         name: dict(part) if isinstance(part, Mapping) else part for name, part in values.items()
     }
-    for old, new in _RENAMED.items():
+    for old, new in RENAMED.items():
         section, _, name = old.rpartition(".")
         part = values.get(section) if section else values
         if isinstance(part, dict) and name in part:

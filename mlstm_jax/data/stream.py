@@ -295,7 +295,7 @@ class EvaluationStream:
         if self.scored <= 0:
             raise UserError(
                 f"the {split.name} split has {size} bytes, too few to score; prepare the corpus "
-                "with a larger share for it (`split`, or more files after `valid` and `test`)."
+                "again with a larger share for it, for example with `split` 20,1,1."
             )
         self._bytes = split.bytes
         self._window = window

@@ -61,7 +61,7 @@ def corpus_of(run: Run, given: str | Path | None) -> tuple[Corpus, bool]:
     """
     if given is None and run.imported:
         raise UserError(
-            f"{run.folder.name}, {run.origin}, comes without a corpus; give one with `corpus`."
+            f"{run.folder.name}, {run.origin}, comes without a corpus; name one with `corpus`."
         )
     opened = open_corpus(Path(run.config.data.corpus if given is None else given))
     is_own = opened.identity == run.corpus

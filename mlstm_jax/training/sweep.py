@@ -81,8 +81,8 @@ def prepare(runs: Runs) -> None:
         if processes > 1:  # JAX connects processes only once.
             raise UserError(
                 f"the run {' / '.join(key)} would have {processes} processes, but a sweep trains "
-                "each run in one. Set `distributed.processes` to 1 in its config (several sweeps "
-                "share the runs), or train this run with `mlstm-jax train`."
+                "each run in one; set `distributed.processes` to 1 in its config (several `sweep` "
+                "commands share the work), or train this run with `mlstm-jax train`."
             )
         numbers.append(config.devices.virtual_cpu)
     rule = "the same number in all runs: one process trains them all"

@@ -190,7 +190,7 @@ def make_config(run: Run, start: Path, out: Path, classes: int, options: Finetun
     if not steps:
         raise UserError(
             f"the training texts have {int(windows)} windows of {window} bytes, too few for a "
-            f"`batch` of {batch}; lower `batch` or `window`, or give more texts."
+            f"`batch` of {batch}; lower `batch` or `window`, or add texts."
         )
     precision = run.config.precision
     compute = options.compute or precision.compute or host.fastest_compute(model.hidden)

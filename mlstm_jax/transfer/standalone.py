@@ -91,7 +91,7 @@ def _label(texts: Sequence[str]) -> tuple[list[dict[str, float]], int]:
 def classify(texts: Iterable[str]) -> list[dict[str, float]]:
     """Return the probability of each class of each text, by name; none of a blank one."""
     if isinstance(texts, str):
-        raise TypeError("texts is a single str; give a list of texts, [text].")
+        raise TypeError("texts is a single str; pass a list of texts, [text].")
     return _label(list(texts))[0]
 
 

@@ -26,7 +26,7 @@ def classifier(model: mlstm.TrainedModel) -> Any:
 
 def test_what_is_no_list_of_texts(model, classifier) -> None:
     for texts, message in (
-        ("one", r"texts is a single str; give a list of texts, \[text\]"),
+        ("one", r"texts is a single str; pass a list of texts, \[text\]"),
         (b"x", "texts is a single bytes"),
         (["a", 3], r"texts\[1\] has type int"),
         (["a", NAN], r"texts\[1\] has type float"),

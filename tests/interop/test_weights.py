@@ -209,7 +209,7 @@ def test_imported_run(found, tmp_path, refused) -> None:
     ):
         pass
     assert (imported / run.WEIGHTS).read_bytes() == before
-    assert "give one with --corpus" in refused("evaluate", imported)
+    assert "name one with --corpus" in refused("evaluate", imported)
     for path in (imported, imported / run.WEIGHTS):
         assert "has weights and no checkpoints" in refused("generate", path, "--checkpoint", "7")
     file = imported / "config.json"
@@ -219,6 +219,6 @@ def test_imported_run(found, tmp_path, refused) -> None:
 
 
 def test_former_name_of_a_field(tmp_path, monkeypatch) -> None:
-    monkeypatch.setitem(config._RENAMED, "model.units", "model.hidden")
+    monkeypatch.setitem(config.RENAMED, "model.units", "model.hidden")
     about = {"format": weights.FORMAT, "model": {"units": 24}, "cleaning": "none", "source": "x"}
     assert weights._about(tmp_path, json.dumps(about)).model.hidden == 24
