@@ -80,7 +80,7 @@ def parse(
     """
     is_help = bool({"-h", "--help"} & set(words))
     if not is_help:
-        _require_options(words, program, dict.fromkeys(options(command), "") | fields)
+        _require_options(words, program, dict.fromkeys(options(command), "") | dict(fields))
 
     @functools.wraps(command)
     def later(**given: Any) -> Call:
@@ -112,8 +112,10 @@ def _require_options(words: Sequence[str], program: str, known: Mapping[str, str
     """
     for word in words:
         given = _OPTION.match(word)
-        name = given[1].replace("-", "_") if given else "help"
-        if name == "help" or known.get(name.replace(".no_", "."), name) == "":
+        if given is None:
+            continue
+        name = given[1].replace("-", "_")
+        if known.get(name.replace(".no_", "."), name) == "":
             continue
         if name == "device":
             raise UserError(
