@@ -4,7 +4,7 @@ Corpus:    mlstm-jax prepare unsup.jsonl.gz --split 99,1,0 --dedupe exact --out 
            (the 50,000 unlabelled reviews of Maas et al. 2011: 49,507 documents)
 Command:   mlstm-jax train reference_512
 Hardware:  two CPU cores: 6 to 12 kB/s, 7 to 13 minutes
-Expected:  validation 2.033 BPC; NVIDIA's sentiment-discovery reaches 2.046 on the same reviews
+Expected:  validation 2.033 BPC
 """
 
 from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train

@@ -1,6 +1,6 @@
 r"""fp32, bf16 and fp16 on the same text, batches and seed: Puri et al. 2018, section V and Fig. 2.
 
-Corpus:    an eighth of 72 MB of Amazon and IMDB reviews, 8.7 MB:
+Corpus:    an eighth of 72 MB of Amazon and IMDB reviews, 8.0 MB:
            mlstm-jax prepare amazon/*.json.gz imdb/unsup.jsonl.gz \
              --split 120,3,877 --dedupe exact --out corpora/reviews_small
 Command:   mlstm-jax sweep results/precision_128/sweep.py --out runs/precision_128
