@@ -4,12 +4,10 @@ The runs of a study in results/ are one file, runs.jsonl.gz: a line for each, an
 (its name), `config`, `environment` and `metrics` (the lines of metrics.jsonl).
 
 Needs pandas and matplotlib (the extra `notebooks`), which training does not need. A table is a
-pandas DataFrame; a curve is drawn on axes that the caller creates.
+pandas DataFrame; a curve is drawn on axes that the caller creates. The examples assume:
 
 >>> from mlstm_jax import analysis
 >>> histories = analysis.load_histories("runs/mine")
->>> analysis.summary(histories).index.tolist()
-['mine']
 """
 
 import gzip
@@ -30,7 +28,7 @@ from mlstm_jax.training import metrics
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PANELS = ("bpc", "learning_rate", "grad_norm", "loss_scale", "kilobytes_per_second")
+PANELS = ("bpc", "learning_rate", "grad_norm", "kilobytes_per_second")  # fp16: and loss_scale
 
 # Columns of a table of metrics, and their labels on an axis.
 LABELS = {
@@ -46,10 +44,10 @@ LABELS |= {name: metric.label for name, metric in metrics.METRICS.items()}
 
 
 class History(NamedTuple):
-    """The config and metrics of a run folder.
+    """The name, config and metrics of a run folder.
 
     Attributes:
-        name: the run's.
+        name: its path below the folder that was read.
         config: the run's.
         train: a row for each such line of metrics.jsonl, with its fields as columns, and megabytes,
             minutes and kilobytes_per_second.
@@ -70,8 +68,15 @@ def load_histories(*folders: Path | str) -> list[History]:
     Args:
         folders: each holds runs in or below it, or is a study with a runs.jsonl.gz.
 
+    Returns:
+        A history for each run.
+
     Raises:
         ValueError: a folder holds no run, or a run cannot be read.
+
+    Examples:
+        >>> analysis.load_histories("runs", "runs/mine")[1].name
+        'mine'
     """
     histories: list[History] = []
     for folder in map(Path, folders):
@@ -123,11 +128,20 @@ def _table(lines: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def smooth(values: pd.Series, span: float) -> pd.Series:
-    """The moving mean whose weights decay by a factor e over half of `span` values, at least 1.
+    """The moving mean of `span` values around each, so that a curve does not lag behind its data.
 
-    The first values are means of the values so far, without a bias to zero; NaN counts as missing.
+    Args:
+        values: [N]; NaN counts as missing.
+        span: how many values; at both ends fewer.
+
+    Returns:
+        The means, [N].
+
+    Examples:
+        >>> analysis.smooth(pd.Series([1.0, 2.0, 6.0, 4.0, 5.0]), 3).tolist()
+        [1.5, 3.0, 4.0, 5.0, 4.5]
     """
-    return values.ewm(span=span, ignore_na=True).mean() if span > 1 else values
+    return values.rolling(max(1, round(span)), center=True, min_periods=1).mean()
 
 
 def _last(values: pd.Series, otherwise: Any) -> Any:
@@ -135,7 +149,18 @@ def _last(values: pd.Series, otherwise: Any) -> Any:
 
 
 def summary(histories: Iterable[History]) -> pd.DataFrame:
-    """One row per run: its main settings and results."""
+    """The main settings and results of runs.
+
+    Args:
+        histories: of the runs.
+
+    Returns:
+        A table with a row for each run, by name.
+
+    Examples:
+        >>> analysis.summary(histories)["end"].to_dict()
+        {'mine': 'finished'}
+    """
     names = []
     rows = []
     empty = pd.Series(dtype=float)
@@ -172,7 +197,17 @@ def noise_scale(history: History) -> float:
     """The gradient's noise scale in rows, over the second half of the run.
 
     This is the mean trace over the mean signal (McCandlish et al. 2018, appendix A.1: the ratio of
-    one line is biased, the ratio of the means hardly). NaN with one device and no micro-batches.
+    one line is biased, the ratio of the means hardly).
+
+    Args:
+        history: of the run.
+
+    Returns:
+        The scale; NaN with one device and no micro-batches.
+
+    Examples:
+        >>> analysis.noise_scale(histories[0])
+        nan
     """
     train = history.train
     if "gradient_signal" not in train:
@@ -187,8 +222,16 @@ def noise_scale(history: History) -> float:
 def updates_to(history: History, bpc: float) -> float:
     """The step at which the validation BPC first reaches `bpc`; NaN if it never does.
 
-    It is interpolated between two evaluations, in the logarithm of the step. An evaluation
-    without a number, as after a divergence, does not count.
+    Args:
+        history: of the run. An evaluation without a number, as after a divergence, does not count.
+        bpc: the score to reach.
+
+    Returns:
+        The step, interpolated between two evaluations in the logarithm of the step.
+
+    Examples:
+        >>> analysis.updates_to(histories[0], bpc=0.1)
+        nan
     """
     scores = history.evaluations.dropna(subset="bpc")
     reached = np.flatnonzero(scores["bpc"] <= bpc)
@@ -216,11 +259,23 @@ def plot(
 
     Args:
         axes: matplotlib axes.
-        x, y: columns, see `LABELS`.
+        histories: of the runs; one without the column `y` is left out.
+        x: the column on the horizontal axis, such as step or megabytes.
+        y: the column to draw, such as bpc.
         kind: train, or evaluations.
         span: of `smooth`, in lines.
         label: the name of a run in the legend; "_" omits it.
         style: further arguments of `axes.plot` for a run.
+
+    Raises:
+        KeyError: a run has no column `x`.
+
+    Examples:
+        >>> import matplotlib.pyplot as plt
+        >>> figure, axes = plt.subplots()
+        >>> analysis.plot(axes, histories, "megabytes", "bpc", span=3)
+        >>> axes.get_ylabel()
+        'bits per character'
     """
     for history in histories:
         table = getattr(history, kind)
@@ -234,8 +289,18 @@ def plot(
 def limits(histories: Iterable[History], y: str) -> tuple[float, float] | None:
     """The limits of an axis that shows the column `y` of all runs after their first tenth.
 
-    That, the drop from 8 bits, would make the rest too small to read. None if no run has values;
-    `axes.set_ylim(None)` then keeps matplotlib's own limits.
+    That, the drop from 8 bits, would make the rest too small to read.
+
+    Args:
+        histories: of the runs.
+        y: the column.
+
+    Returns:
+        The lower and the upper limit. None if no run has values; `axes.set_ylim(None)` then keeps
+        matplotlib's own limits.
+
+    Examples:
+        >>> low, high = analysis.limits(histories, "bpc")
     """
     parts = [np.zeros(0)]
     for history in histories:
@@ -254,12 +319,30 @@ def limits(histories: Iterable[History], y: str) -> tuple[float, float] | None:
 def plot_runs(
     runs: Sequence[str | Path], x: Literal["step", "megabytes", "epoch", "minutes"]
 ) -> "Figure":
-    """Plot what PANELS names of runs; see `mlstm_jax.plot_metrics`."""
+    """Plot bits per character, rate, gradient, speed and, of runs in fp16, the loss scale.
+
+    Args:
+        runs: folders, as of `load_histories`.
+        x: the column on the horizontal axis.
+
+    Returns:
+        A figure with a panel for each.
+
+    Raises:
+        ValueError: as `load_histories` does.
+
+    Examples:
+        >>> len(analysis.plot_runs(["runs/mine"], "step").axes)
+        4
+    """
     import matplotlib.pyplot as plt
 
     histories = load_histories(*runs)
-    size = (8, 2.4 * len(PANELS))
-    figure, axes = plt.subplots(len(PANELS), 1, figsize=size, sharex=True, layout="constrained")
+    names = [*PANELS]
+    if any(history.config.precision.compute == "fp16" for history in histories):
+        names.append("loss_scale")
+    size = (8, 2.4 * len(names))
+    figure, axes = plt.subplots(len(names), 1, figsize=size, sharex=True, layout="constrained")
     plt.close(figure)  # otherwise a notebook would show it twice
     color_of = {id(history): f"C{number}" for number, history in enumerate(histories)}
 
@@ -269,7 +352,7 @@ def plot_runs(
     def dots(history: History) -> dict[str, Any]:
         return line(history) | {"ls": "", "marker": "o", "ms": 3, "label": "_"}
 
-    for panel, name in zip(axes, PANELS, strict=True):
+    for panel, name in zip(axes, names, strict=True):
         plot(panel, histories, x, name, style=line)
     plot(axes[0], histories, x, "bpc", kind="evaluations", style=dots)
     for panel in axes[:-1]:
@@ -281,9 +364,21 @@ def plot_runs(
 
 
 def grid(folder: Path | str) -> pd.DataFrame:
-    """The last validation BPC of a sweep by row and column: inf: diverged, NaN: not ended.
+    """The last validation BPC of a sweep by row and column.
 
-    A run's name is ROW/COLUMN. Rows that are numbers, such as batches, are in numeric order.
+    Args:
+        folder: the runs of a sweep or a study, whose names are ROW/COLUMN.
+
+    Returns:
+        The table: inf: diverged, NaN: not ended. Rows that are numbers, such as batches, are in
+        numeric order.
+
+    Raises:
+        ValueError: as `load_histories` does, or no run is a ROW/COLUMN.
+
+    Examples:
+        >>> analysis.grid(".").shape  # the only run there is runs/mine
+        (1, 1)
     """
     cells = {}
     for history in load_histories(folder):
@@ -299,7 +394,19 @@ def grid(folder: Path | str) -> pd.DataFrame:
 
 
 def formatted(table: pd.DataFrame, digits: int = 3) -> pd.DataFrame:
-    """A table of numbers as text: Div for inf, a dash for NaN."""
+    """A table of numbers as text: Div for inf, a dash for NaN.
+
+    Args:
+        table: of numbers, such as of `grid`.
+        digits: after the decimal point.
+
+    Returns:
+        The table as strings.
+
+    Examples:
+        >>> analysis.formatted(pd.DataFrame({"Adam": [1.2345, np.inf]}))["Adam"].tolist()
+        ['1.234', 'Div']
+    """
 
     def cell(value: float) -> str:
         if np.isnan(value):

@@ -110,7 +110,7 @@ def plot_metrics(
     *,
     x: Literal["step", "megabytes", "epoch", "minutes"] = "megabytes",
 ) -> "Figure":
-    """Plot bits per character, rate, gradient, loss scale and speed of runs.
+    """Plot bits per character, rate, gradient, speed and, in fp16, loss scale of runs.
 
     Args:
         runs: run folders, or folders of run folders.

@@ -123,7 +123,7 @@ def test_training_with_callbacks(corpus, tmp_path, monkeypatch, capfd) -> None:
 def test_data_frame_and_plot(model: mlstm.TrainedModel) -> None:
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("matplotlib")
-    assert len(model.plot().axes) == len(mlstm.plot_metrics([model.path], x="step").axes) == 5
+    assert len(model.plot().axes) == len(mlstm.plot_metrics([model.path], x="step").axes) == 4
     assert isinstance(model.metrics, pandas.DataFrame)
     assert model.metrics.to_dict("records")[-1]["step"] == model._jax.lines()[-1]["step"]
 
