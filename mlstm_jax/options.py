@@ -121,10 +121,10 @@ class HeatmapOptions(Checked):
     """What a heat map shows of a unit or of a score.
 
     Attributes:
-        label: of a score, the class or label; unset: the last, such as positive.
-        state: of a unit, c or h after each character, or mean_h, the mean of h up to it; unset: c,
-            or h of a model that has no c.
-        layer: of a unit; 0 is the lowest; unset: the top layer.
+        label: the class whose score is shown; unset: the last, such as positive.
+        state: what a unit shows: c or h after each character, or mean_h, the mean of h up to it;
+            unset: c, or h of a model that has no c.
+        layer: the unit's layer; 0 is the lowest; unset: the top layer.
         scale: the absolute value with the full colour; unset: the 99th percentile of the text, or
             of a score its largest value after a whole word.
 
@@ -180,7 +180,7 @@ class FinetuneOptions(Checked):
             about 40 updates or more.
         window: bytes of truncated back-propagation; a Transformer's is always `model.positions`.
         dropout: fraction of the units of each layer's output that are dropped.
-        seed: of dropout and of the order of the text.
+        seed: the seed of dropout and of the order of the text.
         compute: type of the matrix products; unset: as in the run, and with a model of the
             package or an imported one the fastest, as `precision.compute` of a new run.
         words: take the probabilities of the model or of TF-IDF, whichever is better on the

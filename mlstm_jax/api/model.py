@@ -410,7 +410,7 @@ class TrainedModel:
 
         Args:
             text: the text to read.
-            unit: its number in the layer.
+            unit: the unit's number in its layer.
             score: instead of a unit: what `transfer` returned, or its folder. The score after a
                 character is what the classifier would answer if the text ended there.
             options: what is shown.

@@ -107,9 +107,9 @@ def transfer(
     Args:
         train: texts with labels: a .csv, .tsv, .json, .jsonl or .parquet file.
         out: folder for the features, the classifier, report.md, report.json and pictures.
-        test: as train, to measure the accuracy on; unset: a fifth of each class of train, chosen by
-            a digest of the texts, so that it is always the same.
-        valid: as train, to choose C on, the inverse strength of the penalty; unset:
+        test: such a file, to measure the accuracy on; unset: a fifth of each class of train, chosen
+            by a digest of the texts, so that it is always the same.
+        valid: such a file, to choose C, the inverse strength of the penalty; unset:
             cross-validation.
     """
     from mlstm_jax.api.arguments import as_labelled
@@ -156,9 +156,9 @@ def finetune(
     Args:
         train: texts with labels: a .csv, .tsv, .json, .jsonl or .parquet file.
         out: folder for corpus/, run/, classifier/ and report.json.
-        valid: as train; the loss of its labels, after each epoch, chooses the checkpoint, and its
+        valid: such a file; the loss of its labels after each epoch chooses the checkpoint, and its
             accuracy is reported. Unset: a fifth of train.
-        test: as train, to measure on.
+        test: such a file, to measure the accuracy on.
     """
     from mlstm_jax.api.model import load
 
@@ -226,7 +226,7 @@ def export(
             current folder.
         dtype: float32; float16 for half the size; or int8 for a quarter, with the matrices of a
             weight normalisation rounded to 8 bits. A .pyz has the smallest that changes no number.
-        classifier: of a .pyz: folder of `mlstm-jax transfer`; unset: the one that comes with a
+        classifier: for a .pyz: folder of `mlstm-jax transfer`; unset: the one that comes with a
             pretrained model.
     """
     from mlstm_jax.api.model import load

@@ -42,7 +42,7 @@ class LoadOptions:
         compute: type of the products in reading texts; auto: as in the run's config, but bf16
             instead of fp32 for several texts at a time, and for generated text, where the CPU
             multiplies it faster. int8: NumPy reads whole texts with int8 products, by onnxruntime.
-        reader: numpy; or jax; auto: numpy for a recurrent model of the package or of `export`,
+        reader: what reads texts; auto: numpy for a recurrent model of the package or of `export`,
             unless JAX has a GPU, or the CPU multiplies bf16 and there is much text.
     """
 
@@ -79,7 +79,7 @@ def features(
     column. The features of a record without text are zeros.
 
     Args:
-        texts: in any file that `prepare` reads; -: standard input, as JSON lines or lines of text.
+        texts: any file that `prepare` reads; -: standard input, as JSON lines or lines of text.
         out: .npz file to write.
         state: c, the cell state, or h after the last byte; or mean_h, the mean of h over all bytes;
             or c+mean_h, first all of c and then all of mean_h; or several, all in one pass over the
@@ -122,8 +122,8 @@ def classify(
     are unlike those that it knows, such as in another language. Without OUT a terminal gets a
     table of the first ten texts, and a pipe the CSV.
 
-    CSV has texts and labels unchanged. Where strangers wrote them, a spreadsheet runs those that
-    begin as a formula; JSON lines (OUT.jsonl) are safe.
+    CSV has texts and labels unchanged, and a spreadsheet runs a text that begins as a formula. For
+    texts of strangers write JSON lines (OUT.jsonl).
 
     Args:
         texts: DIR: folder of `mlstm-jax transfer`, or classifier/ of `finetune`; a model of the
@@ -217,7 +217,7 @@ def heatmap(
         out: .html file to write.
         text: the text to read.
         file: read the text from this file instead.
-        unit: its number in the layer.
+        unit: the unit's number in its layer.
         score: instead of a unit: folder of `mlstm-jax transfer`. The score after a character is
             what the classifier would answer if the text ended there.
     """
@@ -251,7 +251,7 @@ def view(
         label: the class or label of that score; unset: the last, such as positive.
         host: address to listen on; 127.0.0.1 and ::1 accept only this machine. The page has no
             login.
-        port: 0 takes a free one.
+        port: the port; 0 takes a free one.
     """
     with extra("view", "the page needs Starlette and uvicorn"):
         import starlette as _
