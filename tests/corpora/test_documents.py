@@ -167,7 +167,6 @@ def test_pydoc() -> None:
         ("a.csv", "id,stars,text,stars\n1,2,3,4\n", r"has 2 columns named stars"),
         ("a.csv", "text,n\na,1\nn,text\n2,b\n", r"line 3: another header, n,text, whose columns"),
         ("a.csv", "review;n\na;1\n", r"its columns are review, n\. .* delimiter ';'"),
-        ("a.txt", "version https://git-lfs.github.com/spec/v1\n", r"pointer of Git LFS; run"),
         ("a.csv", "", r"has no record"),
         ("a.csv", "text\n \n", r"none of its 1 records has text in text or .* \(blank in 1\)"),
         ("a.csv", "1,t\n0,u\n", r"first line was taken for the header, .* ',': '1,t'\. If the"),
@@ -307,6 +306,7 @@ def test_damaged_gzip(tmp_path: Path) -> None:
         (f"&#{'9' * 4300};", "\n \ufffd ".encode(), b"&#%s;\n" % (b"9" * 4300)),
         (f"&#{'9' * 4301};", "\n \ufffd ".encode(), b"&#%s;\n" % (b"9" * 4301)),
         ("&nbsp;\n", b"", b"&nbsp;\n\n"),
+        (" \t\n\u3000", b"", b""),
         ("", b"", b""),
     ],
 )

@@ -59,7 +59,8 @@ def test_layouts_of_amazons_reviews(tmp_path: Path) -> None:
     write_layouts(folder)
     write_parquet(
         folder / "2023.parquet",
-        "SELECT 3.0 AS rating, 'e é' AS text UNION ALL SELECT 1, NULL UNION ALL SELECT 5, ' d'",
+        "SELECT {'text': 'no', 'x': [{'rating': 1}]} AS details, rating, text "
+        "FROM (VALUES (3.0, 'e é'), (1, NULL), (5, ' d')) t(rating, text)",
     )
     manifest = prepare([str(tmp_path / "in")], tmp_path / "out", split=(1, 0, 0)).manifest
     assert texts(tmp_path / "out") == {"a": 5.0, "b": 1.0, "c": 4.0, "d": 2.0, "e é": 3.0}
@@ -102,6 +103,23 @@ def test_files_left_out(tmp_path: Path) -> None:
         assert len(find_sources([str(folder)])) == 3
     with pytest.raises(UserError, match="unknown kind"):
         find_sources([f"{folder}/*"])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "pointer of Git LFS; run"),
+        ("/annex/objects/MD5E-s5--0.txt\n", "pointer of git-annex; run `git annex get`"),
+    ],
+)
+def test_pointers(tmp_path, content, message) -> None:
+    """What git leaves in place of a file is no text, whatever the name says."""
+    for name in ("a.txt", "a.csv", "a.jsonl.gz", "a.parquet"):
+        (tmp_path / name).write_text(content)
+        for source in (tmp_path, tmp_path / name, tmp_path / "*"):
+            with pytest.raises(UserError, match=rf"{name}: it is not the file, but a {message}"):
+                prepare([str(source)], tmp_path.parent / f"{tmp_path.name}.out")
+        (tmp_path / name).unlink()
 
 
 def small(path: Path) -> Path:
