@@ -20,19 +20,12 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from mlstm_jax import output
-from mlstm_jax.corpora import parts
+from mlstm_jax.corpora import parts, writer
 from mlstm_jax.corpora.documents import Recipe, Reject
 from mlstm_jax.corpora.readers import read_cleaned
 from mlstm_jax.corpora.sources import Source
 from mlstm_jax.corpora.workers import Task, run_all
-from mlstm_jax.corpora.writer import (
-    Block,
-    Job,
-    SortedDocuments,
-    SourceCounts,
-    bytes_read,
-    text_size,
-)
+from mlstm_jax.corpora.writer import Block, Job, SortedDocuments, SourceCounts
 from mlstm_jax.errors import KnownError, UserError, extra, first_line
 
 _BYTES_A_PART = 1 << 25
@@ -50,14 +43,14 @@ def sort_here(sources: Sequence[Source], job: Job) -> Iterator[SortedDocuments]:
     recipe = job.recipe
     count = _part_count(sources, _MOST_PARTS)
     most = min(job.options.workers or _cores(), len(sources))
-    workers = max(1, min(most, text_size(sources) // _BYTES_A_WORKER))
+    workers = max(1, min(most, writer.text_size(sources) // _BYTES_A_WORKER))
     by_size = sorted(sources, key=lambda source: -source.size)
     folders = [job.scratch / str(number) for number in range(workers)]
     tasks = []
     for number, folder in enumerate(folders):
         folder.mkdir(parents=True)
         tasks.append(Task(by_size[number::workers], recipe, count, folder))
-    counts = run_all(tasks, bytes_read(sources, job.report), job.rejects.add)
+    counts = run_all(tasks, writer.bytes_read(sources, job.report), job.rejects.add)
     job.report("read", 1)
     job.report("sort", 0)
     kept = sum(parts.kept(parts.read_rows(folders, part), recipe) for part in range(count))
@@ -72,7 +65,7 @@ def _cores() -> int:
 
 def _part_count(sources: Sequence[Source], most: int) -> int:
     """The number of parts, so that each fits into memory."""
-    return min(1 + text_size(sources) // _BYTES_A_PART, most)
+    return min(1 + writer.text_size(sources) // _BYTES_A_PART, most)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from mlstm_jax.options import SPLITS
 _CHUNK = 1 << 26  # bytes counted at a time
 _SHOWN = 200  # bytes of a document
 _MOST_RATINGS = 20
+_COUNTS = ("records", "without_text", "blank", "duplicates", "dedupe", "rejected")
 
 
 @public
@@ -54,6 +55,7 @@ def inspect(
     sizes = {}
     for name, split in manifest.splits.items():
         sizes[name] = {"documents": split.documents, "bytes": split.bytes}
+    counts_of_records = {name: getattr(manifest, name) for name in _COUNTS}
     lengths = np.diff(np.asarray(shown.offsets)).astype(np.int64)
     counts = np.zeros(256, np.int64)
     for start in range(0, len(shown.bytes), _CHUNK):
@@ -64,12 +66,7 @@ def inspect(
         "identity": opened.identity,
         "cleaning": manifest.cleaning,
         "seed": manifest.seed,
-        "records": manifest.records,
-        "without_text": manifest.without_text,
-        "blank": manifest.blank,
-        "duplicates": manifest.duplicates,
-        "dedupe": manifest.dedupe,
-        "rejected": manifest.rejected,
+        **counts_of_records,
         "sources": list(map(vars, manifest.sources)),
         "splits": sizes,
         "document_bytes": {

@@ -15,14 +15,14 @@ import os
 import shutil
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from fractions import Fraction
 from itertools import chain
 from math import nan
 from pathlib import Path
 from typing import Any
 
-from mlstm_jax.corpora import engines
+from mlstm_jax.corpora import engines, writer
 from mlstm_jax.corpora.documents import CleanDocument, Recipe, Reject
 from mlstm_jax.corpora.options import (
     DEFAULTS,
@@ -34,22 +34,7 @@ from mlstm_jax.corpora.options import (
 from mlstm_jax.corpora.readers import OnRead, limited_lines, read_cleaned
 from mlstm_jax.corpora.records import Rejects, check_rejects_file
 from mlstm_jax.corpora.sources import PYDOC, READ_ERRORS, Source, find_sources
-from mlstm_jax.corpora.writer import (
-    Block,
-    Blocks,
-    Job,
-    Report,
-    SortedDocuments,
-    SourceCounts,
-    bytes_read,
-    check_disk,
-    check_out,
-    durable,
-    packed,
-    resolved,
-    source_manifests,
-    write_split,
-)
+from mlstm_jax.corpora.writer import Block, Job, SortedDocuments, SourceCounts
 from mlstm_jax.data import corpus
 from mlstm_jax.data.corpus import Corpus, Manifest
 from mlstm_jax.errors import UserError, note
@@ -62,29 +47,6 @@ Sources = str | Path | Sequence[str | Path]
 
 # The order of writing: the first documents become the test split.
 _ORDER: tuple[SplitName, ...] = ("test", "valid", "train")
-
-
-@contextmanager
-def _progress(*, quiet: bool) -> Iterator[Report]:
-    """Show the progress of each stage in a line of its own, unless `quiet`."""
-    line: ProgressLine | None = None
-    current = ""
-
-    def report(stage: str, fraction: float) -> None:
-        nonlocal line, current
-        if stage != current:
-            if line:
-                line.update(100, "percent")
-            lines.close()
-            current = stage
-            line = lines.enter_context(ProgressLine(stage, 100, status="", quiet=quiet))
-        if line and fraction:
-            line.update(int(100 * fraction), "percent")
-
-    with ExitStack() as lines:
-        yield report
-        if line:
-            line.update(100, "percent")
 
 
 @public
@@ -129,25 +91,14 @@ def prepare(
         raise UserError(f"no source given; name text files, or {PYDOC}")
     # So that the temporary folder goes next to it, even for "." or a link; and the corpus replaces
     # the folder, so "." would still be the old one.
-    out = resolved("out", Path(out))
-    temp_dir = options.temp_dir and resolved("temp_dir", options.temp_dir)
+    out = writer.resolved("out", Path(out))
+    temp_dir = options.temp_dir and writer.resolved("temp_dir", options.temp_dir)
     if temp_dir and not (temp_dir.is_dir() and os.access(temp_dir, os.W_OK)):
         raise UserError(f"temp_dir {temp_dir} is not a writable folder; name another.")
     if is_given:
         check_given(names_of, options)
-    recipe = Recipe(
-        options.text_column,
-        options.rating_column,
-        options.document,
-        options.clean,
-        options.dedupe or ("none" if is_given else "normalized"),
-        options.seed,
-        options.quoting,
-        options.delimiter,
-    )
     remove_leftovers(out)  # may restore an old corpus
-    check_out(out, overwrite)
-    rejects = Rejects()
+    writer.check_out(out, overwrite)
     rejects_file = out.with_name(f"{out.name}.rejects.jsonl")
     split_sources = {}
     for split in ("", *_ORDER):
@@ -157,25 +108,57 @@ def prepare(
     check_rejects_file(rejects_file)
     scratch_beside = temp_dir / out.name if temp_dir else out
     remove_leftovers(scratch_beside)
-    check_disk([*chain(*split_sources.values())], out, scratch_beside, sorts=not is_given)
-
-    # Inside the folder that becomes the corpus, unless `temp_dir` is set.
-    scratch = partial_folder(scratch_beside) / "scratch"
+    every = list(chain(*split_sources.values()))
+    writer.check_disk(every, out, scratch_beside, sorts=not is_given)
     with (
         _removing_leftovers(out, scratch_beside),
-        atomic_directory(out, lambda: check_out(out, overwrite)) as folder,
+        atomic_directory(out, lambda: writer.check_out(out, overwrite)) as folder,
         _progress(quiet=not show_progress) as report,
     ):
-        job = Job(options, recipe, rejects, scratch, report)
-        with _read_and_sort(split_sources, job) as gathered:
-            manifest = _write(gathered, folder, job, rejects_file)
-        shutil.rmtree(scratch if scratch.parent == folder else scratch.parent, ignore_errors=True)
-        with durable(folder / corpus.MANIFEST) as file:
-            file.write(manifest.to_json().encode())
-    rejects.write(rejects_file)
-    for text in rejects.notes():
+        # Inside the folder that becomes the corpus, unless `temp_dir` is set.
+        scratch = partial_folder(scratch_beside) / "scratch"
+        job = Job(options, _recipe(options, is_given), Rejects(rejects_file), scratch, report)
+        manifest = _make(split_sources, folder, job)
+    job.rejects.write()
+    for text in job.rejects.notes():
         note(text)
     return Corpus(out, manifest)
+
+
+def _recipe(options: PrepareOptions, is_given: bool) -> Recipe:
+    return Recipe(
+        options.text_column,
+        options.rating_column,
+        options.document,
+        options.clean,
+        options.dedupe or ("none" if is_given else "normalized"),
+        options.seed,
+        options.quoting,
+        options.delimiter,
+    )
+
+
+@contextmanager
+def _progress(*, quiet: bool) -> Iterator[writer.Report]:
+    """Show the progress of each stage in a line of its own, unless `quiet`."""
+    line: ProgressLine | None = None
+    current = ""
+
+    def report(stage: str, fraction: float) -> None:
+        nonlocal line, current
+        if stage != current:
+            if line:
+                line.update(100, "percent")
+            lines.close()
+            current = stage
+            line = lines.enter_context(ProgressLine(stage, 100, status="", quiet=quiet))
+        if line and fraction:
+            line.update(int(100 * fraction), "percent")
+
+    with ExitStack() as lines:
+        yield report
+        if line:
+            line.update(100, "percent")
 
 
 def _names(sources: Sources) -> list[str]:
@@ -190,14 +173,21 @@ def _names(sources: Sources) -> list[str]:
     return list(map(str, names))
 
 
-def _read_and_sort(
-    split_sources: Mapping[str, list[Source]], job: Job
-) -> AbstractContextManager[SortedDocuments]:
-    """Read the sources of given splits (in their order), or of "" (sorted, without duplicates)."""
+def _make(split_sources: Mapping[str, list[Source]], folder: Path, job: Job) -> Manifest:
+    """Fill the folder with the corpus of given splits, or of "", in the order of its documents."""
     if "" not in split_sources:
-        return _read_given_splits(split_sources, job)
-    sort = engines.sort_with_beam if job.options.engine == "beam" else engines.sort_here
-    return sort(split_sources[""], job)
+        gathering = _read_given_splits(split_sources, job)
+    elif job.options.engine == "beam":
+        gathering = engines.sort_with_beam(split_sources[""], job)
+    else:
+        gathering = engines.sort_here(split_sources[""], job)
+    with gathering as gathered:
+        manifest = _write(gathered, folder, job)
+    is_inside = job.scratch.parent == folder
+    shutil.rmtree(job.scratch if is_inside else job.scratch.parent, ignore_errors=True)
+    with writer.durable(folder / corpus.MANIFEST) as file:
+        file.write(manifest.to_json().encode())
+    return manifest
 
 
 @contextmanager
@@ -205,7 +195,7 @@ def _read_given_splits(
     sources: Mapping[str, Sequence[Source]], job: Job
 ) -> Iterator[SortedDocuments]:
     """Count the documents of every split, and yield what to write, in the order of the splits."""
-    on_read = bytes_read(chain(*sources.values()), job.report)
+    on_read = writer.bytes_read(chain(*sources.values()), job.report)
     counts = []
     sizes = dict.fromkeys(sources, 0)
     for split, split_sources in sources.items():
@@ -216,7 +206,7 @@ def _read_given_splits(
             counts.append(one)
             sizes[split] += one.documents
     documents = chain.from_iterable(_read_given_again(job.recipe, one) for one in counts)
-    yield SortedDocuments(counts, sum(sizes.values()), packed(documents), sizes)
+    yield SortedDocuments(counts, sum(sizes.values()), writer.packed(documents), sizes)
 
 
 def _read_given_again(recipe: Recipe, expected: SourceCounts) -> Iterator[CleanDocument]:
@@ -286,16 +276,15 @@ def _removing_leftovers(out: Path, scratch: Path) -> Iterator[None]:
         raise
 
 
-def _write(gathered: SortedDocuments, folder: Path, job: Job, rejects_file: Path) -> Manifest:
+def _write(gathered: SortedDocuments, folder: Path, job: Job) -> Manifest:
     recipe = job.recipe
-    rejects = job.rejects
-    manifests = source_manifests(gathered.counts)
+    manifests = writer.source_manifests(gathered.counts)
     with_text = sum(source.documents for source in manifests)
     without_text = sum(source.without_text for source in manifests)
     blank = sum(source.blank for source in manifests)
     records = with_text + without_text + blank
     is_rated = any(source.is_rated for source in gathered.counts)
-    rejects.check(records + len(rejects), job.options.max_reject_fraction, rejects_file)
+    job.rejects.check(records + len(job.rejects), job.options.max_reject_fraction)
     if recipe.rating_column and not is_rated:
         raise UserError(
             f"no record has a number in `rating_column` {recipe.rating_column!r}; name the field "
@@ -307,11 +296,11 @@ def _write(gathered: SortedDocuments, folder: Path, job: Job, rejects_file: Path
         manifests.sort()
         split = job.options.split or usual_split(gathered.documents)
         sizes = _sizes(gathered.documents, split)
-    blocks = Blocks(_counted(gathered, job.report))
+    blocks = writer.Blocks(_counted(gathered, job.report))
     splits = {}
     for name in _ORDER:
         size = sizes.get(name, 0)
-        splits[name] = write_split(folder, name, blocks.take(size), size, is_rated)
+        splits[name] = writer.write_split(folder, name, blocks.take(size), size, is_rated)
     blocks.require_end()
     return Manifest(
         format_version=corpus.FORMAT_VERSION,
@@ -325,11 +314,11 @@ def _write(gathered: SortedDocuments, folder: Path, job: Job, rejects_file: Path
         duplicates=with_text - gathered.documents,
         splits={name: splits[name] for name in SPLITS},
         dedupe=recipe.dedupe,
-        rejected=rejects.counts,
+        rejected=job.rejects.counts,
     )
 
 
-def _counted(gathered: SortedDocuments, report: Report) -> Iterator[Block]:
+def _counted(gathered: SortedDocuments, report: writer.Report) -> Iterator[Block]:
     done = 0
     for block in gathered.in_order:
         report("write", done / gathered.documents)

@@ -34,10 +34,7 @@ def reject(
 
 
 def no_column(
-    source: Source,
-    wanted: Sequence[str],
-    columns: Sequence[str],
-    option: str = "`text_column`",
+    source: Source, wanted: Sequence[str], columns: Sequence[str], option: str = "`text_column`"
 ) -> str:
     """The message about a table without any of the wanted columns."""
     return (
@@ -209,7 +206,9 @@ def as_json(value: object) -> str:
 class Rejects:
     """The rejects and the notes of one reading: how many of each kind, and the first ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, file: Path | None = None) -> None:
+        """Begin without any; `file` is where `prepare` writes them."""
+        self._file = file
         self._counts: Counter[str] = Counter()
         self._noted: Counter[str] = Counter()
         self._kept: list[Reject] = []
@@ -231,27 +230,28 @@ class Rejects:
         """The number of rejects of each kind."""
         return dict(sorted(self._counts.items()))
 
-    def write(self, file: Path) -> None:
+    def write(self) -> None:
         """Write the rejects as JSON lines, or remove the file that an earlier `prepare` left."""
+        assert self._file
         if not self._counts:
-            file.unlink(missing_ok=True)
+            self._file.unlink(missing_ok=True)
             return
-        with output.atomic_file(file) as partial, partial.open("w", encoding="utf-8") as lines:
+        with output.atomic_file(self._file) as partial, partial.open("w", encoding="utf-8") as file:
             for reject in sorted(self._kept, key=_by_place):
                 values = dict(zip(_WRITTEN, reject, strict=False))
-                lines.write(json.dumps(values) + "\n")
+                file.write(json.dumps(values) + "\n")
 
-    def check(self, records: int, most: float, file: Path | None = None) -> None:
-        """Raise UserError if the rejects exceed a fraction of all `records`; they are in `file`."""
+    def check(self, records: int, most: float) -> None:
+        """Write the rejects and raise UserError if they exceed a fraction of all `records`."""
         if len(self) <= most * records:
             return
         option = ""
         advice = f"The first: {min(self._kept, key=_by_place).message}"
-        if file:
-            self.write(file)
+        if self._file:
+            self.write()
             option = "`max_reject_fraction` "
-            advice += f"\nAll are in {file}. Correct the files, or raise the fraction to skip these"
-            advice += " records."
+            advice += f"\nAll are in {self._file}. Correct the files, or raise the fraction to skip"
+            advice += " these records."
             if "CSV" in " ".join(self._counts):
                 advice += " If quotes have no meaning in the files, add `quoting` no."
         raise UserError(
@@ -307,8 +307,7 @@ def _of_kind(rejects: list[Reject], kind: str) -> list[Reject]:
     return sorted((reject for reject in rejects if reject.kind == kind), key=_by_place)
 
 
-def _by_place(reject: Reject) -> tuple[str, int, str]:
-    file, _, number = reject.place.rpartition(" ")
-    digits = number.replace(",", "")
-    line = int(digits) if digits.isdecimal() else 0
-    return file, line, reject.place
+def _by_place(reject: Reject) -> str:
+    """The source: the rejects of each come in the order of its lines."""
+    source, _, place = reject.place.rpartition(", ")
+    return source or place

@@ -69,7 +69,7 @@ def csv_records(
     # A review may exceed the csv module's 131,072 characters; the limit applies to the process.
     csv.field_size_limit(2**31 - 1)
     usual = CsvFormat(source, recipe, "\t" if source.kind == "tsv" else ",")
-    first = next((text for line in scan() if (text := _text_of(line)).strip()), "")
+    first = next(filter(str.strip, map(_text_of, scan())), "")
     named = _SEPARATOR.fullmatch(first)
     if recipe.delimiter:
         form = usual._replace(delimiter=recipe.delimiter)

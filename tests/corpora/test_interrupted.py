@@ -12,8 +12,7 @@ import pytest
 import mlstm_jax.commands.models  # noqa: F401  # before a test replaces run.load_run
 from mlstm_jax import cli, output, run
 from mlstm_jax.commands import texts
-from mlstm_jax.corpora import parts, readers, records
-from mlstm_jax.corpora import prepare as module
+from mlstm_jax.corpora import parts, readers, records, writer
 from mlstm_jax.guard import Interrupted, interruptible
 
 from .written import contents
@@ -152,7 +151,7 @@ def stopping(function: Callable, number: signal.Signals) -> Callable:
         (PREPARE, readers, "clean", signal.SIGINT),
         (PREPARE, parts, "in_order", signal.SIGINT),
         (PREPARE, records, "_by_place", signal.SIGTERM),  # while the file of rejects is written
-        (PREPARE, module, "write_split", signal.SIGTERM),
+        (PREPARE, writer, "write_split", signal.SIGTERM),
         (PREPARE, output.shutil, "rmtree", signal.SIGINT),  # while it tidies up
         (PREPARE, os, "rename", signal.SIGTERM),
         (CLASSIFY, texts.csv, "writer", signal.SIGHUP),
