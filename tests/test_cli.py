@@ -180,9 +180,46 @@ def test_former_name_of_a_field(monkeypatch, refused) -> None:
         mlstm_jax.vary(mlstm_jax.Config(), train__rounds=3)
 
 
-def test_wrong_model_without_jax(monkeypatch, refused) -> None:
-    monkeypatch.setattr(cli, "parse", None)  # it imports the command, which imports JAX
-    assert "absent does not exist" in refused("evaluate", "absent")
+def test_refused_before_jax(tmp_path, call) -> None:
+    """What is wrong with files and options is said before the seconds that JAX and a model take."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/letter.txt").touch()
+    (tmp_path / "a.csv").write_text("text,label\nIt is good.,yes\nIt is bad.,no\n")
+    table = (
+        ("evaluate absent", "absent does not exist"),
+        ("evaluate run --corpus mine", "mine is not a corpus"),
+        ("evaluate run --json a.csv/x", "a.csv is a file"),
+        ("report run --corpus mine", "mine is not a corpus"),
+        ("transfer run --train a.csv --out mine", "mine exists, and is not a folder of"),
+        ("transfer run --train a.csv --out mine --overwrite", "mine exists, and is not a folder"),
+        ("transfer run --train a.csv --out x --label-column stars", "has no label in 'stars'"),
+        ("transfer sentiment --train a.csv --test a.csv --out x", "has only one text"),
+        ("finetune run --train a.csv --out a.csv/x", "a.csv is a file"),
+        ("finetune run --train a.csv --out x --label-column stars", "has no label in 'stars'"),
+        ("export run --out x.onnx", "a file that ends in .safetensors or .pyz"),
+        ("export run --out x.pyz", "comes with no classifier"),
+        ("export run --out x.pyz --classifier mine", "mine has no classifier.json"),
+        ("export run --out x.safetensors --classifier mine", "can only be exported to .pyz"),
+        ("heatmap run --out x.html --text a --score mine", "mine has no classifier.json"),
+        ("heatmap run --out x.html --text a", "pass either --unit or --score"),
+        ("heatmap run --out x.html --text a --unit 1 --label b", "--label goes with --score"),
+        ("view run --port 99999", "port is 99999"),
+        ("view run --classifier mine", "mine has no classifier.json"),
+        ("classify sentiment a.csv --out x.csv --text-column b", "no column b"),
+        ("generate run --stop abc", "stop is 'abc'"),
+    )
+    program = """
+import contextlib, sys
+sys.modules["jax"] = None  # an import would fail
+from mlstm_jax import cli
+for line in sys.argv[1:]:
+    with contextlib.suppress(SystemExit):
+        cli.main(line.split())
+"""
+    said = call(sys.executable, "-c", program, *[line for line, _ in table]).stderr.splitlines()
+    for (line, message), told in zip(table, said, strict=True):
+        assert message in told, line
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax import fields
+from mlstm_jax import fields, output, shipped
 from mlstm_jax.corpora.documents import (
     SEVERAL_LABELS,
     TEXT_COLUMNS,
@@ -17,9 +17,9 @@ from mlstm_jax.corpora.documents import (
     is_broken,
     note_broken,
 )
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, require
 from mlstm_jax.options import Cleaning
-from mlstm_jax.transfer.classifier import Classifier
+from mlstm_jax.transfer.classifier import Classifier, load_classifier
 from mlstm_jax.transfer.labels import Labelled, of_classes, read_labelled
 
 # Texts in memory; or a file of them, of any kind that `prepare` reads, or Path("-").
@@ -129,6 +129,30 @@ def _columns_of(
                 f"`{what}_column`, or a tuple such as (df.text, df.label) ({SEVERAL_LABELS})."
             )
     return table[columns[text]], table[columns[label_column]]
+
+
+def as_classifier(given: AnyClassifier | None, model: Path) -> tuple[str, Classifier]:
+    """Return a classifier's name in messages, and the classifier; unset: the model's own."""
+    given = given or shipped.classifier(model)
+    if given is None:
+        raise UserError(
+            "this model comes with no classifier; pass one that `transfer` returned, or its folder."
+        )
+    if isinstance(given, (str, Path)):
+        return str(given), load_classifier(Path(given))
+    return "the classifier", given if isinstance(given, Classifier) else given.classifier
+
+
+def export_file(path: Path, classifier: AnyClassifier | None, *, overwrite: bool) -> Path:
+    """Return the path; UserError unless `export` can write a file there."""
+    is_known = path.suffix in (".safetensors", ".pyz")
+    require(is_known, "out", str(path), "a file that ends in .safetensors or .pyz")
+    output.require_file(path, overwrite=overwrite)
+    if path.suffix == ".safetensors" and classifier is not None:
+        raise UserError(
+            "a classifier can only be exported to .pyz; change `out`, or leave `classifier` out."
+        )
+    return path
 
 
 def span_ends(

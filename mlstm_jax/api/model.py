@@ -15,8 +15,10 @@ from mlstm_jax.api.arguments import (
     AnyClassifier,
     LabelledTexts,
     Texts,
+    as_classifier,
     as_labelled,
     as_texts,
+    export_file,
     noted,
 )
 from mlstm_jax.corpora.documents import clean
@@ -40,12 +42,12 @@ from mlstm_jax.options import (
     TransferOptions,
 )
 from mlstm_jax.transfer import zipapp
-from mlstm_jax.transfer.classifier import Classifier, load_classifier
+from mlstm_jax.transfer.classifier import Classifier
 from mlstm_jax.transfer.classify import label_texts
 from mlstm_jax.transfer.features import Featurizer, TextFile
 from mlstm_jax.transfer.generate import as_text
 from mlstm_jax.transfer.generate import generate as run_generate
-from mlstm_jax.transfer.heatmap import Heatmap, heat, score_heat
+from mlstm_jax.transfer.heatmap import Heatmap, heat, require_either, score_heat
 from mlstm_jax.transfer.labels import with_held_out
 from mlstm_jax.transfer.trace import Reader, Stream
 
@@ -422,16 +424,11 @@ class TrainedModel:
         Examples:
             >>> model.heatmap("It was good.", 236).save("heat.html")
         """
-        if (unit is None) == (score is None):
-            raise UserError("pass either `unit` or `score`.")
-        noted([text])
         options = replace(options, **fields)
+        require_either(unit, score, options)
+        noted([text])
         if score is None:
-            if options.label is not None:
-                raise UserError("`label` goes with `score`, not with `unit`; leave it out.")
             return heat(self._reader, text, unit or 0, options)
-        if (options.state, options.layer) != (None, None):
-            raise UserError("`state` and `layer` go with `unit`, not with `score`; leave them out.")
         return score_heat(self._reader, text, self._classifier(score), options)
 
     @public
@@ -583,6 +580,7 @@ class TrainedModel:
         options: TransferOptions = TRANSFER,
         label_column: str | None = None,
         text_column: str | None = None,
+        overwrite: bool = False,
         show_progress: bool = False,
     ) -> "Fitted":
         """Fit logistic regression to the frozen features of texts, and measure it.
@@ -605,6 +603,7 @@ class TrainedModel:
             options: how to fit it, with one `state`.
             label_column: field or column in a file; unset: label.
             text_column: field or column in a file; unset: text, reviewText, sentence, ...
+            overwrite: replace what an earlier call wrote to `out`.
             show_progress: on standard error.
 
         Returns:
@@ -623,7 +622,7 @@ class TrainedModel:
             raise UserError("`state` takes one state here; call `transfer` once for each.")
         folder = None if out is None else Path(out)
         if folder:
-            require_out(folder, options.states or ("c+mean_h",))
+            require_out(folder, options.states or ("c+mean_h",), overwrite=overwrite)
         files = {"train": train, "test": test, "valid": valid}
         given = as_labelled(files, text_column, label_column)
         sets = with_held_out(given, self.cleaning, "test")  # before JAX has the model
@@ -633,6 +632,7 @@ class TrainedModel:
             folder,
             options,
             text_column=text_column,
+            overwrite=overwrite,
             show_progress=show_progress,
         )
         (only,) = made.values()
@@ -722,15 +722,8 @@ class TrainedModel:
             'sentiment.pyz'
         """
         path = Path(out or f"{self._place.name}.safetensors")
-        is_known = path.suffix in (".safetensors", ".pyz")
-        require(is_known, "out", str(path), "a file that ends in .safetensors or .pyz")
-        output.require_file(path, overwrite=overwrite)
+        export_file(path, classifier, overwrite=overwrite)
         if path.suffix == ".safetensors":
-            if classifier is not None:
-                raise UserError(
-                    "a classifier can only be exported to .pyz; change `out`, or leave "
-                    "`classifier` out."
-                )
             return self._jax.export(path, dtype)
         zipapp.pack(path, self.loaded, self._classifier(classifier))
         return path
@@ -775,17 +768,7 @@ class TrainedModel:
 
     def _classifier(self, given: AnyClassifier | None) -> Classifier:
         """A classifier, unset: the model's own; UserError unless it belongs to this model."""
-        name = "the classifier"
-        given = given or shipped.classifier(self.path)
-        if given is None:
-            raise UserError(
-                "this model comes with no classifier; pass one that `transfer` returned, or its "
-                "folder."
-            )
-        if isinstance(given, (str, Path)):
-            name = str(given)
-            given = load_classifier(Path(given))
-        classifier = given if isinstance(given, Classifier) else given.classifier
+        name, classifier = as_classifier(given, self.path)
         classifier.require_model(name, self.loaded)
         return classifier
 

@@ -55,7 +55,7 @@ Checkpoint = Annotated[
         "validation labels), latest, or a step"
     ),
 ]
-Overwrite = Annotated[bool, FlagCreatePairsOff, arg(help="replace the output file if it exists")]
+Overwrite = Annotated[bool, FlagCreatePairsOff, arg(help="replace what the output path holds")]
 TextColumn = Annotated[
     str | None,
     arg(help="field or column of the text; unset: text, reviewText, sentence, ..."),
@@ -115,7 +115,7 @@ def _require_options(words: Sequence[str], program: str, known: Mapping[str, str
         if given is None:
             continue
         name = given[1].replace("-", "_")
-        if known.get(name.replace(".no_", "."), name) == "":
+        if name.startswith("tyro_") or known.get(name.replace(".no_", "."), name) == "":
             continue
         if name == "device":
             raise UserError(

@@ -56,9 +56,10 @@ def evaluate(
         split: which part of the corpus.
         json_: also write the result to this file, as JSON.
     """
-    from mlstm_jax.training.evaluation import corpus_of
-
     output.require_file(json_, overwrite=overwrite, name="json")
+    _require_corpus(corpus)
+    from mlstm_jax.training.evaluation import corpus_of  # imports JAX
+
     model = reading.load(run, by_jax=True)
     score = model.evaluate(split, corpus=corpus, show_progress=True)
     opened, is_own = corpus_of(model.run, corpus)
@@ -83,7 +84,16 @@ def evaluate(
 
 def report(run: RunFolder, corpus: _Corpus = None, reading: Flat[LoadOptions] = LOAD) -> None:
     """Compare the BPC of a run with gzip, bz2 and xz, and show a sample of its text."""
+    _require_corpus(corpus)
     show("\n" + reading.load(run, by_jax=True).report(corpus))
+
+
+def _require_corpus(corpus: Path | None) -> None:
+    """Raise UserError for a corpus that cannot be opened, before JAX is imported."""
+    from mlstm_jax.data.corpus import open_corpus
+
+    if corpus is not None:
+        open_corpus(corpus)
 
 
 def transfer(
@@ -95,6 +105,7 @@ def transfer(
     options: Flat[TransferOptions] = TRANSFER,
     label_column: LabelColumn = None,
     text_column: TextColumn = None,
+    overwrite: Overwrite = False,
     reading: Flat[LoadOptions] = LOAD,
 ) -> None:
     """Fit a classifier to a frozen model's features of texts; report accuracies and the best units.
@@ -117,7 +128,7 @@ def transfer(
     from mlstm_jax.transfer.transfer import REPORT, require_out
     from mlstm_jax.transfer.transfer import transfer as run_transfer
 
-    require_out(out, options.states or ("c+mean_h",))
+    require_out(out, options.states or ("c+mean_h",), overwrite=overwrite)
     files = {"train": train, "test": test, "valid": valid}
     labelled = as_labelled(files, text_column, label_column)
 
@@ -130,7 +141,13 @@ def transfer(
         model = reading.load(run, by_jax=True)
         sets = with_held_out(labelled, model.cleaning, "test")
         made = run_transfer(
-            model.run, sets, out, options, text_column=text_column, show_progress=True
+            model.run,
+            sets,
+            out,
+            options,
+            text_column=text_column,
+            overwrite=overwrite,
+            show_progress=True,
         )
     for one in made.values():
         assert one.folder
@@ -160,16 +177,22 @@ def finetune(
             accuracy is reported. Unset: a fifth of train.
         test: such a file, to measure the accuracy on.
     """
+    from mlstm_jax.api.arguments import as_labelled
     from mlstm_jax.api.model import load
+    from mlstm_jax.transfer.labels import with_held_out
 
     output.require_folder(out)
-    tuned = load(run).finetune(
-        train,
-        valid,
-        test,
-        out=out,
-        options=options,
-        label_column=label_column,
+    files = {"train": train, "valid": valid, "test": test}
+    labelled = as_labelled(files, text_column, label_column)
+    model = load(run)
+    sets = with_held_out(labelled, model.cleaning, "valid")
+    from mlstm_jax.transfer.finetune import finetune as run_finetune  # imports JAX
+
+    tuned = run_finetune(
+        model.run,
+        sets,
+        out,
+        options,
         text_column=text_column,
         owns_process=True,
         show_progress=True,
@@ -229,9 +252,13 @@ def export(
         classifier: for a .pyz: folder of `mlstm-jax transfer`; unset: the one that comes with a
             pretrained model.
     """
+    from mlstm_jax.api.arguments import as_classifier, export_file
     from mlstm_jax.api.model import load
 
-    output.require_file(out, overwrite=overwrite)
+    if out is not None:
+        export_file(out, classifier, overwrite=overwrite)
+        if out.suffix == ".pyz":
+            as_classifier(classifier, run)
     model = load(run, checkpoint)
     written = model.export(out, dtype, classifier=classifier, overwrite=overwrite)
     size = written.stat().st_size

@@ -221,10 +221,14 @@ def heatmap(
         score: instead of a unit: folder of `mlstm-jax transfer`. The score after a character is
             what the classifier would answer if the text ended there.
     """
-    from mlstm_jax.transfer.heatmap import require_suffix
+    from mlstm_jax.transfer.classifier import load_classifier
+    from mlstm_jax.transfer.heatmap import require_either, require_suffix
 
     output.require_file(out, file, overwrite=overwrite)
     require_suffix(out, "out")
+    require_either(unit, score, options)
+    if score is not None:
+        load_classifier(score)
     if file is not None:
         require(not text, "text", text, "left out where `file` has the text")
         text = file.read_text(encoding="utf-8-sig", errors="replace")

@@ -184,6 +184,16 @@ def require_suffix(path: Path, name: str = "path") -> None:
     require(path.suffix.lower() == ".html", name, str(path), "an .html file")
 
 
+def require_either(unit: int | None, score: object, options: HeatmapOptions) -> None:
+    """Raise UserError unless one of both is given, and the options go with it."""
+    if (unit is None) == (score is None):
+        raise UserError("pass either `unit` or `score`.")
+    if score is None and options.label is not None:
+        raise UserError("`label` goes with `score`, not with `unit`; leave it out.")
+    if score is not None and (options.state, options.layer) != (None, None):
+        raise UserError("`state` and `layer` go with `unit`, not with `score`; leave them out.")
+
+
 def characters(text: bytes) -> tuple[list[str], list[int]]:
     """The characters of UTF-8, a � for a byte of none, and the place of the last byte of each."""
     texts = []

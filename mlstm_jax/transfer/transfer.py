@@ -4,6 +4,7 @@ The features are saved in OUT/features as they are computed, so that interrupted
 """
 
 import dataclasses
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,8 +14,8 @@ from threadpoolctl import threadpool_limits
 
 from mlstm_jax import output, shipped
 from mlstm_jax.errors import UserError
+from mlstm_jax.loaded import Loaded
 from mlstm_jax.options import TRANSFER, FeatureState, TransferOptions
-from mlstm_jax.run import Run
 from mlstm_jax.terminal import ProgressLine, tell
 from mlstm_jax.transfer import classify, experiment, features, words
 from mlstm_jax.transfer.classifier import Classifier, Description, Examples, load_classifier
@@ -43,12 +44,13 @@ class Transferred(NamedTuple):
 
 
 def transfer(
-    run: Run,
+    run: Loaded,
     sets: Sets,
     out: Path | None = None,
     options: TransferOptions = TRANSFER,
     *,
     text_column: str | None = None,
+    overwrite: bool = False,
     show_progress: bool = False,
 ) -> dict[FeatureState, Transferred]:
     """Fit a classifier to the features of each state, and measure it; see `TrainedModel.transfer`.
@@ -61,9 +63,9 @@ def transfer(
     chosen = options.states
     if chosen is None and own and "+" in own.about.state:
         chosen = (own.about.state,)
-    states = features.features_of(run.config.model, chosen)
+    states = features.features_of(run.architecture, chosen)
     if out:
-        require_out(out, states)
+        require_out(out, states, overwrite=overwrite)
     classes = sets.classes
     texts = {name: sets.texts[name] for name in PARTS if name in sets.texts}
     labels = {name: codes(part.labels, classes) for name, part in texts.items()}
@@ -71,6 +73,8 @@ def transfer(
     on_read, on_repeated = classify.note_known(run, sets)
     featurizer = Featurizer(run, states=states, all_layers=options.all_layers)
     quiet = not show_progress
+    if out and overwrite:
+        _remove_results(out)
     read = _features(out, featurizer, texts, quiet=quiet)
     with ProgressLine("TF-IDF", 1, status="", quiet=quiet):
         tfidf = words.fit(texts["train"], texts.get("valid"), classes, sets.alike["train"])
@@ -141,19 +145,35 @@ def _prior(own: Classifier | None, units: Sequence[Column]) -> Classifier | None
     return Classifier(weights_KD, own.intercepts_K, own.classes, own.C)
 
 
-def require_out(out: Path, states: Sequence[FeatureState]) -> None:
-    """Raise UserError if `out` holds something else than an earlier call that was stopped."""
+def require_out(out: Path, states: Sequence[FeatureState], *, overwrite: bool = False) -> None:
+    """Raise UserError unless `out` is new, is of an earlier call that was stopped, or replaced."""
     folders = [out / state for state in states] if len(states) > 1 else [out]
     is_done = all((folder / REPORT).exists() for folder in folders)
-    is_other = _is_begun(out) and (is_done or not (out / "features").is_dir())
-    if is_other or (out.exists() and not out.is_dir()):
-        raise UserError(f"{out} exists; choose another folder with `out`, or remove it.")
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} exists, and is a file; choose another folder with `out`.")
+    if _results(out) and not (out / "features").is_dir():
+        raise UserError(
+            f"{out} exists, and is not a folder of `transfer`; choose another folder with `out`."
+        )
+    if _results(out) and is_done and not overwrite:
+        raise UserError(
+            f"{out} exists; choose another folder with `out`, or replace it with `overwrite=True`."
+        )
     output.require_folder(out)
 
 
-def _is_begun(out: Path) -> bool:
-    """Whether a folder has more than features, which are saved before all else."""
-    return out.is_dir() and any(path.name != "features" for path in out.iterdir())
+def _results(out: Path) -> list[Path]:
+    """What a folder has besides features, which are saved before all else."""
+    return [path for path in out.iterdir() if path.name != "features"] if out.is_dir() else []
+
+
+def _remove_results(out: Path) -> None:
+    with output.write_errors(out):
+        for path in _results(out):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
 def _features(
@@ -168,11 +188,11 @@ def _features(
             saved = features.read_features(out / "features" / f"{name}.npz", keys[name])
             if saved is not None:
                 read[name] = saved
-        if _is_begun(out) and len(read) < len(texts):
+        if _results(out) and len(read) < len(texts):
             raise UserError(
                 f"{out} exists, but its features are damaged, or of other texts, states or "
                 "parameters; repeat the command that created it, choose another folder with "
-                "`out`, or remove it."
+                "`out`, or replace it with `overwrite=True`."
             )
         with output.write_errors(out):
             (out / "features").mkdir(parents=True, exist_ok=True)

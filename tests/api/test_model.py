@@ -112,7 +112,7 @@ def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) 
     options = mlstm.TransferOptions(state="mean_h")
     kept = model.transfer(train, test, test, options=options, out=tmp_path / "out")
     assert kept.result.test > 0.9
-    with pytest.raises(ValueError, match="exists; choose another folder with `out`"):
+    with pytest.raises(ValueError, match=r"exists; .* replace it with `overwrite=True`"):
         model.transfer(train, test, out=tmp_path / "out")
     # In memory as in a file, 1.0 is 1, and a space is no part of a label.
     made = model.transfer((train[0], [" 1 ", 0.0] * 5), test, test, options=options)
@@ -135,6 +135,16 @@ def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) 
         np.testing.assert_array_equal(shares_of(found), shares)
         scored = model.heatmap("my guitar is good", score=given, label="1")
         assert scored.name == "log-odds of 1"
+    (tmp_path / "out/old.png").touch()
+    replaced = {"options": options, "out": tmp_path / "out", "overwrite": True}
+    other = model.transfer(test, train, train, **replaced)
+    assert other.result == model.transfer(test, train, train, options=options).result
+    assert not (tmp_path / "out/old.png").exists()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/letter.txt").touch()
+    with pytest.raises(ValueError, match="is not a folder of `transfer`"):
+        model.transfer(train, test, out=tmp_path / "mine", overwrite=True)
+    assert (tmp_path / "mine/letter.txt").exists()
 
 
 def test_bar_in_a_notebook() -> None:
