@@ -68,7 +68,7 @@ class Way:
         model = LanguageModel(config.model, config.precision)
         step = make_train_step(config, model, parallel.AXIS)
         self.step = self.devices.map(step, (0, 1) * donated)
-        each = len(devices.local)
+        each = len(devices.local_devices)
         text = np.random.default_rng(0).integers(0, 256, (each, 9), np.uint8)
         ones = np.ones(each, np.float32)
         targets = np.full(each, 8, np.int32)

@@ -52,7 +52,7 @@ class Cache:
                 partial.write_bytes(_checksum(key, value) + value)
 
     def _make_room(self, size: int) -> None:
-        """Remove the oldest files, those of killed processes among them, until `size` bytes fit."""
+        """Remove the oldest files, also what killed processes left, until `size` bytes fit."""
         files = []
         for entry in os.scandir(self._path):
             with suppress(OSError):  # Another process may have removed it.

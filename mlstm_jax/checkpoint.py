@@ -50,7 +50,7 @@ Read = TypeVar("Read")
 def kept_steps(
     steps: Iterable[int], scores: Mapping[int, float | None], newest: int, reach: int
 ) -> set[int]:
-    """Return the steps whose checkpoints are kept; `scores` are `Meta.score` by step.
+    """The steps whose checkpoints are kept; `scores` are `Meta.score` by step.
 
     These are the `newest` newest, the best, and the newest that is at least `reach` steps older
     than the last: if a divergence is detected within `reach` steps, the run can return to it. The
@@ -209,13 +209,13 @@ class Checkpoints:
             ) from error
 
     def best(self) -> int:
-        """Return the step with the lowest `Meta.score`, or the newest if none was measured."""
+        """The step with the lowest `Meta.score`, or the newest if none was measured."""
         steps = self.steps()
         best = best_step({step: self._scores.get(step) for step in steps})
         return steps[-1] if best is None else best
 
     def steps(self) -> list[int]:
-        """Return the steps of all complete checkpoints, in order."""
+        """The steps of all complete checkpoints, in order."""
         return sorted(self._manager.all_steps())
 
     def look_again(self) -> None:
@@ -224,11 +224,11 @@ class Checkpoints:
         self._scores = scores_in(self.folder)
 
     def meta(self, step: int) -> Meta:
-        """Return the meta of the checkpoint of `step`; raise Damaged if it cannot be read."""
+        """The meta of the checkpoint of `step`; raise Damaged if it cannot be read."""
         return self._attempt(step, lambda: self._record(step).meta)
 
     def _record(self, step: int) -> Record:
-        """Return the record of a checkpoint of this run."""
+        """The record of a checkpoint of this run."""
         record = read_record(self.folder, step)
         if self.run not in (None, record.run):
             raise OtherRun(
@@ -238,7 +238,7 @@ class Checkpoints:
         return record
 
     def restore(self, step: int, state: Any, carry: Any | None) -> tuple[Any, Any | None]:
-        """Return what was saved at `step`; raise Damaged if it cannot be read.
+        """What was saved at `step`; raise Damaged if it cannot be read.
 
         The state, whose shapes are given, is NumPy; the carry has the given shapes and shardings.
         """
@@ -251,7 +251,7 @@ class Checkpoints:
         return state._replace(**fields), restored.get("carry", carry)
 
     def restore_params(self, step: int, params: Any) -> Any:
-        """Return the parameters at `step` as a NumPy tree; raise Damaged unless shaped as given."""
+        """The parameters at `step` as a NumPy tree; raise Damaged unless shaped as given."""
         restored = self._attempt(step, lambda: self._read(step, {"params": params}))["params"]
         # Orbax returns the saved arrays, whatever shapes are requested.
         if jax.tree.map(np.shape, restored) != jax.tree.map(np.shape, params):
@@ -333,7 +333,7 @@ class Checkpoints:
             shutil.rmtree(self.folder / FOLDER / _DELETED, ignore_errors=True)
 
     def _attempt(self, step: int, read: Callable[[], Read]) -> Read:
-        """Return the result of `read`, retried after pauses; raise Damaged if all attempts fail."""
+        """The result of `read`, retried after pauses; raise Damaged if all attempts fail."""
         for pause in PAUSES:
             with suppress(Exception):
                 return read()
@@ -373,7 +373,7 @@ def _require_rows(carry: Any, sums: jax.Array, seed: int) -> None:
 
 
 def _brief(error: BaseException) -> str:
-    """Return an error's notes, type and message on one line, shortened in the middle."""
+    """An error's notes, type and message on one line, shortened in the middle."""
     text = " ".join(str(error).split())
     if len(text) > 300:
         text = f"{text[:80]} … {text[-200:]}"

@@ -39,12 +39,12 @@ class Extent(NamedTuple):
     crc32: int = 0
 
     def extended(self, data: bytes) -> "Extent":
-        """Return the extent after more bytes."""
+        """The extent after more bytes."""
         return Extent(self.size + len(data), crc32(data, self.crc32))
 
 
 def of_array(array: Any) -> int:
-    """Return the CRC-32 of an array's type, shape and bytes; a reader may cast to what it expects.
+    """The CRC-32 of an array's type, shape and bytes; a reader may cast to what it expects.
 
     A zero-dimensional array counts as one of shape [1].
     """
@@ -54,7 +54,7 @@ def of_array(array: Any) -> int:
 
 
 def of_arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, int]:
-    """Return the CRC-32 of each array."""
+    """The CRC-32 of each array."""
     return {name: of_array(array) for name, array in arrays.items()}
 
 
@@ -66,23 +66,23 @@ def require_arrays(what: str, actual: Mapping[str, int], sums: Mapping[str, int]
 
 
 def of_json(values: Any) -> str:
-    """Return the CRC-32 of JSON values as 8 hex digits; spaces and the order of keys are free."""
+    """The CRC-32 of JSON values as 8 hex digits; spaces and the order of keys are free."""
     return f"{crc32(json.dumps(values, sort_keys=True).encode()):08x}"
 
 
 def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a JSON object with the field `crc32`, computed from its other fields."""
+    """A JSON object with the field `crc32`, computed from its other fields."""
     inner = _inner(values)
     return {**inner, FIELD: of_json(inner)}
 
 
 def read_json(text: str | bytes) -> dict[str, Any]:
-    """Return the object in the text of a file, without its checksum; see `opened`."""
-    return opened(fields.parse(text))
+    """The object in the text of a file, without its checksum; see `verified`."""
+    return verified(fields.parse(text))
 
 
-def opened(values: Any) -> dict[str, Any]:
-    """Return the other fields of a sealed object; raise InvalidField if they have changed."""
+def verified(values: Any) -> dict[str, Any]:
+    """The other fields of a sealed object; raise InvalidField if they have changed."""
     if not isinstance(values, Mapping):
         raise InvalidField("it is not an object with named fields")
     if FIELD not in values:
@@ -98,7 +98,7 @@ def _inner(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_json(values: Mapping[str, Any]) -> str:
-    """Return an object as the text of a file, with its checksum."""
+    """An object as the text of a file, with its checksum."""
     return json.dumps(sealed(values), indent=2) + "\n"
 
 
@@ -129,12 +129,12 @@ class BlockSums:
             rest = rest[len(piece) :]
 
     def text(self) -> str:
-        """Return the checksums so far, each as 8 hex digits, one after the other."""
+        """The checksums so far, each as 8 hex digits, one after the other."""
         return "".join(self._whole) + (f"{self._sum:08x}" if self._size else "")
 
 
 def of_blocks(data: bytes | memoryview) -> str:
-    """Return the checksums of the blocks of a whole file's content."""
+    """The checksums of the blocks of a whole file's content."""
     sums = BlockSums()
     sums.update(data)
     return sums.text()
@@ -175,7 +175,7 @@ class CheckedBytes:
         return self[:].astype(dtype or np.uint8, copy=False)
 
     def windows(self, start_B: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
-        """Return `width` bytes from each start, uint8 [B, width], with zeros past the end."""
+        """`width` bytes from each start, uint8 [B, width], with zeros past the end."""
         bytes_BT = np.zeros((len(start_B), width), np.uint8)
         touched_BK = start_B[:, None] + np.append(np.arange(0, width, BLOCK), width - 1)
         self._check(np.minimum(touched_BK, self._size - 1) // BLOCK)

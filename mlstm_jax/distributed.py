@@ -289,17 +289,17 @@ class Cluster:
         seconds = self._options.timeout_seconds
         self._file.touch()
         oldest = self._file.stat().st_mtime - _STALE_SECONDS  # Older ones are of an earlier start.
-        started = {}
+        waiting = {}
         for path in self._folder.glob("process-*.partial"):
             with suppress(OSError):  # It may be removed just now.
                 if path.stat().st_mtime >= oldest:
-                    started[path.stem.removeprefix("process-")] = path.read_text()
-        missing = [index for index in map(str, range(self.processes)) if index not in started]
+                    waiting[path.stem.removeprefix("process-")] = path.read_text()
+        missing = [index for index in map(str, range(self.processes)) if index not in waiting]
         where = find_coordinator(self._options, self.index, self.processes)
         self._end(
-            f"{len(started)} of {self.processes} processes wait after {seconds:g} s. Missing: "
+            f"{len(waiting)} of {self.processes} processes wait after {seconds:g} s. Missing: "
             f"{', '.join(missing) or 'none'}; waiting in {self._folder}: "
-            f"{'; '.join(started.values())}. Start all with the same `distributed.processes` and "
+            f"{'; '.join(waiting.values())}. Start all with the same `distributed.processes` and "
             f"run folder; all must reach process 0 at {where}.",
             1,
         )

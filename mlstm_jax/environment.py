@@ -59,7 +59,7 @@ _OF_LOOPS = ("Event loop is closed", "'_UnixSelectorEventLoop' object has no att
 
 
 def has_started() -> bool:
-    """Return whether JAX has started a backend, after which its settings are fixed."""
+    """Whether JAX has started a backend, after which its settings are fixed."""
     if "jax" not in sys.modules:
         return False
     import jax
@@ -137,7 +137,7 @@ def prepare(devices: "Devices", *, deterministic: bool = False) -> None:
 
 
 def local_devices() -> "list[jax.Device]":
-    """Return the devices of this process; JAX starts if it has not."""
+    """The devices of this process; JAX starts if it has not."""
     require_own_jax()
     _require_flags(_FLAGS)
     space, _ = resource.getrlimit(resource.RLIMIT_AS)

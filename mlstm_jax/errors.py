@@ -28,18 +28,18 @@ class UserError(KnownError, ValueError):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of a library's message, or the type of an error without one."""
+    """The first line of a library's message, or the type of an error without one."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def nearest(word: str, known: Iterable[str]) -> list[str]:
-    """Return at most two known names that resemble a word in any case, the nearest first."""
+    """At most two known names that resemble a word in any case, the nearest first."""
     names = {name.casefold(): name for name in known}
     return [names[one] for one in difflib.get_close_matches(word.casefold(), names, n=2)]
 
 
 def did_you_mean(names: Iterable[str], otherwise: str = ".") -> str:
-    """Return the end of a message: "; did you mean A or B?", or without names another."""
+    """The end of a message: "; did you mean A or B?", or without names another."""
     joined = " or ".join(names)
     return f"; did you mean {joined}?" if joined else otherwise
 
@@ -104,7 +104,7 @@ _REMEDIES = (
 
 
 def _is_one_of(error: BaseException, numbers: Sequence[int]) -> bool:
-    """Return whether the system raised an error; libraries keep only its message."""
+    """Whether the system raised an error; libraries keep only its message."""
     if isinstance(error, OSError) and error.errno in numbers:
         return True
     text = str(error)
@@ -112,7 +112,7 @@ def _is_one_of(error: BaseException, numbers: Sequence[int]) -> bool:
 
 
 def remedy(error: BaseException) -> str | None:
-    """Return what a user can do about a file that could not be read or written; None if unknown."""
+    """What a user can do about a file that could not be read or written; None if unknown."""
     for numbers, advice in _REMEDIES:
         if _is_one_of(error, numbers):
             return advice
@@ -120,7 +120,7 @@ def remedy(error: BaseException) -> str | None:
 
 
 def is_of_process(error: BaseException) -> bool:
-    """Return whether only this process cannot read a file, which says nothing of its content."""
+    """Whether only this process cannot read a file, which says nothing of its content."""
     return _is_one_of(error, (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM))
 
 
@@ -133,7 +133,7 @@ def with_remedy(text: str, error: OSError) -> str:
 
 
 def explained(error: Exception) -> KnownError | None:
-    """Return an error of the system as one whose message is enough; None for any other error."""
+    """An error of the system as one whose message is enough; None for any other error."""
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
         return KnownError(
             "out of memory (or over the limit of ulimit -v). Use a smaller batch, window, model or "

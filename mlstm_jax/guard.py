@@ -30,7 +30,7 @@ _MOST_SECONDS = 1e9  # of a timer of faulthandler
 
 
 class Interrupted(KnownError):
-    """A signal ended the work; by default the exit code is that of a shell, 128 plus its number."""
+    """A signal ended the work; by default the exit code is a shell's, 128 plus its number."""
 
     def __init__(self, text: str, number: signal.Signals, exit_code: int | None = None) -> None:
         super().__init__(text)
@@ -167,7 +167,7 @@ def _announce(reading: int) -> None:
             pass
         if number:
             name = signal.Signals(number[0]).name
-            tell(f"{name}: stopping with a checkpoint after this step or the next")
+            tell(f"{name}: stopping with a checkpoint, within three steps")
         while pipe.read(1):  # Python reports a pipe that nothing reads
             pass
 

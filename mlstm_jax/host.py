@@ -29,7 +29,7 @@ _LEAST_BF16_UNITS = 256  # with 64 or 128 the products are not most of the time
 
 
 def memory_limits() -> dict[str, float]:
-    """Return what limits this process's memory, in bytes by name."""
+    """What limits this process's memory, in bytes by name."""
     limits = {
         "the machine's memory": float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     }
@@ -81,13 +81,13 @@ def describe_environment() -> dict[str, Any]:
 
 
 def fastest_compute(units: int) -> Literal["fp32", "bf16"]:
-    """Return the type of the products that is fastest here for a layer of `units` units."""
+    """The type of the products that is fastest here for a layer of `units` units."""
     return "bf16" if units >= _LEAST_BF16_UNITS and multiplies_bf16_faster() else "fp32"
 
 
 @functools.cache
 def multiplies_bf16_faster() -> bool:
-    """Return whether this device multiplies bf16 at least 1.2 times as fast as float32.
+    """Whether this device multiplies bf16 at least 1.2 times as fast as float32.
 
     NVIDIA's GPUs do since the A100. On a CPU instructions and XLA decide this, so it is measured
     (64 rows of 768 units), once for a processor, XLA flags and a version: the gain is kept

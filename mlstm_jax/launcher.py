@@ -27,7 +27,7 @@ def process_info(options: Distributed, environment: Mapping[str, str]) -> tuple[
     """The index of this process and the number of processes: the config's, or a launcher's."""
     index = options.index
     count = options.processes
-    if count == 1:
+    if count == 1 and not index:
         return 0, 1
     for size_name, rank_name in _LAUNCHERS:
         size = environment.get(size_name, "1")
@@ -38,7 +38,7 @@ def process_info(options: Distributed, environment: Mapping[str, str]) -> tuple[
             break
     if index is None and _KUBERNETES in environment:  # which does not give the number
         index = _as_number(_KUBERNETES, environment[_KUBERNETES])
-    if count is None and options.coordinator is None:
+    if count is None and options.coordinator is None and options.index is None:
         return 0, 1
     if count is None or index is None:
         name = "processes" if count is None else "index"

@@ -6,8 +6,8 @@ An iteration is modelled as a roofline of the step plus a ring all-reduce::
     iteration  = scans + other flops / rate + optimizer's bytes / bandwidth
                + fixed + 2 (N − 1)/N · bytes of the gradient / link
 
-The rate is that of whole compute-bound train steps (benchmarks/train_step.py measures it), so it
-includes the work of a step outside its products. The link is the slowest that N devices need:
+benchmarks/train_step.py measures the rate with whole compute-bound steps, so it includes the work
+of a step outside its products. The link is the slowest that N devices need:
 inside a node or across nodes. docs/performance.md has the flops and bytes of a step.
 """
 
@@ -48,7 +48,7 @@ class Machine:
     source: str  # where the figures come from
     devices_per_node: Count
     memory_bytes: Positive  # of a device
-    # Of a training step, by type: that of the products, or fp8 in the recurrent ones. It is the
+    # Of a training step, by the type of its products, or fp8 in the recurrent ones. It is the
     # flops of a step, divided by its time: `flops` / `median_s` of benchmarks/train_step.py.
     step_flops_per_s: dict[str, Positive]
     memory_bytes_per_s: Positive  # of a device, when it reads its weights
@@ -235,8 +235,8 @@ def plan(
         machine: a JSON description, or the name of one in the package, such as h200.
         devices: numbers of devices to plan for, on all nodes together; unset: 1, 2, 4 and so on up
             to 128, of those that can share the batch evenly.
-        corpus_bytes: of the training split, such as 40e9; unset: those of data.corpus, if it
-            exists.
+        corpus_bytes: of the training split, such as 40e9; unset: the size of data.corpus, if
+            it exists.
         price: of one device per hour; unset: the price in the description.
 
     Returns:

@@ -56,7 +56,7 @@ class Meta(NamedTuple):
 
 
 def steps_in(folder: Path) -> list[int]:
-    """Return the steps of the complete checkpoints of a run folder, in order, from their names."""
+    """The steps of the complete checkpoints of a run folder, in order, from their names."""
     names = [path.name for path in (folder / FOLDER).glob("[0-9]*")]
     return sorted(map(int, filter(str.isdecimal, names)))
 
@@ -86,7 +86,7 @@ class Record(NamedTuple):
         return int(digest.of_json([self.step, self.run, self.sums]), 16)
 
     def sealed(self) -> dict[str, Any]:
-        """Return the JSON object that is written."""
+        """The JSON object that is written."""
         meta = self.meta._asdict()
         for name in ("bpc", "label_loss"):
             if not math.isfinite(meta[name] or 0.0):
@@ -95,7 +95,7 @@ class Record(NamedTuple):
 
 
 def read_record(folder: Path, step: int) -> Record:
-    """Return the record of the checkpoint of `step`.
+    """The record of the checkpoint of `step`.
 
     Raises OSError, ValueError, KeyError or TypeError if the file is damaged, or of another step.
     """
@@ -110,7 +110,7 @@ def read_record(folder: Path, step: int) -> Record:
 
 
 def newest_record(folder: Path) -> Record | None:
-    """Return the record of the newest checkpoint that has a readable one; None if none has."""
+    """The record of the newest checkpoint that has a readable one; None if none has."""
     for step in reversed(steps_in(folder)):
         with damage():
             return read_record(folder, step)
@@ -118,7 +118,7 @@ def newest_record(folder: Path) -> Record | None:
 
 
 def scores_in(folder: Path) -> dict[int, float | None]:
-    """Return `Meta.score` of each step of a run folder; None if there is none, or is unreadable."""
+    """`Meta.score` of each step of a run folder; None if there is none, or is unreadable."""
     scores: dict[int, float | None] = dict.fromkeys(steps_in(folder))
     for step in scores:
         with damage():
@@ -132,13 +132,13 @@ def damage() -> AbstractContextManager[None]:
 
 
 def best_step(scores: Mapping[int, float | None]) -> int | None:
-    """Return the step with the lowest score, the earliest of several; None if none is finite."""
+    """The step with the lowest score, the earliest of several; None if none is finite."""
     finite = [(x, step) for step, x in scores.items() if x is not None and math.isfinite(x)]
     return min(finite)[1] if finite else None
 
 
 def of_tree(tree: Any) -> dict[str, int]:
-    """Return the checksum of every array of a tree, by its path, such as `layer_0/wh_v`."""
+    """The checksum of every array of a tree, by its path, such as `layer_0/wh_v`."""
     sums = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         sums[jax.tree_util.keystr(path, simple=True, separator="/")] = digest.of_array(leaf)
@@ -146,7 +146,7 @@ def of_tree(tree: Any) -> dict[str, int]:
 
 
 def of_rows(tree: Any, seed: int) -> NDArray[np.uint32]:
-    """Return one checksum per row of NumPy arrays whose first axis is the rows, uint32 [rows].
+    """One checksum per row of NumPy arrays whose first axis is the rows, uint32 [rows].
 
     All start from `seed` (see `Record.seed`). A process can thus verify the rows that it reads,
     however many processes wrote them.

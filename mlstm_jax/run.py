@@ -75,13 +75,13 @@ class Run(Loaded):
 
 
 def read_config(folder: Path) -> Config | None:
-    """Return the config of the run in `folder`, or None if there is none."""
+    """The config of the run in `folder`, or None if there is none."""
     path = folder / "config.json"
     return load_json(path) if path.is_file() else None
 
 
 def id_of(folder: Path) -> str | None:
-    """Return the id of a run, drawn when it began; None if environment.json is missing.
+    """The id of a run, drawn when it began; None if environment.json is missing.
 
     Raises UserError if the file is damaged, and FileError if it cannot be read.
     """
@@ -153,13 +153,13 @@ def _of_weights(folder: Path, file: Path, config: Config | None, checkpoint: str
 
 
 def _language_model(config: Config) -> LanguageModel:
-    """Return the model that reads as the run was trained; an imported one reads in fp32."""
+    """The model that reads as the run was trained; an imported one reads in fp32."""
     compute = config.precision.compute or "fp32"
     return LanguageModel(config.model, dataclasses.replace(config.precision, compute=compute))
 
 
 def with_compute(run: Run, compute: JaxCompute) -> Run:
-    """Return a run that reads texts with products of a type.
+    """A run that reads texts with products of a type.
 
     auto: the config's type; but instead of fp32, several rows of a recurrent model are read in bf16
     where the device multiplies it faster, and text is generated so. One row is not: most of its
@@ -189,7 +189,7 @@ def write_imported(folder: Path, imported: ModelWeights) -> None:
 
 
 def as_weights(run: Run) -> ModelWeights:
-    """Return a trained or imported model in the form that `weights.save` writes."""
+    """A trained or imported model in the form that `weights.save` writes."""
     source = run.source or f"mlstm_jax {__version__}, step {run.step}"
     return ModelWeights(run.config.model, run.cleaning, run.params, source)
 

@@ -138,7 +138,6 @@ ADDRESSES = [
             if float in (kind, *get_args(kind))
         ),
         (Train, {"start_optimizer": True}, "train.start_optimizer", "false without train.start"),
-        (Distributed, {"processes": 2, "index": 2}, "distributed.index", "below 2"),
         *((Distributed, {"coordinator": x}, "distributed.coordinator", "HOST") for x in ADDRESSES),
         (Config, {"data": "corpora/mine"}, "data", "a Data"),
     ],

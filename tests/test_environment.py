@@ -213,6 +213,7 @@ def test_missing_devices(error, told, monkeypatch) -> None:
         ("jax_random_seed_offset", 5),
         ("jax_threefry_partitionable", False),
         ("jax_transfer_guard", "disallow"),
+        ("jax_debug_infs", True),
         ("jax_debug_nans", True),
         ("jax_disable_jit", True),
     ],
@@ -224,7 +225,7 @@ def test_settings_of_jax(flag, value, corpus, tmp_path) -> None:
     try:
         with pytest.raises(UserError, match=f"setting {flag} is {value}, .*{flag.upper()}"):
             mlstm.train(config_of(corpus, tmp_path / "run", 2))
-        if flag not in ("jax_debug_nans", "jax_numpy_dtype_promotion"):
+        if flag not in ("jax_debug_infs", "jax_debug_nans", "jax_numpy_dtype_promotion"):
             with pytest.raises(UserError, match=f"setting {flag} is {value},"):
                 environment.local_devices()
     finally:

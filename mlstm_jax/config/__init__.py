@@ -9,7 +9,7 @@ folder has its config as JSON.
 import dataclasses
 import runpy
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -153,7 +153,7 @@ def _place(path: Path, error: Exception) -> str:
 
 
 def vary(config: Config, **values: Any) -> Config:
-    """Return the config with changed fields, each given as section__field=value.
+    """The config with changed fields, each given as section__field=value.
 
     A new `data__batch` replaces `data.batch_per_device`; a new `optimizer__name` unsets the fields
     that only other optimizers have.
@@ -264,13 +264,11 @@ def require_function(recorded: Any, config: Config, what: str) -> None:
         trained = fields.build(Config, renamed(recorded))
     before = flatten_dict(function_of(trained), sep=".")
     after = flatten_dict(function_of(config), sep=".")
-    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    if names:
-        changes = ", ".join(
-            f"{name} is {after.get(name)}, not {before.get(name)}" for name in names
-        )
+    changes = [f"{name} is {new}, not {old}" for name, old, new in changed(before, after)]
+    if changes:
         raise UserError(
-            f"config.json does not belong to {what}: {changes}. Restore config.json from a copy."
+            f"config.json does not belong to {what}: {', '.join(changes)}. Restore config.json "
+            "from a copy."
         )
 
 
@@ -284,6 +282,15 @@ def flatten(config: Config) -> dict[str, Any]:
     return dict(flatten_dict(dataclasses.asdict(config), sep="."))
 
 
+def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """The name, the old and the new value of each field that differs; None: it is not there."""
+    for name in {**before, **after}:
+        old = before.get(name)
+        new = after.get(name)
+        if old != new:
+            yield name, old, new
+
+
 class Differences(NamedTuple):
     """Lines "field: old → new", grouped by what they mean for a run that resumes."""
 
@@ -293,17 +300,14 @@ class Differences(NamedTuple):
 
 def differences(old: Config, new: Config) -> Differences:
     """Compare the config of a run with a config that would continue it."""
-    after = flatten(new)
     groups = Differences([], [])
     ignored: tuple[str, ...] = PLACES
     if type(old.model) is not type(new.model):
         groups.forbidden.append(f"model: {old.model.cli_name} → {new.model.cli_name}")
         ignored += ("model.",)
-    for name, value in flatten(old).items():
-        if name.startswith(ignored) or value == after[name]:
-            continue
-        group = groups.allowed
-        if name.startswith(_FIXED_IN_A_RUN):
-            group = groups.forbidden
-        group.append(f"{name}: {value} → {after[name]}")
+    for name, before, after in changed(flatten(old), flatten(new)):
+        if not name.startswith(ignored):
+            is_fixed = name.startswith(_FIXED_IN_A_RUN)
+            group = groups.forbidden if is_fixed else groups.allowed
+            group.append(f"{name}: {before} → {after}")
     return groups

@@ -27,9 +27,9 @@ class Hardware(NamedTuple):
 def resolve(config: Config, hardware: Hardware, before: Config | None = None) -> Config:
     """Set what is unset, and what follows from other fields; check that they go together.
 
-    Compute type, kernels and positions are those of the run that resumes, whose config is `before`;
-    in a new one the fastest of the hardware, and the window. The global batch follows from
-    `data.batch_per_device`, the model's objective from `train.objective`.
+    A run that resumes keeps the compute type, kernels and positions of its config, `before`; a new
+    one has the fastest of the hardware, and as many positions as its window has bytes. The global
+    batch follows from `data.batch_per_device`, the model's objective from `train.objective`.
     """
     model = config.model
     data = config.data
@@ -122,6 +122,5 @@ def _require_fp8(config: Config, recurrent: str) -> None:
     every = config.train.recompute_every
     require(every is None, "train.recompute_every", every, f"unset {end}")
     kernels = config.devices.kernels
-    other = "xla" if recurrent == "fp8" else "pallas"
-    rule = f"{'pallas' if recurrent == 'fp8' else 'xla'} or auto {end}"
-    require(kernels != other, "devices.kernels", kernels, rule)
+    own = "pallas" if recurrent == "fp8" else "xla"
+    require(kernels in (own, "auto"), "devices.kernels", kernels, f"{own} or auto {end}")

@@ -268,9 +268,6 @@ class Distributed(Checked, section="distributed"):
             valid = match is not None and 0 < int(match["port"]) < 65536
             rule = "HOST:PORT, such as node1:8476 or [fd00::1]:8476"
             require(valid, "distributed.coordinator", self.coordinator, rule)
-        if self.processes is not None and self.index is not None:
-            rule = f"below {self.processes}, the process count"
-            require(self.index < self.processes, "distributed.index", self.index, rule)
 
 
 @dataclass(frozen=True, kw_only=True)

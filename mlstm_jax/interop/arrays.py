@@ -60,7 +60,7 @@ def read_arrays(
 
 
 def _place(where: str, name: str, array: Any) -> str:
-    """Return the file of a memory-mapped array, or the name of another one, for messages."""
+    """The file of a memory-mapped array, or the name of another one, for messages."""
     return str(getattr(array, "filename", f"{where}: {brief(name)}"))
 
 

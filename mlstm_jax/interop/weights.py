@@ -150,11 +150,11 @@ def _to_half(name: str, array: NDArray[Any]) -> NDArray[Any]:
     return half
 
 
-def expected_shapes(model: Architecture) -> dict[str, tuple[int, ...]]:
+def expected_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
     """The shape of every parameter of a model, by name."""
     from mlstm_jax.model.language_model import parameter_shapes  # imports JAX
 
-    return {name: leaf.shape for name, leaf in named(parameter_shapes(model)).items()}
+    return {name: leaf.shape for name, leaf in named(parameter_shapes(architecture)).items()}
 
 
 def save(path: Path, weights: ModelWeights, dtype: str = "float32") -> None:
@@ -218,7 +218,7 @@ def metadata(text: str) -> dict[str, Any]:
     """The metadata in a file; InvalidField if they are no object, or do not match a checksum."""
     values = fields.parse(text)
     if not isinstance(values, dict) or digest.FIELD in values:  # other programs may omit it
-        values = digest.opened(values)
+        values = digest.verified(values)
     model = values.get("model")
     if isinstance(model, dict) and model.get("binary_labels") == 0:
         del model["binary_labels"]  # the head of earlier versions, which this model lacks

@@ -174,7 +174,7 @@ class Architecture(Sizes, ABC):
             Architecture.kinds[title.lower()] = cls
 
     def init_carry(self, rows: int, cell: Any) -> Tree:
-        """Return the carry at the start of a shard, zero, NumPy; `cell` is the type of c.
+        """The carry at the start of a shard, zero, NumPy; `cell` is the type of c.
 
         It is any tree of arrays whose first axis is the rows; it may be empty.
         """
@@ -186,12 +186,12 @@ class Architecture(Sizes, ABC):
         return self
 
     def named_states(self, carry: Tree) -> dict[str, Any]:
-        """Return the states of a `reading_carry` by their names in `states`, [B, L, H]."""
+        """The states of a `reading_carry` by their names in `states`, [B, L, H]."""
         states: dict[str, Any] = carry._asdict()
         return states
 
     def reading_carry(self, rows: int, cell: Any) -> Tree:
-        """Return the carry at the start of a text that is read without training; see init_carry."""
+        """The carry at the start of a text that is read without training; see init_carry."""
         return self.init_carry(rows, cell)
 
     def reading_window(self, proposed: int) -> int:

@@ -36,14 +36,14 @@ _GUESS = (LARGEST, 8.0, 8.0)
 
 
 def no_history() -> Array:
-    """Return the maxima before the first update, float32 [updates, 3]: unknown, which is 0."""
+    """The maxima before the first update, float32 [updates, 3]: unknown, which is 0."""
     return jnp.zeros((UPDATES, 3), float32)
 
 
 def scales(history_U3: Array, positions: int) -> Array:
-    """Return the scales of m, dz and dmh, float32 [3].
+    """The scales of m, dz and dmh, float32 [3].
 
-    The history is that of `with_newest`; the loss is the mean of `positions` bytes.
+    `with_newest` makes the history; the loss is the mean of `positions` bytes.
     """
     maxima_3 = jnp.max(history_U3, axis=0)
     maxima_3 = jnp.where(maxima_3 > 0, maxima_3, jnp.array(_GUESS, float32))
@@ -51,7 +51,7 @@ def scales(history_U3: Array, positions: int) -> Array:
 
 
 def with_newest(history_U3: Array, maxima_3: Array, positions: int) -> Array:
-    """Return the history with the maxima of one more update, and without the oldest.
+    """The history with the maxima of one more update, and without the oldest.
 
     It has maxima of m, and of dz and dmh times the positions of the loss, so that they are the same
     with any number of devices, rows and bytes of a window.
@@ -60,7 +60,7 @@ def with_newest(history_U3: Array, maxima_3: Array, positions: int) -> Array:
 
 
 def maxima(m_TBH: Array, dz_TBG: Array, dmh_TBH: Array) -> Array:
-    """Return the maxima of a window, float32 [3]; dmh may lack its last place."""
+    """The maxima of a window, float32 [3]; dmh may lack its last place."""
     first = max(0, min(_EVERY // 2, m_TBH.shape[0] - 2))
     parts = [jnp.max(jnp.abs(x[first::_EVERY])) for x in (m_TBH, dz_TBG, dmh_TBH)]
     return jnp.stack(parts).astype(float32)
@@ -79,7 +79,7 @@ class Quantised(NamedTuple):
     dy_scale: Array  # of dy in dy Wᵀ
 
     def scale_of(self, *, transposed: bool) -> Array:
-        """Return the scale of the other operand of x W, or of dy Wᵀ."""
+        """The scale of the other operand of x W, or of dy Wᵀ."""
         return self.dy_scale if transposed else self.x_scale
 
 
@@ -91,7 +91,7 @@ def quantised(w_IO: Array, x_scale: Array, dy_scale: Array) -> Quantised:
 
 
 def operand(x: Array, scale: Array, dtype: jnp.dtype) -> Array:
-    """Return x · scale in the type of an operand; E4M3 saturates."""
+    """x · scale in the type of an operand; E4M3 saturates."""
     x = x.astype(float32) * scale
     if dtype == E4M3:
         x = jnp.clip(x, -LARGEST, LARGEST)
@@ -112,7 +112,7 @@ def _rounded(x: Array) -> Array:
 def emulated(
     product: Callable[[Array], Array], w: Quantised, *, transposed: bool
 ) -> Callable[[Array], Array]:
-    """Return `product`, which multiplies by the numbers of w in bf16, for x as it is; float32."""
+    """`product`, which multiplies by the numbers of w in bf16, for x as it is; float32."""
     scale = w.scale_of(transposed=transposed)
     unit = 1 / (scale * w.scale)
 

@@ -63,7 +63,7 @@ def _float32(carry: Tree) -> Tree:
 
 
 def gated_step(advance: Advance, weights: Weights, rows: int) -> Step:
-    """Return the function of one step of `rows` rows, with rounded weights.
+    """The function of one step of `rows` rows, with rounded weights.
 
     It keeps the carry before the step, and z in the compute type.
     """
@@ -157,7 +157,7 @@ class GatedCell(Recurrent):
     @staticmethod
     @abstractmethod
     def advance(z_BZ: Array, carry: Any) -> Any:
-        """Return a layer's carry after a step; all arrays are float32."""
+        """A layer's carry after a step; all arrays are float32."""
 
     def initial(self, name: str) -> tuple[Initialiser, float]:
         initialise = linen.initializers.lecun_normal()

@@ -8,7 +8,7 @@ rows with only H columns is too small to use all processors of a GPU. results/sp
 measurements.
 
 With fp8 operands (fp8.py) the kernels write E4M3, and multiply the products by their unit; the
-scales are 1 without fp8. Arrays and the equations of a step are those of mlstm.py.
+scales are 1 without fp8. mlstm.py explains the arrays and the equations of a step.
 """
 
 from collections.abc import Callable
@@ -38,9 +38,9 @@ def _parts(width: int) -> int:
 def _product(
     w: Array | Quantised, parts: int, *, transposed: bool = False
 ) -> Callable[[Array], Array]:
-    """Return the product x → x W, or x Wᵀ, as parts to be added: float32 [P, B, O].
+    """The product x → x W, or x Wᵀ, as parts to be added: float32 [P, B, O].
 
-    That of fp8 operands is in units of `_scales`. Call it outside of the loop.
+    With fp8 operands it is in units of `_scales`. Call it outside of the loop.
     """
     if isinstance(w, Quantised):
         # cuBLAS wants the summed axis last in both operands.
@@ -88,7 +88,7 @@ def _add(parts: Any, row: Array, units: Any) -> Array:
 
 
 def _input_arrays(x_TB: Array, t: StepNumber, w_IO: Array) -> tuple[Array, ...]:
-    """Return the arrays from which a kernel reads x_t W: the bytes and the table, or x_t W."""
+    """The arrays from which a kernel reads x_t W: the bytes and the table, or x_t W."""
     if is_bytes(x_TB):
         return x_TB, w_IO
     return (project(step_of(x_TB, t(t.turn)), w_IO),)
@@ -248,16 +248,28 @@ def _backward(residuals: Residuals, dlast: Carry, dh_TBH: Array, *, interpret: b
     later = (dh_PBH, dc_2BH, dz_buffer, dmh_buffer, dmx_buffer, first_dmh)
     later = run_steps(window, step, later)
     dh_PBH, dc_2BH, dz_TBG, dmh_TBH, dmx_TBH, first_dmh = later
-    # XLA would merge this product with that of the decoder's gradient, which also reads h, and for
-    # that copy both.
-    h_TBH = jax.lax.optimization_barrier(h_TBH)
-    dwmh_HH = sum_rows(h_TBH, dmh_TBH) + sum_rows(first.h.astype(compute), first_dmh)
-    m_TBH = read_m(x_TB, weights, mh_TBH)
+    dfirst = Carry(jnp.sum(dh_PBH, axis=0) * scales_4[3], dc_2BH[window % 2])
+    return _cotangents(residuals, dfirst, dz_TBG, (dmh_TBH, dmx_TBH, first_dmh))
+
+
+def _cotangents(
+    residuals: Residuals, dfirst: Carry, dz_TBG: Array, products: tuple[Array, Array, Array]
+) -> Cotangents:
+    """The cotangents of a window, from what its loop has stored of each step.
+
+    `products` are dmh, at the place of the step before; dmx; and dmh of the first step, [B, H].
+    """
+    dmh_TBH, dmx_TBH, first_dmh = products
+    _, mh_TBH, _ = residuals.kept
+    # XLA would merge this product with the decoder's gradient, which also reads h, and copy both.
+    h_TBH = jax.lax.optimization_barrier(residuals.h_TBH)
+    first_h = residuals.carry.h.astype(h_TBH.dtype)
+    dwmh_HH = sum_rows(h_TBH, dmh_TBH) + sum_rows(first_h, first_dmh)
+    m_TBH = read_m(residuals.x, residuals.weights, mh_TBH)
     dx, dweights = weight_gradients(residuals, m_TBH, dz_TBG, dmx_TBH, dwmh_HH)
     maxima_3 = None
     if residuals.scales_3 is not None:
         maxima_3 = maxima(m_TBH, dz_TBG, dmh_TBH)
-    dfirst = Carry(jnp.sum(dh_PBH, axis=0) * scales_4[3], dc_2BH[window % 2])
     return Cotangents(dfirst, dx, dweights, maxima_3)
 
 

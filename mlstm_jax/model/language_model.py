@@ -83,7 +83,7 @@ class LanguageModel(linen.Module):
         return COMPUTE_TYPES[self.precision.compute or "fp32"]
 
     def product_precision(self) -> AbstractContextManager[Any]:
-        """Return the context in which products must be traced, so that fp32 is true float32.
+        """The context in which products must be traced, so that fp32 is true float32.
 
         JAX's default on a GPU is TensorFloat-32. The gradient is traced after the model has been
         applied and therefore needs the context, too.
@@ -105,11 +105,11 @@ class LanguageModel(linen.Module):
         return self.compute if self.precision.cell == "compute" else jnp.float32
 
     def init_carry(self, rows: int) -> Carry:
-        """Return the zero state of `rows` streams, as at the start of a shard, on the host."""
+        """The zero state of `rows` streams, as at the start of a shard, on the host."""
         return self.architecture.init_carry(rows, self.cell)
 
     def reading_carry(self, rows: int) -> Carry:
-        """Return the state of `rows` texts at their start, for reading them without training."""
+        """The state of `rows` texts at their start, for reading them without training."""
         return self.architecture.reading_carry(rows, self.cell)
 
     def reading_weights(self, params: Parameters, *, several_rows: bool = True) -> Any:
@@ -208,13 +208,13 @@ def _logits_by_step(x_TBH: Array, kernel_HV: Array, compute: Any, steps: Array |
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _reading_weights(
-    model: Architecture, compute: Any, several_rows: bool, params: Parameters
+    architecture: Architecture, compute: Any, several_rows: bool, params: Parameters
 ) -> Any:
-    return model.reading_weights(params, compute, several_rows=several_rows)
+    return architecture.reading_weights(params, compute, several_rows=several_rows)
 
 
 @functools.cache
-def parameter_shapes(model: Architecture) -> Parameters:
-    """Return only the shapes and types of a model's parameters, as a tree."""
-    shell = LanguageModel(model, NumberTypes())
+def parameter_shapes(architecture: Architecture) -> Parameters:
+    """Only the shapes and types of a model's parameters, as a tree."""
+    shell = LanguageModel(architecture, NumberTypes())
     return jax.eval_shape(lambda: shell.init_parameters(jax.random.key(0)))

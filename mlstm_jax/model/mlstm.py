@@ -98,7 +98,7 @@ class Gates(NamedTuple):
 def advance(
     z: tuple[Array, ...], before_c: Array, padding: tuple[Array, Array] | None = None
 ) -> tuple[Gates, Array, Array]:
-    """Return the gates, and h and c after the step, of the pre-activations of i, f, o and u.
+    """The gates, and h and c after the step, of the pre-activations of i, f, o and u.
 
     `padding` is where h and c do not change, bool, and h before the step. All other arrays have one
     shape and are float32; the Pallas kernels compute these lines, too.
@@ -116,7 +116,7 @@ def advance(
 
 
 def step_gradient(gates: Gates, before_c: Array, dh: Array, dc: Array) -> tuple[Gates, Array]:
-    """Return the cotangents of z, and of c before the step, from those of h and c after it."""
+    """The cotangents of z and of c before a step, from `dh` and `dc` after it."""
     i, f, o, u = gates
     tanh_c = jnp.tanh(f * before_c + i * u)
     dc = dc + dh * o * (1 - tanh_c * tanh_c)
@@ -130,7 +130,7 @@ def step_gradient(gates: Gates, before_c: Array, dh: Array, dc: Array) -> tuple[
 
 
 def layer_step(weights: Weights, rows: int, *, stacked: bool = False) -> Step:
-    """Return the function of one step of `rows` rows, with rounded weights.
+    """The function of one step of `rows` rows, with rounded weights.
 
     It keeps, for the loop back, c before the step, and in the compute type mh and the gates: mh
     [B, H] and the gates side by side [B, 4H], where the loop back writes dz; or `stacked`, all in
@@ -217,7 +217,7 @@ def _backward(residuals: Residuals, dlast: Carry, dh_TBH: Array, *, stacked: boo
 
 
 def read_m(x: Array, weights: Weights, mh_TBH: Array) -> Array:
-    """Return m of all steps, in the type of mh."""
+    """m of all steps, in the type of mh."""
     mx_TBH = project(x, weights["wmx"])
     return (mx_TBH * mh_TBH.astype(jnp.float32)).astype(mh_TBH.dtype)
 
@@ -225,7 +225,7 @@ def read_m(x: Array, weights: Weights, mh_TBH: Array) -> Array:
 def weight_gradients(
     residuals: Residuals, m_TBH: Array, dz_TBG: Array, dmx_TBH: Array, dwmh_HH: Array
 ) -> tuple[Array | None, Weights]:
-    """Return the cotangents of x and of the weights, float32.
+    """The cotangents of x and of the weights, float32.
 
     The arguments are in the compute type, except `dwmh_HH`, float32.
     """

@@ -1,11 +1,11 @@
 """Recurrent models in NumPy alone: weights, step, reading, sampling. It needs no other file.
 
-The equations are those of mlstm.py and gated.py. One byte costs one product a recurrent matrix; an
+mlstm.py and gated.py have the equations. One byte costs one product a recurrent matrix; an
 input is a byte, so its products with the first layer's matrices are tables of 256 rows. Sigmoids
 are tanh(x / 2) / 2 + 1/2, where the weights hold the first half. Rows are sorted by length, so that
 one that has ended costs nothing.
 
-The letters of dimensions are those of mlstm_jax/__init__.py. `mlstm-jax export NAME.pyz` packs this
+mlstm_jax/__init__.py explains the letters of dimensions. `mlstm-jax export NAME.pyz` packs this
 file with a model, for programs that have only NumPy.
 """
 

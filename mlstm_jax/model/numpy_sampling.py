@@ -42,7 +42,7 @@ class Request(NamedTuple):
 
 
 def threefry(key: tuple[Any, Any], counter: tuple[Any, Any]) -> tuple[Words, Words]:
-    """Return the two words of a counter of two words, uint32 of any shape that broadcasts."""
+    """The two words of a counter of two words, uint32 of any shape that broadcasts."""
     k0, k1 = (np.asarray(word, np.uint32) for word in key)
     keys = (k0, k1, k0 ^ k1 ^ _PARITY)
     with np.errstate(over="ignore"):  # sums are modulo 2^32
@@ -59,13 +59,13 @@ def threefry(key: tuple[Any, Any], counter: tuple[Any, Any]) -> tuple[Words, Wor
 
 
 def fold_in(key: tuple[Any, Any], number: Any) -> tuple[Words, Words]:
-    """Return `jax.random.fold_in` of a key: one of the keys that follow from it."""
+    """`jax.random.fold_in` of a key: one of the keys that follow from it."""
     zero = np.zeros_like(np.asarray(number, np.uint32))
     return threefry(key, (zero, number))
 
 
 def gumbel(key_B: tuple[Words, Words]) -> Array:
-    """Return -log(-log(u)) of 256 uniform numbers for each key, float32 [B, 256]."""
+    """-log(-log(u)) of 256 uniform numbers for each key, float32 [B, 256]."""
     count_V = np.arange(VOCABULARY, dtype=np.uint32)
     key_B1 = (key_B[0][:, None], key_B[1][:, None])
     high, low = threefry(key_B1, (np.zeros_like(count_V), count_V))
@@ -77,7 +77,7 @@ def gumbel(key_B: tuple[Words, Words]) -> Array:
 
 
 def _cut(logits_BV: Array, how: Sampling) -> Array:
-    """Return the logits, -inf where a byte is not among the most likely."""
+    """The logits, -inf where a byte is not among the most likely."""
     falling_BV = -np.sort(-logits_BV, axis=1)
     shares_BV = np.exp(falling_BV - falling_BV[:, :1])
     shares_BV /= shares_BV.sum(axis=1, keepdims=True)

@@ -35,12 +35,12 @@ _LARGE = 2**20  # elements of a matrix
 
 
 def as_bits(x: Array) -> Array:
-    """Return an array as it is stored in a time buffer: half types as their bits, uint16."""
+    """An array as it is stored in a time buffer: half types as their bits, uint16."""
     return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype.itemsize == 2 else x
 
 
 def of_bits(x: Array, dtype: jnp.dtype) -> Array:
-    """Return the array of type `dtype` that was passed to `as_bits`."""
+    """The array of type `dtype` that was passed to `as_bits`."""
     return jax.lax.bitcast_convert_type(x, dtype) if x.dtype == jnp.uint16 else x
 
 
@@ -61,7 +61,7 @@ def transposed(x_RC: Array) -> Array:
 
 
 def dot(x: Array, w_IO: Array) -> Array:
-    """Return ``x [..., I]`` times ``w [I, O]`` in w's type; float32 [..., O]."""
+    """``x [..., I]`` times ``w [I, O]`` in w's type; float32 [..., O]."""
     return jnp.dot(x.astype(w_IO.dtype), w_IO, preferred_element_type=jnp.float32)
 
 
@@ -84,12 +84,12 @@ class Transposed(NamedTuple):
     w_OI: Array
 
     def astype(self, dtype: jnp.dtype) -> "Transposed":
-        """Return both in a type."""
+        """Both in a type."""
         return Transposed(self.w_IO.astype(dtype), self.w_OI.astype(dtype))
 
 
 def with_transpose(w_IO: Array) -> Array | Transposed:
-    """Return a matrix that `times` multiplies by in many windows; on a CPU, with its transpose."""
+    """A matrix that `times` multiplies by in many windows; on a CPU, with its transpose."""
     if w_IO.size < _LARGE // 16 or jax.default_backend() != "cpu":
         return w_IO
     return Transposed(w_IO, w_IO.T)
@@ -98,7 +98,7 @@ def with_transpose(w_IO: Array) -> Array | Transposed:
 def times(
     w_IO: Array | Transposed | Quantised, rows: int, *, transposed: bool = False
 ) -> Callable[[Array], Array]:
-    """Return the product x → x W for x [rows, I], or x Wᵀ for x [rows, O]; float32, in W's type.
+    """The product x → x W for x [rows, I], or x Wᵀ for x [rows, O]; float32, in W's type.
 
     That of fp8 is emulated.
 
@@ -142,7 +142,7 @@ def times(
 
 
 def sum_rows(x: Array, dy: Array) -> Array:
-    """Return Σ x ⊗ dy over all axes but the last, float32 [I, O]: the gradient of W in y = x W."""
+    """Σ x ⊗ dy over all axes but the last, float32 [I, O]: the gradient of W in y = x W."""
     # Merge the row axes: a product that contracts two axes is a third slower on a CPU. Merging a
     # sharded axis would gather activations, but each device runs this on its own rows.
     x_RI, dy_RO = (a.reshape(-1, a.shape[-1]) for a in (x, dy))
@@ -176,7 +176,7 @@ matmul.defvjp(_forward, _backward)
 
 
 def uniform(hidden: int) -> Any:
-    """Return NVIDIA's initialiser of every matrix: uniform(±1/√H), independent of its fan-in."""
+    """NVIDIA's initialiser of every matrix: uniform(±1/√H), independent of its fan-in."""
     limit = 1 / math.sqrt(hidden)
 
     def initialise(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -186,7 +186,7 @@ def uniform(hidden: int) -> Any:
 
 
 def weight_norm(v_IO: Array, g_O: Array) -> Array:
-    """Return the normalised matrix, float32 [I, O]; the sums are float32 for any input type."""
+    """The normalised matrix, float32 [I, O]; the sums are float32 for any input type."""
     v_IO = v_IO.astype(jnp.float32)
     scale_O = g_O * jax.lax.rsqrt(jnp.maximum(jnp.sum(v_IO * v_IO, axis=0), EPSILON))
     return v_IO * scale_O[None, :]
@@ -198,14 +198,14 @@ def is_bytes(x: Array) -> bool:
 
 
 def project(x: Array, w_IO: Array) -> Array:
-    """Return x W, float32: a lookup for bytes [...], a product for vectors [..., I]."""
+    """x W, float32: a lookup for bytes [...], a product for vectors [..., I]."""
     if is_bytes(x):
         return jnp.take(w_IO, x, axis=0, mode="clip")
     return dot(x, w_IO)
 
 
 def _sum_rows_by_byte(bytes_TB: Array, rows: int, dy_TBO: Array) -> Array:
-    """Return the gradient of a table: dy summed over the positions of each byte, [rows, O]."""
+    """The gradient of a table: dy summed over the positions of each byte, [rows, O]."""
 
     def step(sums: Array, now: tuple[Array, Array]) -> tuple[Array, None]:
         bytes_B, bits_BO = now
@@ -227,14 +227,14 @@ def _sum_rows_by_byte(bytes_TB: Array, rows: int, dy_TBO: Array) -> Array:
 
 
 def project_gradient(x: Array, w_IO: Array, dy_TBO: Array) -> tuple[Array | None, Array]:
-    """Return the gradients of x (None for bytes) and of w in ``project(x, w)``, both float32."""
+    """The gradients of x (None for bytes) and of w in ``project(x, w)``, both float32."""
     if is_bytes(x):
         return None, _sum_rows_by_byte(x, w_IO.shape[0], dy_TBO)
     return dot(dy_TBO, w_IO.T), sum_rows(x.astype(w_IO.dtype), dy_TBO)
 
 
 def bias_gradient(x: Array, dw_IO: Array, dy_TBO: Array) -> Array:
-    """Return the gradient of a bias that is added to ``project(x, w)``, float32 [O]."""
+    """The gradient of a bias that is added to ``project(x, w)``, float32 [O]."""
     if is_bytes(x):
         # A byte adds one row of the table, whose gradient is the sum over the byte's places.
         return jnp.sum(dw_IO, axis=0)
@@ -243,7 +243,7 @@ def bias_gradient(x: Array, dw_IO: Array, dy_TBO: Array) -> Array:
 
 @jax.custom_vjp
 def lookup(bytes_TB: Array, table_VE: Array) -> Array:
-    """Return the row of each byte, float32 [T, B, E]; its gradient is the same at every run."""
+    """The row of each byte, float32 [T, B, E]; its gradient is the same at every run."""
     return project(bytes_TB, table_VE)
 
 

@@ -29,9 +29,9 @@ LEAST_UNITS = 128
 
 
 def missing(hidden: int, capability: tuple[int, int] | None, *, fp8: bool = False) -> str | None:
-    """Return what the kernels, in fp8 or not, need and the GPU or the model lacks; None: nothing.
+    """What the kernels, in fp8 or not, need and the GPU or the model lacks; None: nothing.
 
-    The compute capability is that of the NVIDIA GPU, None if there is none.
+    `capability` is the NVIDIA GPU's compute capability, None if there is none.
     """
     # Mosaic of jax 0.10 ends the process if it compiles for less than 9.0.
     version = tuple(int(part) for part in jax.__version__.split(".")[:2])
@@ -71,7 +71,7 @@ def is_proven(hidden: int, capability: tuple[int, int] | None) -> bool:
 
 
 def _piece(hidden: int) -> int:
-    """Return the number of units of a block; the last piece may overlap the previous one."""
+    """The number of units of a block; the last piece may overlap the previous one."""
     # A thread reads up to 4 units at once, and their offset must be a multiple of their number.
     return next((n for n in (512, 256) if hidden % n == 0), min(LEAST_UNITS, hidden))
 
@@ -114,12 +114,19 @@ class _Counted:
 
     def __getitem__(self, index: Any) -> Any:
         if not _is_piece(index):
-            return 0  # so that what is moved is that of the first step
+            return 0  # so that what is moved belongs to the first step
         self.bytes += self.piece.size * self.piece.dtype.itemsize
         return jnp.zeros(self.piece.shape, self.piece.dtype)
 
     def __setitem__(self, index: Any, value: Array) -> None:
         self[index]
+
+
+def _moved(body: Callable[..., None], arrays: tuple[Array | Shape, ...], size: int) -> list[int]:
+    """The bytes that a block moves of each array; `body` takes a row, a piece and references."""
+    counted = [_Counted(x, size) for x in arrays]
+    jax.eval_shape(lambda row: body(row, row, *counted), Shape((), jnp.int32))
+    return [array.bytes for array in counted]
 
 
 class StepNumber(NamedTuple):
@@ -212,11 +219,9 @@ class Grid(NamedTuple):
         )
         # The compiled program keeps this name, and benchmarks/compiled_program.py reads it there:
         # XLA knows only the arrays of such a kernel, most of which cover all steps.
-        arrays: tuple[Array | Shape, ...] = (*inputs, *shapes, *outputs)
-        counted = [_Counted(x, size) for x in arrays]
-        jax.eval_shape(lambda row: run_body(row, row, *counted), Shape((), jnp.int32))
-        moved = "_".join(str(grid[0] * grid[1] * array.bytes) for array in counted)
+        moved = _moved(run_body, (*inputs, *shapes, *outputs), size)
+        name = "_".join(str(grid[0] * grid[1] * each) for each in moved)
         unwritten = [jax.lax.empty(x.shape, x.dtype) for x in outputs]
-        with jax.named_scope(f"moves_{moved}_bytes"):
+        with jax.named_scope(f"moves_{name}_bytes"):
             results = pl.run_state(lambda written: call(*inputs, *written))((*in_place, *unwritten))
         return tuple(results[:count]), tuple(results[count:])

@@ -88,8 +88,8 @@ def forward_loop(
     return run_for_gradient(make_step(weights, carry.h.shape[0]), carry, x, compute)
 
 
-def with_gradient(model: "Recurrent", compute: jnp.dtype, loops: Loops) -> Callable[..., Any]:
-    """Return the function (carry, x, mask of padding, weights, fp8's scales) → carry, h.
+def with_gradient(kind: "Recurrent", compute: jnp.dtype, loops: Loops) -> Callable[..., Any]:
+    """The function (carry, x, mask of padding, weights, fp8's scales) → carry, h.
 
     It has the loops' gradient. The scales' "gradient" is the maxima of the window's fp8 operands:
     there is no other way out of a function that JAX differentiates.
@@ -99,8 +99,8 @@ def with_gradient(model: "Recurrent", compute: jnp.dtype, loops: Loops) -> Calla
     def run(
         carry: Tree, x: Array, mask_TB: Array | None, weights: Weights, scales_3: Array | None
     ) -> tuple[Tree, Array]:
-        rounded = model.rounded(weights, x, compute, scales_3)
-        step = model.step(rounded, carry.h.shape[0])
+        rounded = kind.rounded(weights, x, compute, scales_3)
+        step = kind.step(rounded, carry.h.shape[0])
         last, h_TBH, _ = read_states(step, carry, x, mask_TB, compute, "none")
         return last, h_TBH
 
@@ -112,7 +112,7 @@ def with_gradient(model: "Recurrent", compute: jnp.dtype, loops: Loops) -> Calla
                 "padding_mask_BT: a recurrent model has no gradient with it. Leave it out, and "
                 "give the padding no weight in the loss: no byte's output depends on later bytes."
             )
-        rounded = model.rounded(weights, x, compute, scales_3)
+        rounded = kind.rounded(weights, x, compute, scales_3)
         last, h_TBH, kept = loops.forward(carry, x, rounded, compute)
         return (last, h_TBH), Residuals(carry, x, rounded, scales_3, h_TBH, kept)
 
@@ -143,7 +143,7 @@ class LayerOptions(NamedTuple):
 
 
 def run_layer(
-    model: "Recurrent",
+    kind: "Recurrent",
     carry: Tree,
     x: Array,
     weights: Weights,
@@ -159,7 +159,7 @@ def run_layer(
         The carry after the window, and h at every step [T, B, H] in the compute type.
     """
     _, recompute_every, loops, scales_3 = options
-    layer = with_gradient(model, options.compute, loops or model.loops())
+    layer = with_gradient(kind, options.compute, loops or kind.loops())
     inputs = (x, padding_mask_TB)
     if recompute_every is None or recompute_every >= x.shape[0]:
         return layer(carry, *inputs, weights, scales_3)
@@ -183,26 +183,26 @@ def run_layer(
 class Layer(linen.Module):
     """The parameters of one layer."""
 
-    model: "Recurrent"
+    kind: "Recurrent"
 
     @linen.compact
     def __call__(self, inputs: int) -> Weights:
-        """Return the layer's weights; `inputs` is the width I of its input."""
-        model = self.model
+        """The layer's weights; `inputs` is the width I of its input."""
+        kind = self.kind
         params = {}
-        for name, gates in model.gates.items():
-            rows = inputs if name in model.input_matrices else model.hidden
-            shape = (rows, gates * model.hidden)
-            initialise, gain = model.initial(name)
-            if not model.normalised:
+        for name, gates in kind.gates.items():
+            rows = inputs if name in kind.input_matrices else kind.hidden
+            shape = (rows, gates * kind.hidden)
+            initialise, gain = kind.initial(name)
+            if not kind.normalised:
                 params[name] = self.param(name, initialise, shape)
                 continue
             v_IO = self.param(f"{name}_v", initialise, shape)
             norms_O = gain * jnp.linalg.norm(v_IO, axis=0)
             params[f"{name}_v"] = v_IO
             params[f"{name}_g"] = self.param(f"{name}_g", lambda _, norms_O=norms_O: norms_O)
-        params["b"] = self.param("b", linen.initializers.zeros, (model.biases * model.hidden,))
-        return model.weights(params)
+        params["b"] = self.param("b", linen.initializers.zeros, (kind.biases * kind.hidden,))
+        return kind.weights(params)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +227,7 @@ class Recurrent(Architecture):
 
     @abstractmethod
     def step(self, weights: Weights, rows: int) -> Step:
-        """Return the function of one step of `rows` rows, with rounded weights."""
+        """The function of one step of `rows` rows, with rounded weights."""
 
     @abstractmethod
     def loops(self) -> Loops:
@@ -235,7 +235,7 @@ class Recurrent(Architecture):
 
     @abstractmethod
     def step_bytes(self, width: int, cell: int) -> int:
-        """Return the bytes of a unit and step for the gradient; see `activation_bytes`."""
+        """The bytes of a unit and step for the gradient; see `activation_bytes`."""
 
     @property
     def recurrent_matrices(self) -> list[str]:
@@ -272,7 +272,7 @@ class Recurrent(Architecture):
         return weights | rounded
 
     def reading_weights(self, params: Any, compute: Any, *, several_rows: bool) -> list[Weights]:
-        """Return the rounded weights of all layers; for several rows, with the transposes for h."""
+        """The rounded weights of all layers; for several rows, with the transposes for h."""
         layers = []
         for layer in range(self.layers):
             weights = self.weights(params[f"layer_{layer}"])

@@ -30,7 +30,7 @@ def step_of(buffers: Buffers, t: Array) -> Buffers:
 
 
 def empty_buffer(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
-    """Return a time buffer, [T, ...], that steps write with `put_step`; its elements are undefined.
+    """A time buffer, [T, ...], that steps write with `put_step`; its elements are undefined.
 
     Half types are stored as 16-bit integers: XLA for CPUs cannot write one step of a bfloat16
     buffer without converting the whole buffer at every step. On other devices it is the same.
@@ -40,7 +40,7 @@ def empty_buffer(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
 
 
 def empty_buffers(window: int, arrays: Tree) -> Tree:
-    """Return time buffers for every array of a tree, [...] → [T, ...]."""
+    """Time buffers for every array of a tree, [...] → [T, ...]."""
     return jax.tree.map(lambda x: empty_buffer((window, *x.shape), x.dtype), arrays)
 
 

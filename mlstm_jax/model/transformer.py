@@ -62,7 +62,7 @@ def attention(
     keys_BS: Array | None = None,
     lengths_B: Array | None = None,
 ) -> Array:
-    """Return the values that each query attends to (Vaswani et al. 2017, section 3.2).
+    """The values that each query attends to (Vaswani et al. 2017, section 3.2).
 
     Queries, keys, values and the result are [B, T, N, D], of N heads of D units, of the compute
     type. If `causal`, a query sees only the keys at its place and before. `keys_BS` is true where a
@@ -137,7 +137,7 @@ class Context(NamedTuple):
 
 
 def _sinusoids(std: float) -> Any:
-    """Return an initialiser: the encoding of Vaswani et al. 2017, section 3.5, of deviation `std`.
+    """An initialiser: the encoding of Vaswani et al. 2017, section 3.5, of deviation `std`.
 
     With random vectors, as in BERT, each place learns by itself which are its neighbours, and a
     small BERT predicts no more than the frequency of each byte for far longer.
@@ -163,7 +163,7 @@ class Dense(linen.Module):
 
     @linen.compact
     def __call__(self, x: Array) -> Array:
-        """Return y [..., O] of x [..., I]."""
+        """y [..., O] of x [..., I]."""
         kernel_IO = self.param("kernel", normal(self.gain**2), (x.shape[-1], self.outputs))
         y = matmul(x, kernel_IO, self.compute)
         if not self.has_bias:
@@ -175,19 +175,19 @@ class Dense(linen.Module):
 class Input(linen.Module):
     """The sum's first terms: a byte's embedding and its place's."""
 
-    model: "Transformer"
+    kind: "Transformer"
     compute: Any
 
     @linen.compact
     def __call__(self, bytes_BT: Array, embedding_VE: Array, place_BT: Array | None) -> Array:
-        """Return x [B, T, H]; without places the bytes are at the first ones."""
-        hidden = self.model.hidden
+        """x [B, T, H]; without places the bytes are at the first ones."""
+        hidden = self.kind.hidden
         table_VH = embedding_VE
-        if self.model.embedding != hidden:
-            kernel_EH = self.param("kernel", normal(1.0), (self.model.embedding, hidden))
+        if self.kind.embedding != hidden:
+            kernel_EH = self.param("kernel", normal(1.0), (self.kind.embedding, hidden))
             table_VH = matmul(embedding_VE, kernel_EH, self.compute)
-        places = _sinusoids(self.model.embedding_std)
-        positions_PH = self.param("positions", places, (self.model.longest_window, hidden))
+        places = _sinusoids(self.kind.embedding_std)
+        positions_PH = self.param("positions", places, (self.kind.longest_window, hidden))
         x_TBH = lookup(bytes_BT.T, table_VH)
         if place_BT is None:
             return x_TBH.swapaxes(0, 1) + positions_PH[None, : bytes_BT.shape[1]]
@@ -197,18 +197,18 @@ class Input(linen.Module):
 class Layer(linen.Module):
     """Attention, then two dense matrices, each added to its input."""
 
-    model: "Transformer"
+    kind: "Transformer"
     compute: Any
 
     @linen.compact
     def __call__(
         self, x_BTH: Array, attend: Callable[..., Array], dropout_B2TH: Array | None
     ) -> Array:
-        """Return the sum after the layer; `attend` takes queries, keys and values."""
-        hidden = self.model.hidden
-        heads = (*x_BTH.shape[:2], self.model.heads, hidden // self.model.heads)
+        """The sum after the layer; `attend` takes queries, keys and values."""
+        hidden = self.kind.hidden
+        heads = (*x_BTH.shape[:2], self.kind.heads, hidden // self.kind.heads)
         dense = partial(Dense, compute=self.compute)
-        ending = partial(dense, hidden, gain=(2 * self.model.layers) ** -0.5)
+        ending = partial(dense, hidden, gain=(2 * self.kind.layers) ** -0.5)
 
         read = Norm(name="attention_norm")(x_BTH)
         projections = []
@@ -229,7 +229,7 @@ class Layer(linen.Module):
 
 
 def _with_context(before: Context, bytes_BT: Array, lengths_B: Array) -> tuple[Array, Array, Array]:
-    """Return P bytes, the last T of them new; the place of each in its text; which can be seen.
+    """P bytes, the last T of them new; the place of each in its text; which can be seen.
 
     The new bytes are at the end in all rows, wherever their text begins.
     """
@@ -245,7 +245,7 @@ def _with_context(before: Context, bytes_BT: Array, lengths_B: Array) -> tuple[A
 
 
 def _follow(before: Context, bytes_BT: Array, h_BTLH: Array, lengths_B: Array) -> Context:
-    """Return the context after a window, of which the first `lengths_B` bytes are of the text."""
+    """The context after a window, of which the first `lengths_B` bytes are of the text."""
     positions = before.bytes_BP.shape[1]
     both_BN = jnp.concatenate([before.bytes_BP, bytes_BT.astype(jnp.uint8)], axis=1)
 

@@ -63,16 +63,16 @@ def corpus_of(run: Run, given: str | Path | None) -> tuple[Corpus, bool]:
         raise UserError(
             f"{run.folder.name}, {run.origin}, comes without a corpus; name one with `corpus`."
         )
-    opened = open_corpus(Path(run.config.data.corpus if given is None else given))
-    is_own = opened.identity == run.corpus
+    found = open_corpus(Path(run.config.data.corpus if given is None else given))
+    is_own = found.identity == run.corpus
     if given is None and not is_own:
         raise UserError(
-            f"{opened.path} is not the corpus that {run.folder} was trained on: its identity is "
-            f"{opened.identity[:12]}…, not {str(run.corpus)[:12]}…. Its splits may contain text "
+            f"{found.path} is not the corpus that {run.folder} was trained on: its identity is "
+            f"{found.identity[:12]}…, not {str(run.corpus)[:12]}…. Its splits may contain text "
             "that the run was trained on. Prepare the original corpus again, or name a corpus to "
             "score with `corpus`."
         )
-    return opened, is_own
+    return found, is_own
 
 
 class Evaluator:
@@ -97,15 +97,15 @@ class Evaluator:
         started = time.monotonic()
         rows = self._devices.rows(self._rows)
 
-        def local(tree: Any) -> Any:
+        def own(tree: Any) -> Any:
             return jax.tree.map(lambda x: x[rows], tree)
 
-        carry = self._devices.split_rows(local(self._start(self._rows)))
+        carry = self._devices.split_rows(own(self._start(self._rows)))
         nats = 0.0
         pending = None
         batches = prefetch(lambda s: self.stream.batch(s, self._rows), range(self.stream.steps))
         for step, batch in enumerate(batches):
-            carry, step_nats = self._step(params, carry, self._devices.split_rows(local(batch)))
+            carry, step_nats = self._step(params, carry, self._devices.split_rows(own(batch)))
             if pending is not None:
                 nats += float(self._devices.unreplicate(pending))
                 on_step(step)
@@ -123,19 +123,15 @@ def compressed_bpc(data: bytes) -> dict[str, float]:
 def report_of(run: Run, corpus: str | Path | None, score: Score, sample: str) -> str:
     """Compare the score of the validation split with what compressors need for it.
 
-    Args:
-        run: the model.
-        corpus: as for `TrainedModel.evaluate`.
-        score: of the validation split.
-        sample: text that the model wrote; a model of masked bytes writes none.
+    The sample is text that the model wrote; a model of masked bytes writes none.
     """
-    opened, is_own = corpus_of(run, corpus)
-    data = opened.split("valid").bytes
+    scored, is_own = corpus_of(run, corpus)
+    data = scored.split("valid").bytes
     whose = f"{len(data):,} validation bytes"
     if is_own:
         whose += ", not used for training"
     else:
-        whose += f" of {opened.path}, not the training corpus"
+        whose += f" of {scored.path}, not the training corpus"
     place: list[str] = []
     if not run.imported:
         files = "config.json, metrics.jsonl, checkpoints/"

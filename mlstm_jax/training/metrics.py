@@ -51,7 +51,7 @@ def set_aside_damaged(folder: Path) -> list[str]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a metrics file, without a last line that a kill has truncated.
+    """The lines of a metrics file, without a last line that a kill has truncated.
 
     Raises:
         LogDamaged: the file differs from what the newest checkpoint next to it records.

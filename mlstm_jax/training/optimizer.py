@@ -57,7 +57,7 @@ def muon_type(compute: Compute | None) -> Any:
 
 def build(
     optimizer: Optimizer,
-    model: Architecture,
+    architecture: Architecture,
     lr_schedule: optax.Schedule,
     *,
     update_bytes: int = 0,
@@ -74,7 +74,7 @@ def build(
         compute: the config's `precision.compute`. With bf16 Muon's products are bf16, too. The
             range of fp16 is too small for them, so they stay float32.
     """
-    decays = map_by_name(model.decays)
+    decays = map_by_name(architecture.decays)
     clip = optax.identity()
     if optimizer.clip_norm is not None:
         clip = optax.clip_by_global_norm(optimizer.clip_norm)
@@ -99,7 +99,7 @@ def build(
             return optax.chain(clip, decay, trust, descend, momentum)
         case "muon":
             ratio = optimizer.muon_learning_rate / optimizer.learning_rate
-            side_by_side = matrices(model, optimizer.muon_decoder)
+            side_by_side = matrices(architecture, optimizer.muon_decoder)
             muon = optax.chain(
                 optax.trace(decay=optimizer.muon_momentum, nesterov=True),
                 orthogonalise(optimizer.muon_steps, muon_type(compute), axis_name, side_by_side),
@@ -113,17 +113,17 @@ def build(
             raise NotImplementedError(name)
 
 
-def product_flops(optimizer: Optimizer, model: Architecture, devices: int) -> int:
+def product_flops(optimizer: Optimizer, architecture: Architecture, devices: int) -> int:
     """Flops of an update's products on each device: the Newton-Schulz steps of Muon.
 
     One of its steps is three products: 2 r²c, 2 r³ and 2 r²c flops for an r by c matrix, r ≤ c.
     """
     if "muon_steps" not in optimizer.kind.fields:
         return 0
-    side_by_side = matrices(model, optimizer.muon_decoder)
+    side_by_side = matrices(architecture, optimizer.muon_decoder)
     # The matrices of one shape are one stack, which the devices share out.
     stacks = Counter[tuple[int, int]]()
-    for name, leaf in named(parameter_shapes(model)).items():
+    for name, leaf in named(parameter_shapes(architecture)).items():
         if count := side_by_side(name):
             stacks[leaf.shape[0], leaf.shape[1] // count] += count
     flops = 0
@@ -167,8 +167,8 @@ def map_by_name(function: Callable[[str], Any]) -> Callable[[Any], Any]:
     return partial(jax.tree_util.tree_map_with_path, lambda path, _: function(_name(path)))
 
 
-def matrices(model: Architecture, decoder: bool) -> Callable[[str], int]:
-    """Return how many of Muon's matrices are side by side in a parameter, by its name.
+def matrices(architecture: Architecture, decoder: bool) -> Callable[[str], int]:
+    """How many of Muon's matrices are side by side in a parameter, by its name.
 
     Muon trains the decoder only if `decoder` is set.
     """
@@ -176,7 +176,7 @@ def matrices(model: Architecture, decoder: bool) -> Callable[[str], int]:
     def side_by_side(name: str) -> int:
         if name == "decoder_kernel" and not decoder:
             return 0
-        return model.matrices(name)
+        return architecture.matrices(name)
 
     return side_by_side
 

@@ -58,10 +58,10 @@ class Parallel:
         here = jax.process_index()
         self._mapped_by = mapped_by
         self.devices = list(devices)
-        self.local = [device for device in devices if device.process_index == here]
-        self._first = self.devices.index(self.local[0])
+        self.local_devices = [device for device in devices if device.process_index == here]
+        self._first = self.devices.index(self.local_devices[0])
         spec = PartitionSpec(AXIS)
-        self._sharding = NamedSharding(Mesh(np.array(self.local), (AXIS,)), spec)
+        self._sharding = NamedSharding(Mesh(np.array(self.local_devices), (AXIS,)), spec)
         self.mesh = Mesh(np.array(self.devices), (AXIS,))
         self._global = NamedSharding(self.mesh, spec)
 
@@ -71,15 +71,15 @@ class Parallel:
         return len(self.devices)
 
     def compute_capability(self) -> tuple[int, int] | None:
-        """Return the lowest of this process's NVIDIA GPUs, as (9, 0); None for other devices."""
-        found = [gpu_capability(device) for device in self.local]
+        """The lowest of this process's NVIDIA GPUs, as (9, 0); None for other devices."""
+        found = [gpu_capability(device) for device in self.local_devices]
         known = [capability for capability in found if capability]
         return min(known) if len(known) == len(found) else None
 
     def rows(self, batch: int) -> slice:
-        """Return which rows of a global batch belong to this process."""
+        """Which rows of a global batch belong to this process."""
         each = batch // self.count
-        return slice(self._first * each, (self._first + len(self.local)) * each)
+        return slice(self._first * each, (self._first + len(self.local_devices)) * each)
 
     def map(self, step: Callable[..., Any], donate: tuple[int, ...] = ()) -> Callable[..., Any]:
         """Run a per-device `step` on all devices, reusing the buffers of the arguments `donate`."""
@@ -88,7 +88,7 @@ class Parallel:
     def _place(self, tree: Any) -> Any:
         """Copy arrays of the host to this process's devices: NumPy [N, ...] → [N, ...]."""
         placed = jax.device_put(tree, self._sharding)
-        if self._mapped_by == "pmap" or len(self.local) == self.count:
+        if self._mapped_by == "pmap" or len(self.local_devices) == self.count:
             return placed
 
         def joined(x: jax.Array) -> jax.Array:
@@ -102,7 +102,7 @@ class Parallel:
         """Copy every array to each device of this process: [...] → [N, ...]."""
 
         def copies(x: Any) -> np.ndarray:
-            return np.broadcast_to(x, (len(self.local), *np.shape(x)))
+            return np.broadcast_to(x, (len(self.local_devices), *np.shape(x)))
 
         environment.require_own_jax()
         return self._place(jax.tree.map(copies, jax.device_get(tree)))
@@ -120,12 +120,12 @@ class Parallel:
         """Split this process's rows over its devices: [N·B, ...] → [N, B, ...]."""
 
         def split(x: np.ndarray) -> np.ndarray:
-            return np.ascontiguousarray(x).reshape(len(self.local), -1, *x.shape[1:])
+            return np.ascontiguousarray(x).reshape(len(self.local_devices), -1, *x.shape[1:])
 
         return self._place(jax.tree.map(split, jax.device_get(tree)))
 
     def copy_first_process(self, tree: Any) -> Any:
-        """Return process 0's copy of a tree of NumPy arrays, in all processes.
+        """Process 0's copy of a tree of NumPy arrays, in all processes.
 
         On different machines, values computed from one seed may differ in their last bits.
         """
@@ -142,18 +142,18 @@ class Parallel:
     def join_rows(self, tree: Any) -> Any:
         """Join the rows of all processes to global arrays: NumPy [N·B, ...] → [rows, ...]."""
 
-        def join(local: np.ndarray) -> jax.Array:
-            rows = len(local) // len(self.local) * self.count
-            parts = zip(np.split(local, len(self.local)), self.local, strict=True)
+        def join(own: np.ndarray) -> jax.Array:
+            rows = len(own) // len(self.local_devices) * self.count
+            parts = zip(np.split(own, len(self.local_devices)), self.local_devices, strict=True)
             shards = [jax.device_put(part, device) for part, device in parts]
             return jax.make_array_from_single_device_arrays(
-                (rows, *local.shape[1:]), self._global, shards
+                (rows, *own.shape[1:]), self._global, shards
             )
 
         return jax.tree.map(join, tree)
 
     def abstract_rows(self, tree: Any) -> Any:
-        """Return the shapes and shardings of a tree of global rows, as a target for a restore."""
+        """The shapes and shardings of a tree of global rows, as a target for a restore."""
 
         def shape(x: Any) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._global)
@@ -163,11 +163,11 @@ class Parallel:
     def own_rows(self, tree: Any) -> Any:
         """Copy this process's rows of global arrays to the host: [rows, ...] → NumPy [N·B, ...]."""
 
-        def local(x: jax.Array) -> np.ndarray:
+        def own(x: jax.Array) -> np.ndarray:
             shards = sorted(x.addressable_shards, key=lambda shard: shard.index[0].start or 0)
             return np.concatenate([jax.device_get(shard.data) for shard in shards])
 
-        return jax.tree.map(local, tree)
+        return jax.tree.map(own, tree)
 
 
 def map_by_shard_map(
@@ -270,7 +270,7 @@ def _gather_folds(state: Any) -> Array:
 
 
 def make_comparison(cluster: Cluster, devices: Parallel) -> Callable[[int, Any], None]:
-    """Return a function that raises ReplicasDiffer unless all devices hold the same state.
+    """A function that raises ReplicasDiffer unless all devices hold the same state.
 
     The copies start from one state and apply one gradient, so they stay equal bit for bit. A device
     that computes wrong results, failing memory, or a file that one process reads differently makes
@@ -302,12 +302,12 @@ def make_comparison(cluster: Cluster, devices: Parallel) -> Callable[[int, Any],
 
 
 def local_devices(devices: Devices) -> Parallel:
-    """Return the devices of this process that a config selects."""
+    """The devices of this process that a config selects."""
     return Parallel(_selected(devices))
 
 
 def connect_devices(cluster: Cluster, devices: Devices) -> Parallel:
-    """Return the devices of all processes of a run that the config selects."""
+    """The devices of all processes of a run that the config selects."""
     selected = _selected(devices)
     kinds = sorted({device.device_kind for device in selected})
     cluster.require_equal(
@@ -321,10 +321,10 @@ def connect_devices(cluster: Cluster, devices: Devices) -> Parallel:
 
 
 def _selected(devices: Devices) -> list[jax.Device]:
-    local = environment.local_devices()
-    if devices.count is not None and devices.count > len(local):
+    found = environment.local_devices()
+    if devices.count is not None and devices.count > len(found):
         raise UserError(
-            f"devices.count is {devices.count}, but this machine has {len(local)} device(s) "
-            f"({local[0].platform}); lower it, or use virtual devices with `devices.virtual_cpu`."
+            f"devices.count is {devices.count}, but this machine has {len(found)} device(s) "
+            f"({found[0].platform}); lower it, or use virtual devices with `devices.virtual_cpu`."
         )
-    return local[: devices.count]
+    return found[: devices.count]

@@ -218,16 +218,16 @@ def announcement(rows: Rows, devices: Parallel, cluster: Cluster, start: Snapsho
         more = "raise its steps or epochs"
         return f"{config.out} is finished: {start.step:,} steps. To train for more, {more}."
     count = sum(leaf.size for leaf in jax.tree.leaves(start.state.params))
-    begins = "training"
+    doing = "training"
     if start.step:
-        begins = f"resuming at step {start.step:,} of"
+        doing = f"resuming at step {start.step:,} of"
     data = config.data
     size = rows.corpus.manifest.splits["train"].bytes
     where = f"{devices.count} {devices.devices[0].platform} device(s)"
     if cluster.processes > 1:
         where += f" of {cluster.processes} processes"
     return (
-        f"{begins} {rows.steps:,} steps, {rows.stream.epoch(rows.steps):.2f} epochs: {count:,} "
+        f"{doing} {rows.steps:,} steps, {rows.stream.epoch(rows.steps):.2f} epochs: {count:,} "
         f"parameters in {config.precision.compute} on {where}; run folder {config.out}\n"
         f"each step reads {data.batch} rows x {data.window} bytes, from {size:,} bytes in "
         f"{rows.stream.shards:,} shards"

@@ -12,7 +12,7 @@ import optax
 
 from mlstm_jax import run
 from mlstm_jax.checkpoint import Checkpoints, Damaged
-from mlstm_jax.config import Config, Optimizer, require_function
+from mlstm_jax.config import Config, Optimizer, changed, require_function
 from mlstm_jax.data.stream import Place
 from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import UserError, require
@@ -256,12 +256,8 @@ def set_aside(cluster: Cluster, checkpoints: Checkpoints, found: Found) -> list[
 
 def _changes(saved: Meta, expected: Meta) -> str:
     """Name the fields by which rows differ, as " (data.batch: 8 → 4)"."""
-    changes = []
-    for name in dict.fromkeys([*saved.rows, *expected.rows]):
-        before = saved.rows.get(name)
-        after = expected.rows.get(name)
-        if before != after:
-            changes.append(f"data.{name}: {before} → {after}")
+    rows = changed(saved.rows, expected.rows)
+    changes = [f"data.{name}: {old} → {new}" for name, old, new in rows]
     return f" ({', '.join(changes)})" if changes else ""
 
 

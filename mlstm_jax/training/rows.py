@@ -34,7 +34,7 @@ class Rows:
 
 
 def open_rows(config: Config, corpus: Corpus, start: Place = BEGINNING) -> Rows:
-    """Return the rows that a run reads from `start`, where its checkpoint is."""
+    """The rows that a run reads from `start`, where its checkpoint is."""
     stream = train_stream(config, corpus, start)
     ahead = stream.position(0)
     steps = total_steps(config.train, stream.steps_per_epoch, ahead)
@@ -53,7 +53,7 @@ def meta_of(config: Config, corpus: Corpus) -> Meta:
 
 
 def train_stream(config: Config, corpus: Corpus, start: Place = BEGINNING) -> TrainStream:
-    """Return the training rows of a config."""
+    """The training rows of a config."""
     data = config.data
     model = config.model
     split = corpus.split("train")
@@ -92,7 +92,7 @@ def _require_classes(split: Split, classes: int) -> None:
 
 
 def total_steps(train: Train, steps_per_epoch: int, ahead: int = 0) -> int:
-    """Return the length of a run in steps: the smaller of `steps` and what `epochs` needs.
+    """The length of a run in steps: the smaller of `steps` and what `epochs` needs.
 
     The rows are `ahead` windows further in the text than the step. UserError if the run has more
     steps than devices can count.

@@ -158,7 +158,7 @@ def _is_unused(folder: Path) -> bool:
 def write_folder(config: Config) -> str:
     """Write environment.json and then config.json, each atomically; return the run's id.
 
-    The id is that of the environment.json in the folder, or a new one.
+    A folder with an environment.json keeps its id; a new one gets one.
     """
     folder = Path(config.out)
     identity = run.id_of(folder) or secrets.token_hex(8)

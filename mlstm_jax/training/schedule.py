@@ -36,7 +36,7 @@ class Rates(NamedTuple):
 
 
 def without_rates(optimizer: Optimizer) -> Optimizer:
-    """What a compiled step depends on: the settings without those of its `Rates` alone."""
+    """What a compiled step depends on: the settings without what only its `Rates` need."""
     usual = Optimizer()
     fields = {name: getattr(usual, name) for name in _ONLY_RATES}
     if "muon_learning_rate" in optimizer.kind.fields:
@@ -45,7 +45,7 @@ def without_rates(optimizer: Optimizer) -> Optimizer:
 
 
 def peak_rate(optimizer: Optimizer, batch: int) -> float:
-    """The peak rate for a global batch B: that of B0, scaled with k = B / B0 and capped."""
+    """The peak rate for a global batch B: the rate at B0, scaled with k = B / B0 and capped."""
     k = batch / optimizer.base_batch
     factors = {"none": 1.0, "linear": k, "sqrt": math.sqrt(k), "legw": math.sqrt(k)}
     peak = optimizer.learning_rate * factors[optimizer.scaling]

@@ -189,7 +189,7 @@ def _start_process(
 
 
 def _resolve(config: Config, cluster: Cluster, devices: Parallel) -> Config:
-    """Return the config with its unset fields set, as process 0 does."""
+    """The config with its unset fields set, as process 0 does."""
     hardware = Hardware(devices.count, host.fastest_compute, devices.compute_capability())
     config = resolve(config, hardware, run_folder.config_of(Path(config.out)))
     fastest = cluster.gather([config.precision.compute, config.devices.kernels])[0]
@@ -197,7 +197,7 @@ def _resolve(config: Config, cluster: Cluster, devices: Parallel) -> Config:
 
 
 def _make_model(config: Config, devices: Parallel) -> LanguageModel:
-    """Return the model for training, after a check that the devices can run its kernels."""
+    """The model for training, after a check that the devices can run its kernels."""
     loops = None
     if config.devices.kernels == "pallas":
         is_fp8 = config.precision.recurrent == "fp8"

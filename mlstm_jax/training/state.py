@@ -45,7 +45,7 @@ class LossScale(NamedTuple):
 
 
 def init_loss_scale(precision: Precision) -> LossScale:
-    """The initial scale: that of fp16, or 1 for the types that need no scaling."""
+    """The initial scale: the config's for fp16, or 1 for the types that need no scaling."""
     first = precision.initial_loss_scale if precision.compute == "fp16" else 1.0
     return LossScale(scale=jnp.float32(first), clean=jnp.int32(0))
 
@@ -78,11 +78,11 @@ class TrainState(NamedTuple):
 
 
 def _init_state(
-    options: Optimizer, model: Architecture, precision: Precision, params: Parameters
+    options: Optimizer, architecture: Architecture, precision: Precision, params: Parameters
 ) -> TrainState:
     """The state before the first step."""
     # The state of an optimizer depends on neither rates nor decays.
-    tx = optimizer.build(options, model, lambda count: 0.0)
+    tx = optimizer.build(options, architecture, lambda count: 0.0)
     return TrainState(
         step=jnp.int32(0),
         applied=jnp.int32(0),
@@ -189,11 +189,11 @@ def require_memory(config: Config, devices: Parallel) -> None:
     Without this check the system would swap, or end the process, without a word. A GPU's own
     allocator says what it lacks.
     """
-    if devices.local[0].platform != "cpu":
+    if devices.local_devices[0].platform != "cpu":
         return
     limit, name = min((size, name) for name, size in host.memory_limits().items())
     rows = config.data.batch // devices.count
-    needed = memory_bytes(config, rows) * len(devices.local)
+    needed = memory_bytes(config, rows) * len(devices.local_devices)
     if needed / _ESTIMATE > limit:
         raise UserError(
             f"the run needs about {needed / 1e9:,.1f} GB, but {name} is {limit / 1e9:,.1f} GB; "

@@ -2,8 +2,8 @@
 
 Puri et al. 2018, sections IV, V and VII: scale the loss, take the gradient over the window, average
 it over all devices, divide by the scale in float32, and check the result, which is the same on
-every device, for inf and NaN. If it contains any, the whole update is discarded, including the
-carry: a carry corrupted by one overflow would make every later step overflow.
+every device, for inf and NaN. If it contains any, the whole update is discarded, and the carry is
+the one before the window, after `reset`: one overflow would otherwise spoil every later step.
 """
 
 import functools
@@ -141,7 +141,7 @@ def _gradient_of_rows(
         loss = jnp.mean(weighted(nats_BT, targets.weight_BT))
         label_loss, labels = label_losses(read.labels_BTK, batch.labels_BT)
         total = loss + config.train.label_weight * label_loss
-        # The reported loss is the mean over positions with a target. The gradient is that of the
+        # The reported loss is the mean over positions with a target. The gradient belongs to the
         # mean over all positions, so that every byte has the same weight, even if few rows are
         # left at the end of an epoch.
         loss = loss * jnp.mean(batch.weight_B)
@@ -183,18 +183,34 @@ def _accumulate(
     return gradient, means, jax.tree.map(join, after), maxima_3
 
 
-def _sum_gradient(
-    config: Config, model: LanguageModel, local: Gradient, scale: Array, stop: Array, axis_name: str
-) -> tuple[Parameters, Means, Array]:
-    """The gradient of the mean over all devices, float32; the means; and the sum of `stop`."""
+def _gradient_of_batch(
+    config: Config,
+    model: LanguageModel,
+    state: TrainState,
+    read: tuple[Carry, Batch],
+    stop: Array,
+    axis_name: str,
+) -> tuple[Gradient, Array]:
+    """The gradient of the mean over all devices, float32; and the sum of `stop`.
+
+    The carry and the maxima are this device's; all else is the same on every device.
+    """
+    carry, batch = read
+    rows = batch.inputs_BT.shape[0]
+    row_B = jax.lax.axis_index(axis_name) * rows + jnp.arange(rows)
+    gradient_of = functools.partial(_gradient_of_rows, config, model, state)
+    own = _accumulate(gradient_of, config.train.micro_batches, state.params, (carry, batch, row_B))
+    _, _, after, maxima_3 = own
     devices = jax.lax.axis_size(axis_name)
-    shares, means = jax.tree.map(lambda x: x / devices, local[:2])
+    shares, means = jax.tree.map(lambda x: x / devices, own[:2])
     reduce_type = model.compute if config.precision.all_reduce == "compute" else jnp.float32
     shares = optax.tree.cast(shares, reduce_type)
     # After a loop over micro-batches all sums are ready at once: pieces would overlap nothing.
     early = model.backward_order() if config.train.micro_batches == 1 else []
     gradient, (means, stop) = sum_over_devices(shares, (means, stop), early, axis_name)
-    return jax.tree.map(lambda g: g.astype(jnp.float32) / scale, gradient), means, stop
+    scale = state.loss_scale.scale
+    gradient = jax.tree.map(lambda g: g.astype(jnp.float32) / scale, gradient)
+    return (gradient, means, after, maxima_3), stop
 
 
 def _build_optimizer(
@@ -230,7 +246,7 @@ def _update(
 
 
 def make_train_step(config: Config, model: LanguageModel, axis_name: str) -> TrainStep:
-    """Return the step: state, carry, batch, stop, rates → state, carry, metrics.
+    """The step: state, carry, batch, stop, rates → state, carry, metrics.
 
     Runs whose steps are equal get the same function, and so share its compiled program.
 
@@ -268,16 +284,13 @@ def _make_train_step(config: Config, model: LanguageModel, axis_name: str) -> Tr
         tx, rate = _build_optimizer(config, rates, axis_name)
         scale = state.loss_scale.scale
         carry = reset(carry, batch.reset_B)
-        rows = batch.inputs_BT.shape[0]
-        row_B = jax.lax.axis_index(axis_name) * rows + jnp.arange(rows)
-        gradient_of = functools.partial(_gradient_of_rows, config, model, state)
-        local = _accumulate(gradient_of, micro_batches, state.params, (carry, batch, row_B))
-        _, _, after, maxima_3 = local
-        gradient, means, stop = _sum_gradient(config, model, local, scale, stop, axis_name)
+        found, stop = _gradient_of_batch(config, model, state, (carry, batch), stop, axis_name)
+        gradient, means, after, maxima_3 = found
         loss = means.loss
         square = optax.tree.norm(gradient, squared=True)
         batches = jax.lax.axis_size(axis_name) * micro_batches
-        signal, trace = _noise(square, means.square / scale**2, batches, rows // micro_batches)
+        rows = batch.inputs_BT.shape[0] // micro_batches
+        signal, trace = _noise(square, means.square / scale**2, batches, rows)
         # An inf or NaN anywhere in the gradient makes its norm inf or NaN; the square overflows if
         # the norm exceeds 2^64.
         finite = jnp.isfinite(loss) & jnp.isfinite(square)
@@ -327,7 +340,7 @@ def _make_train_step(config: Config, model: LanguageModel, axis_name: str) -> Tr
 
 @functools.lru_cache(maxsize=PROGRAMS)
 def make_evaluation_step(model: LanguageModel, axis_name: str) -> EvaluationStep:
-    """Return the step: parameters, carry, batch → carry, nats summed over all devices."""
+    """The step: parameters, carry, batch → carry, nats summed over all devices."""
     objective = OBJECTIVES[model.architecture.objective]
 
     def evaluation_step(

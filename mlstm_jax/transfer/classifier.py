@@ -330,7 +330,7 @@ def _read_json(given: Path) -> _File:
         values = fields.parse(path.read_bytes())
         if isinstance(values, dict) and values.get("format", FORMAT) != FORMAT:
             raise fields.InvalidField("it was written by another version of this program")
-        return fields.build(_File, digest.opened(values))
+        return fields.build(_File, digest.verified(values))
     except fields.InvalidField as error:
         raise UserError(
             f"{path}: the classifier cannot be read ({error}); restore it, or create it again "

@@ -179,7 +179,10 @@ def test_index_and_count(options, environment, expected) -> None:
     ("options", "environment", "field"),
     [
         (Distributed(processes=2), {}, "distributed.index"),
+        (Distributed(processes=2, index=2), {}, "distributed.index is 2, .* 0 to 1"),
+        (Distributed(processes=1, index=1), {}, "distributed.index is 1, .* 0 to 0"),
         (HEAD, {}, "distributed.processes"),
+        (Distributed(index=1), {}, "distributed.processes"),
         (HEAD, JOB, "distributed.processes"),
         (Distributed(coordinator="a:1", processes=2), JOB, "distributed.index is 5"),
         (HEAD, SRUN | {"SLURM_PROCID": "-1"}, "distributed.index is -1"),

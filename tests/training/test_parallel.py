@@ -88,7 +88,7 @@ def test_different_bit(random: np.random.Generator) -> None:
         require_equal(7, state)
     shards = [np.array(shard.data) for shard in state["matrix"].addressable_shards]
     shards[2].reshape(-1).view(np.uint32)[13] ^= 1
-    placed = list(map(jax.device_put, shards, devices.local))
+    placed = list(map(jax.device_put, shards, devices.local_devices))
     whole = state["matrix"]
     odd = jax.make_array_from_single_device_arrays(whole.shape, whole.sharding, placed)
     with pytest.raises(ReplicasDiffer, match=r"at step 7 .* of device 2 of process 0 ") as found:

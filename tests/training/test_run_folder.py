@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import pytest
 
+import mlstm_jax as mlstm
 from mlstm_jax import host, run
 from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import BERT, Config, Model, Transformer, differences, to_json, vary
@@ -128,7 +129,11 @@ def bert(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("name", "change", "said"),
     [
         ("bert", {"model__heads": 4}, "model.heads is 4, not 2"),
-        ("straight", {"precision__compute": "bf16"}, "precision.compute is bf16, not fp32"),
+        (
+            "straight",
+            {"precision__compute": "bf16", "precision__recurrent": "fp8_emulated"},
+            "precision.compute is bf16, not fp32, precision.recurrent is fp8_emulated, not compute",
+        ),
         ("straight", {"precision__cell": "compute"}, "precision.cell is compute, not fp32"),
     ],
 )
@@ -147,10 +152,14 @@ def test_config_of_imported_weights(straight: Path, tmp_path: Path) -> None:
     folder = tmp_path / "imported"
     run.write_imported(folder, run.as_weights(run.load_run(straight)))
     config = run.read_config(folder)
-    for change in ({"model__embedding_std": 0.5}, {"precision__compute": "fp16"}):
+    for load, change in (
+        (run.load_run, {"model__embedding_std": 0.5}),
+        (mlstm.load, {"model__embedding_std": 0.5}),  # NumPy would read it
+        (run.load_run, {"precision__compute": "fp16"}),
+    ):
         (folder / "config.json").write_text(to_json(vary(config, **change)))
         with pytest.raises(UserError, match="are from different models; import it again"):
-            run.load_run(folder)
+            load(folder)
 
 
 def test_kill_while_deleting(corpus, tmp_path, monkeypatch) -> None:
