@@ -56,7 +56,7 @@ class Way:
         from mlstm_jax.config import Config, Data, Model
         from mlstm_jax.data.stream import Batch
         from mlstm_jax.model.language_model import LanguageModel
-        from mlstm_jax.training import parallel, schedule
+        from mlstm_jax.training import schedule
         from mlstm_jax.training.parallel import Parallel
         from mlstm_jax.training.state import fresh_state
         from mlstm_jax.training.step import make_train_step
@@ -66,7 +66,7 @@ class Way:
             model=Model(hidden=16, embedding=8), data=Data(batch=devices.count, window=8)
         )
         model = LanguageModel(config.model, config.precision)
-        step = make_train_step(config, model, parallel.AXIS)
+        step = make_train_step(config, model)
         self.step = self.devices.map(step, (0, 1) * donated)
         each = len(devices.local_devices)
         text = np.random.default_rng(0).integers(0, 256, (each, 9), np.uint8)

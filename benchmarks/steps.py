@@ -9,7 +9,7 @@ from mlstm_jax.config import Config
 from mlstm_jax.data.stream import Batch
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.stack import Loops
-from mlstm_jax.training import parallel, schedule
+from mlstm_jax.training import schedule
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.state import fresh_state
 from mlstm_jax.training.step import make_train_step
@@ -23,7 +23,7 @@ class TrainingStep:
         window = config.data.window
         model = LanguageModel(config.model, config.precision, config.train.recompute_every, loops)
         rates = schedule.resolve(config.optimizer, rows, 1_000_000)
-        step = make_train_step(config, model, parallel.AXIS)
+        step = make_train_step(config, model)
         self._now = [
             devices.replicate(fresh_state(config, model)),
             devices.split_rows(model.init_carry(rows)),

@@ -34,6 +34,8 @@ _FLAGS: dict[str, tuple[object, ...]] = {
     "jax_random_seed_offset": (0,),
     "jax_threefry_partitionable": (True,),
     "jax_transfer_guard": (None, "allow", "log"),
+    "jax_transfer_guard_device_to_host": (None, "allow", "log"),
+    "jax_transfer_guard_host_to_device": (None, "allow", "log"),
 }
 # These end in an error in training only.
 _FLAGS_OF_TRAINING: dict[str, tuple[object, ...]] = {

@@ -213,6 +213,8 @@ def test_missing_devices(error, told, monkeypatch) -> None:
         ("jax_random_seed_offset", 5),
         ("jax_threefry_partitionable", False),
         ("jax_transfer_guard", "disallow"),
+        ("jax_transfer_guard_device_to_host", "disallow"),
+        ("jax_transfer_guard_host_to_device", "disallow"),
         ("jax_debug_infs", True),
         ("jax_debug_nans", True),
         ("jax_disable_jit", True),

@@ -33,7 +33,6 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Totals
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.planning import load_machine
-from mlstm_jax.training.parallel import AXIS
 from mlstm_jax.training.state import memory_bytes, parameter_count
 from mlstm_jax.training.step import make_evaluation_step
 from mlstm_jax.transfer import reader, writer
@@ -237,7 +236,7 @@ def reading_programs() -> dict[str, Compiled]:
 
     return {
         "evaluation": compile_program(
-            machine, make_evaluation_step(model, AXIS), (params, carry, batch), donate=(1,)
+            machine, make_evaluation_step(model), (params, carry, batch), donate=(1,)
         ),
         "features": compile_program(
             machine,

@@ -264,7 +264,7 @@ def require_function(recorded: Any, config: Config, what: str) -> None:
         trained = fields.build(Config, renamed(recorded))
     before = flatten_dict(function_of(trained), sep=".")
     after = flatten_dict(function_of(config), sep=".")
-    changes = [f"{name} is {new}, not {old}" for name, old, new in changed(before, after)]
+    changes = [f"{name} is {new}, not {old}" for name, old, new in differing(before, after)]
     if changes:
         raise UserError(
             f"config.json does not belong to {what}: {', '.join(changes)}. Restore config.json "
@@ -282,13 +282,11 @@ def flatten(config: Config) -> dict[str, Any]:
     return dict(flatten_dict(dataclasses.asdict(config), sep="."))
 
 
-def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """The name, the old and the new value of each field that differs; None: it is not there."""
-    for name in {**before, **after}:
-        old = before.get(name)
-        new = after.get(name)
-        if old != new:
-            yield name, old, new
+    for name in {**old, **new}:
+        if old.get(name) != new.get(name):
+            yield name, old.get(name), new.get(name)
 
 
 class Differences(NamedTuple):
@@ -305,7 +303,7 @@ def differences(old: Config, new: Config) -> Differences:
     if type(old.model) is not type(new.model):
         groups.forbidden.append(f"model: {old.model.cli_name} → {new.model.cli_name}")
         ignored += ("model.",)
-    for name, before, after in changed(flatten(old), flatten(new)):
+    for name, before, after in differing(flatten(old), flatten(new)):
         if not name.startswith(ignored):
             is_fixed = name.startswith(_FIXED_IN_A_RUN)
             group = groups.forbidden if is_fixed else groups.allowed

@@ -122,13 +122,6 @@ class _Counted:
         self[index]
 
 
-def _moved(body: Callable[..., None], arrays: tuple[Array | Shape, ...], size: int) -> list[int]:
-    """The bytes that a block moves of each array; `body` takes a row, a piece and references."""
-    counted = [_Counted(x, size) for x in arrays]
-    jax.eval_shape(lambda row: body(row, row, *counted), Shape((), jnp.int32))
-    return [array.bytes for array in counted]
-
-
 class StepNumber(NamedTuple):
     """The number of a step of a loop, whose turns have several steps each."""
 
@@ -219,9 +212,11 @@ class Grid(NamedTuple):
         )
         # The compiled program keeps this name, and benchmarks/compiled_program.py reads it there:
         # XLA knows only the arrays of such a kernel, most of which cover all steps.
-        moved = _moved(run_body, (*inputs, *shapes, *outputs), size)
-        name = "_".join(str(grid[0] * grid[1] * each) for each in moved)
+        arrays: tuple[Array | Shape, ...] = (*inputs, *shapes, *outputs)
+        counted = [_Counted(x, size) for x in arrays]
+        jax.eval_shape(lambda row: run_body(row, row, *counted), Shape((), jnp.int32))
+        moved = "_".join(str(grid[0] * grid[1] * array.bytes) for array in counted)
         unwritten = [jax.lax.empty(x.shape, x.dtype) for x in outputs]
-        with jax.named_scope(f"moves_{name}_bytes"):
+        with jax.named_scope(f"moves_{moved}_bytes"):
             results = pl.run_state(lambda written: call(*inputs, *written))((*in_place, *unwritten))
         return tuple(results[:count]), tuple(results[count:])

@@ -23,11 +23,7 @@ from flax import linen
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture, Products, Tree, Window
 from mlstm_jax.model.ops import is_bytes, matmul, weight_norm, with_transpose
-from mlstm_jax.model.time_loop import (
-    Step,
-    read_states,
-    run_for_gradient,
-)
+from mlstm_jax.model.time_loop import Step, read_states, run_for_gradient
 
 Array = jax.Array
 Initialiser = Callable[[Array, tuple[int, ...]], Array]

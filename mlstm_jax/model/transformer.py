@@ -194,7 +194,7 @@ class Input(linen.Module):
         return x_TBH.swapaxes(0, 1) + positions_PH[place_BT]
 
 
-class Layer(linen.Module):
+class Block(linen.Module):
     """Attention, then two dense matrices, each added to its input."""
 
     kind: "Transformer"
@@ -339,7 +339,7 @@ class Transformer(Architecture, title="Transformer"):
         states = []
         for layer in range(self.layers):
             dropout = None if window.dropout_B is None else window.dropout_B[:, layer]
-            x = Layer(self, window.compute, name=f"layer_{layer}")(x, attend, dropout)
+            x = Block(self, window.compute, name=f"layer_{layer}")(x, attend, dropout)
             states.append(x[:, -size:])
         states[-1] = Norm(name="norm")(x)[:, -size:]
         output_TBH = states[-1].astype(window.compute).swapaxes(0, 1)

@@ -20,7 +20,6 @@ from mlstm_jax.data.stream import EVALUATION_ROWS, EvaluationStream, prefetch
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.run import Run
-from mlstm_jax.training import parallel
 from mlstm_jax.training.metrics import BITS_PER_NAT
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.step import make_evaluation_step
@@ -90,7 +89,7 @@ class Evaluator:
         self.stream = EvaluationStream(split, window=window)
         self._devices = devices
         self._rows = -(-EVALUATION_ROWS // devices.count) * devices.count
-        self._step = devices.map(make_evaluation_step(model, parallel.AXIS), donate=(1,))
+        self._step = devices.map(make_evaluation_step(model), donate=(1,))
 
     def __call__(self, params: Any, on_step: Callable[[int], None] = lambda step: None) -> Score:
         """Score the split with parameters replicated on the devices, [N, ...]."""

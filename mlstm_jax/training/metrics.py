@@ -122,6 +122,7 @@ class MetricsLog:
         self._started = time.monotonic()
         self._file: IO[str] | None = None
         self._extent = Extent()
+        self._closing = ExitStack()
         if folder is None:
             return
         self._callbacks = callbacks
@@ -139,10 +140,11 @@ class MetricsLog:
         self._started -= seconds
         output.write_text(path, text)
         self._extent = Extent().extended(text.encode())
-        self._file = path.open("a")
-        self._opened = ExitStack()
-        plain = self._opened.enter_context(output.plain_path(folder))
+        self._file = self._closing.enter_context(path.open("a"))
+        plain = self._closing.enter_context(output.plain_path(folder))
         self._events = _event_writer(plain / "tensorboard", step)
+        if self._events:
+            self._closing.callback(self._events.close)
 
     @property
     def seconds(self) -> float:
@@ -175,12 +177,7 @@ class MetricsLog:
 
     def close(self) -> None:
         """Close both files."""
-        if self._file is None:
-            return
-        with self._opened:
-            self._file.close()
-            if self._events:
-                self._events.close()
+        self._closing.close()
 
 
 def _event_writer(folder: Path, step: int) -> Any:

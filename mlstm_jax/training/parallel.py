@@ -211,7 +211,7 @@ def free_programs() -> None:
         jax.clear_caches()
 
 
-def sum_over_devices(tree: Any, others: Any, early: Sequence[str], axis_name: str) -> Any:
+def sum_over_devices(tree: Any, others: Any, early: Sequence[str]) -> Any:
     """Sum (tree, others) over the devices of the axis; `others` are ready last.
 
     A single all-reduce would start after the last gradient is computed, and every device would wait
@@ -223,14 +223,14 @@ def sum_over_devices(tree: Any, others: Any, early: Sequence[str], axis_name: st
     paths, shape = jax.tree_util.tree_flatten_with_path(tree)
     leaves = {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in paths}
     names = list(leaves)
-    is_alone = jax.lax.axis_size(axis_name) == 1
+    is_alone = jax.lax.axis_size(AXIS) == 1
     sums: dict[str, Array] = {}
     before = None
     for name in early:
         if not is_alone and name in leaves and leaves[name].nbytes >= LEAST_BYTES:
-            before = jax.lax.psum(_after(leaves.pop(name), before), axis_name)
+            before = jax.lax.psum(_after(leaves.pop(name), before), AXIS)
             sums[name] = before
-    last, others = jax.lax.psum(_after((leaves, others), before), axis_name)
+    last, others = jax.lax.psum(_after((leaves, others), before), AXIS)
     sums |= last
     return jax.tree.unflatten(shape, [sums[name] for name in names]), others
 

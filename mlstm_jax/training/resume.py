@@ -12,7 +12,7 @@ import optax
 
 from mlstm_jax import run
 from mlstm_jax.checkpoint import Checkpoints, Damaged
-from mlstm_jax.config import Config, Optimizer, changed, require_function
+from mlstm_jax.config import Config, Optimizer, differing, require_function
 from mlstm_jax.data.stream import Place
 from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import UserError, require
@@ -222,17 +222,18 @@ def start_from(
     """Where a run goes on, and a note if its rows begin anew, near the same place in the text."""
     if found.meta.rows == expected.rows:
         return found, []
-    changes = _changes(found.meta, expected)
+    rows = differing(found.meta.rows, expected.rows)
+    changes = ", ".join(f"data.{name}: {old} → {new}" for name, old, new in rows)
     if not reset_carry:
         raise UserError(
-            f"the run cannot resume with other rows{changes}. Undo the change, or reset the carry "
-            "with `reset_carry`."
+            f"the run cannot resume with other rows ({changes}). Undo the change, or reset the "
+            "carry with `reset_carry`."
         )
     state = rescale_second_moment(
         config.optimizer, found.state, found.meta.update_bytes, expected.update_bytes
     )
     note = (
-        f"the carry is reset at step {found.step}, for other rows{changes}; they begin "
+        f"the carry is reset at step {found.step}, for other rows ({changes}); they begin "
         f"{found.meta.epoch:.2f} epochs into the text"
     )
     return found._replace(state=state, carry=None), [note]
@@ -252,13 +253,6 @@ def set_aside(cluster: Cluster, checkpoints: Checkpoints, found: Found) -> list[
         f"resuming from step {found.snapshot.step}, the newest complete checkpoint; unreadable "
         f"ones are kept in {checkpoints.folder / SET_ASIDE}",
     ]
-
-
-def _changes(saved: Meta, expected: Meta) -> str:
-    """Name the fields by which rows differ, as " (data.batch: 8 → 4)"."""
-    rows = changed(saved.rows, expected.rows)
-    changes = [f"data.{name}: {old} → {new}" for name, old, new in rows]
-    return f" ({', '.join(changes)})" if changes else ""
 
 
 def rescale_second_moment(

@@ -154,7 +154,7 @@ def set_up(stack: ExitStack, config: Config, session: Session) -> Loop:
         start=start,
         steps=rows.steps,
         batches=stack.enter_context(closing(batches)),
-        train_step=devices.map(make_train_step(config, model, parallel.AXIS), donate=(0, 1)),
+        train_step=devices.map(make_train_step(config, model), donate=(0, 1)),
         rates=devices.replicate(rates),
         scorer=Evaluator(model, corpus.split("valid"), config.data.window, devices),
         score_labels=session.score_labels,

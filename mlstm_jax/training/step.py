@@ -21,7 +21,7 @@ from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters, Tra
 from mlstm_jax.training import optimizer
 from mlstm_jax.training.metrics import Tally, add_to_tally, empty_tally
 from mlstm_jax.training.objective import OBJECTIVES, cross_entropy, label_losses, row_keys, weighted
-from mlstm_jax.training.parallel import PROGRAMS, sum_over_devices
+from mlstm_jax.training.parallel import AXIS, PROGRAMS, sum_over_devices
 from mlstm_jax.training.schedule import Rates, learning_rate, without_rates
 from mlstm_jax.training.state import TrainState, adjust_loss_scale
 
@@ -189,7 +189,6 @@ def _gradient_of_batch(
     state: TrainState,
     read: tuple[Carry, Batch],
     stop: Array,
-    axis_name: str,
 ) -> tuple[Gradient, Array]:
     """The gradient of the mean over all devices, float32; and the sum of `stop`.
 
@@ -197,24 +196,25 @@ def _gradient_of_batch(
     """
     carry, batch = read
     rows = batch.inputs_BT.shape[0]
-    row_B = jax.lax.axis_index(axis_name) * rows + jnp.arange(rows)
+    row_B = jax.lax.axis_index(AXIS) * rows + jnp.arange(rows)
     gradient_of = functools.partial(_gradient_of_rows, config, model, state)
-    own = _accumulate(gradient_of, config.train.micro_batches, state.params, (carry, batch, row_B))
-    _, _, after, maxima_3 = own
-    devices = jax.lax.axis_size(axis_name)
-    shares, means = jax.tree.map(lambda x: x / devices, own[:2])
+    gradient, means, after, maxima_3 = _accumulate(
+        gradient_of, config.train.micro_batches, state.params, (carry, batch, row_B)
+    )
+    devices = jax.lax.axis_size(AXIS)
+    shares, means = jax.tree.map(lambda x: x / devices, (gradient, means))
     reduce_type = model.compute if config.precision.all_reduce == "compute" else jnp.float32
     shares = optax.tree.cast(shares, reduce_type)
     # After a loop over micro-batches all sums are ready at once: pieces would overlap nothing.
     early = model.backward_order() if config.train.micro_batches == 1 else []
-    gradient, (means, stop) = sum_over_devices(shares, (means, stop), early, axis_name)
+    gradient, (means, stop) = sum_over_devices(shares, (means, stop), early)
     scale = state.loss_scale.scale
     gradient = jax.tree.map(lambda g: g.astype(jnp.float32) / scale, gradient)
     return (gradient, means, after, maxima_3), stop
 
 
 def _build_optimizer(
-    config: Config, rates: Rates, axis_name: str
+    config: Config, rates: Rates
 ) -> tuple[optax.GradientTransformation, optax.Schedule]:
     """The optimizer of a step, and its learning rate by the number of applied updates."""
 
@@ -226,7 +226,7 @@ def _build_optimizer(
         config.model,
         rate,
         update_bytes=config.data.batch * config.data.window,
-        axis_name=axis_name,
+        axis_name=AXIS,
         compute=config.precision.compute,
     )
     return tx, rate
@@ -245,16 +245,15 @@ def _update(
     return optax.apply_updates(state.params, updates), opt_state, has_target
 
 
-def make_train_step(config: Config, model: LanguageModel, axis_name: str) -> TrainStep:
+def make_train_step(config: Config, model: LanguageModel) -> TrainStep:
     """The step: state, carry, batch, stop, rates → state, carry, metrics.
 
-    Runs whose steps are equal get the same function, and so share its compiled program.
-
-    The float32 scalar `stop` is above 0 on the devices of a process that has received a signal (see
-    guard.py). It is summed with the gradient, so all processes see it at the same step and stop
-    together. The numbers of the schedule are an argument: a run of any length has this step.
+    Runs whose steps are equal share one function and its compiled program: the numbers of the
+    schedule are an argument, so the length of a run is none of it. The float32 scalar `stop` is
+    above 0 on the devices of a process that has received a signal (see guard.py). It is summed with
+    the gradient, so all processes see it at the same step and stop together.
     """
-    return _make_train_step(_read_by_step(config), model, axis_name)
+    return _make_train_step(_read_by_step(config), model)
 
 
 # Fields of the section `train` that a step reads.
@@ -275,20 +274,20 @@ def _read_by_step(config: Config) -> Config:
 
 
 @functools.lru_cache(maxsize=PROGRAMS)
-def _make_train_step(config: Config, model: LanguageModel, axis_name: str) -> TrainStep:
+def _make_train_step(config: Config, model: LanguageModel) -> TrainStep:
     micro_batches = config.train.micro_batches
 
     def train_step(
         state: TrainState, carry: Carry, batch: Batch, stop: Array, rates: Rates
     ) -> tuple[TrainState, Carry, StepMetrics]:
-        tx, rate = _build_optimizer(config, rates, axis_name)
+        tx, rate = _build_optimizer(config, rates)
         scale = state.loss_scale.scale
         carry = reset(carry, batch.reset_B)
-        found, stop = _gradient_of_batch(config, model, state, (carry, batch), stop, axis_name)
+        found, stop = _gradient_of_batch(config, model, state, (carry, batch), stop)
         gradient, means, after, maxima_3 = found
         loss = means.loss
         square = optax.tree.norm(gradient, squared=True)
-        batches = jax.lax.axis_size(axis_name) * micro_batches
+        batches = jax.lax.axis_size(AXIS) * micro_batches
         rows = batch.inputs_BT.shape[0] // micro_batches
         signal, trace = _noise(square, means.square / scale**2, batches, rows)
         # An inf or NaN anywhere in the gradient makes its norm inf or NaN; the square overflows if
@@ -298,7 +297,7 @@ def _make_train_step(config: Config, model: LanguageModel, axis_name: str) -> Tr
         params, opt_state, has_target = _update(tx, state, gradient, batch)
         history_U3 = state.maxima_U3
         if history_U3 is not None:
-            maxima_3 = jax.lax.pmax(maxima_3, axis_name)
+            maxima_3 = jax.lax.pmax(maxima_3, AXIS)
             positions = batch.inputs_BT.size // micro_batches
             history_U3 = fp8.with_newest(history_U3, maxima_3, positions)
         params, opt_state, after, history_U3 = _select(
@@ -339,7 +338,7 @@ def _make_train_step(config: Config, model: LanguageModel, axis_name: str) -> Tr
 
 
 @functools.lru_cache(maxsize=PROGRAMS)
-def make_evaluation_step(model: LanguageModel, axis_name: str) -> EvaluationStep:
+def make_evaluation_step(model: LanguageModel) -> EvaluationStep:
     """The step: parameters, carry, batch → carry, nats summed over all devices."""
     objective = OBJECTIVES[model.architecture.objective]
 
@@ -353,6 +352,6 @@ def make_evaluation_step(model: LanguageModel, axis_name: str) -> EvaluationStep
         read = model.apply({"params": params}, targets.inputs_BT, carry, padding_mask_BT)
         nats_BT = cross_entropy(read.logits_BTV, targets.targets_BT)
         nats_BT = weighted(nats_BT, targets.weight_BT)
-        return read.carry, jax.lax.psum(jnp.sum(nats_BT), axis_name)
+        return read.carry, jax.lax.psum(jnp.sum(nats_BT), AXIS)
 
     return evaluation_step

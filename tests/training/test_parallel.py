@@ -38,7 +38,7 @@ def make_trees(devices: int) -> tuple[Any, Any]:
 
 
 def summed(tree: Any, others: Any) -> Any:
-    return parallel.sum_over_devices(tree, others, EARLY, AXIS)
+    return parallel.sum_over_devices(tree, others, EARLY)
 
 
 def test_pieces_of_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:

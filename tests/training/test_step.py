@@ -64,7 +64,7 @@ class Trainer:
         self.model = LanguageModel(config.model, config.precision, recompute_every)
         self.stream = train_stream(config, open_corpus(Path(config.data.corpus)))
         self.traces = 0
-        step = make_train_step(config, self.model, parallel.AXIS)
+        step = make_train_step(config, self.model)
 
         def counted(*arguments: Any) -> Any:
             self.traces += 1
