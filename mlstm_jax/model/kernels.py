@@ -248,29 +248,29 @@ def _backward(residuals: Residuals, dlast: Carry, dh_TBH: Array, *, interpret: b
     later = (dh_PBH, dc_2BH, dz_buffer, dmh_buffer, dmx_buffer, first_dmh)
     later = run_steps(window, step, later)
     dh_PBH, dc_2BH, dz_TBG, dmh_TBH, dmx_TBH, first_dmh = later
+    sums = _after_loop(residuals, dz_TBG, dmx_TBH, dmh_TBH, first_dmh)
     dfirst = Carry(jnp.sum(dh_PBH, axis=0) * scales_4[3], dc_2BH[window % 2])
-    return _cotangents(residuals, dfirst, dz_TBG, (dmh_TBH, dmx_TBH, first_dmh))
+    return Cotangents(dfirst, *sums)
 
 
-def _cotangents(
-    residuals: Residuals, dfirst: Carry, dz_TBG: Array, products: tuple[Array, Array, Array]
-) -> Cotangents:
-    """The cotangents of a window, from what its loop has stored of each step.
+def _after_loop(
+    residuals: Residuals, dz_TBG: Array, dmx_TBH: Array, dmh_TBH: Array, first_dmh: Array
+) -> tuple[Array | None, Weights, Array | None]:
+    """The cotangents of x and the weights, and fp8's maxima, from what the loop back has stored.
 
-    `products` are dmh, at the place of the step before; dmx; and dmh of the first step, [B, H].
+    `dmh_TBH` has each step at the place of the step before, and `first_dmh` the first.
     """
-    dmh_TBH, dmx_TBH, first_dmh = products
     _, mh_TBH, _ = residuals.kept
     # XLA would merge this product with the decoder's gradient, which also reads h, and copy both.
     h_TBH = jax.lax.optimization_barrier(residuals.h_TBH)
-    first_h = residuals.carry.h.astype(h_TBH.dtype)
-    dwmh_HH = sum_rows(h_TBH, dmh_TBH) + sum_rows(first_h, first_dmh)
+    dwmh_HH = sum_rows(h_TBH, dmh_TBH)
+    dwmh_HH += sum_rows(residuals.carry.h.astype(h_TBH.dtype), first_dmh)
     m_TBH = read_m(residuals.x, residuals.weights, mh_TBH)
     dx, dweights = weight_gradients(residuals, m_TBH, dz_TBG, dmx_TBH, dwmh_HH)
     maxima_3 = None
     if residuals.scales_3 is not None:
         maxima_3 = maxima(m_TBH, dz_TBG, dmh_TBH)
-    return Cotangents(dfirst, dx, dweights, maxima_3)
+    return dx, dweights, maxima_3
 
 
 # Our kernels, on a GPU; and in Pallas's interpreter, for tests.

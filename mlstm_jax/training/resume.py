@@ -206,9 +206,7 @@ def refuse_other_run(config: Config, saved: Meta, expected: Meta) -> None:
     assert start is not None
     now = fingerprint(start.params)
     if now != saved.start:
-        began = "new ones"
-        if saved.start is not None:
-            began = f"fingerprint {saved.start[:12]}…"
+        began = f"fingerprint {saved.start[:12]}…" if saved.start else "new ones"
         raise UserError(
             f"train.start_from: the run began with other parameters ({began}) than {path} has now "
             f"(fingerprint {now[:12]}…). Leave `train.start_from` out to resume the run, or "

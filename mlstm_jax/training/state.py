@@ -170,9 +170,7 @@ def memory_bytes(config: Config, rows: int) -> float:
     window = config.data.window
     width = compute_bytes(config)
     rows = rows // config.train.micro_batches
-    cell = 4
-    if config.precision.cell == "compute":
-        cell = width
+    cell = width if config.precision.cell == "compute" else 4
     parameters = parameter_count(config)
     # Master weights and moments; the gradient; normalised weights, some of them transposed.
     state = parameters * (4 + 4 * config.optimizer.kind.moments + 4 + 2 + width)

@@ -258,9 +258,7 @@ def result(key: tuple[str, str], planned: Config) -> RunSummary:
     speeds = _values(train, "bytes_per_second")
     epochs = _values(lines, "epoch")
     config = config or planned
-    batch = None
-    if config.data.batch_per_device is None:
-        batch = config.data.batch
+    batch = None if config.data.batch_per_device else config.data.batch
     return RunSummary(
         row=key[0],
         column=key[1],
