@@ -160,7 +160,8 @@ def newest_readable(
 ) -> Found | None:
     """The newest checkpoint that every process can read; None if the run has none.
 
-    Its carry is read if its rows are the `expected` ones. Raises UserError if all are damaged.
+    Its carry is read if its rows are the `expected` ones. Raises UserError if all are damaged, or
+    one is of another model than the config.
     """
     shapes = state_shapes(config, model)
     rows = devices.abstract_rows(model.init_carry(config.data.batch))
@@ -169,6 +170,7 @@ def newest_readable(
         problem = None
         try:
             meta = checkpoints.meta(step)
+            require_function(meta.function, config, f"the checkpoint of step {step}")
             has_same_rows = meta.rows == expected.rows
             state, carry = checkpoints.restore(step, shapes, rows if has_same_rows else None)
         except Damaged as error:
@@ -187,7 +189,7 @@ def newest_readable(
 
 
 def refuse_other_run(config: Config, saved: Meta, expected: Meta) -> None:
-    """Raise UserError if a checkpoint is of another corpus or model, or began elsewhere.
+    """Raise UserError if a checkpoint is of another corpus, or began elsewhere.
 
     The run that `train.start_from` names may have trained further since: the same path is enough.
     """
@@ -197,7 +199,6 @@ def refuse_other_run(config: Config, saved: Meta, expected: Meta) -> None:
             f"{saved.cleaning}; this one has {expected.corpus[:12]}…, {expected.cleaning}. Name "
             "the original corpus with `data.corpus`, or start a new run with `out`."
         )
-    require_function(saved.function, config, f"the checkpoints of {config.out}")
     path = config.train.start_from
     before = run.read_config(Path(config.out))
     if path is None or (before and before.train.start_from == path):

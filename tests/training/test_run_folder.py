@@ -135,6 +135,7 @@ def bert(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             "precision.compute is bf16, not fp32, precision.recurrent is fp8_emulated, not compute",
         ),
         ("straight", {"precision__cell": "compute"}, "precision.cell is compute, not fp32"),
+        ("straight", {"model__hidden": 64}, "model.hidden is 64, not 48"),
     ],
 )
 def test_config_of_a_sibling(name, change, said, request, tmp_path) -> None:
