@@ -29,6 +29,7 @@ from mlstm_jax.training.train import train as run_train
 from tests.limits import limited
 from tests.marks import FAILED_READS
 from tests.tables import column
+from tests.tolerance import assert_close
 from tests.training import runs
 from tests.training.runs import assert_same_run, config_of, lines_of, train_line, write_lines
 
@@ -311,6 +312,20 @@ def test_other_rows(corpus, stopped, tmp_path, capfd):
     expected = np.array([1, 2, 3, 4, 5, 6, 6.5, 7, 7.5, 8]) * epochs[0]
     np.testing.assert_allclose(epochs, expected, rtol=0.02)
     assert_same_run(stopped, tmp_path / "straight", batch=4)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_moved_run(count, corpus, straight, stopped, tmp_path, capfd) -> None:
+    """Copied with its corpus, on any number of devices it ends as if it had stayed."""
+    moved = shutil.copytree(stopped, tmp_path / "elsewhere/run")
+    copied = shutil.copytree(corpus, tmp_path / "elsewhere/corpus")
+    run_train(config_of(copied, moved, 40, devices__count=count))
+    assert ("devices.count: 1 → " in capfd.readouterr().err) == (count > 1)
+    ends = [column(lines_of(folder)["train"], "bpc") for folder in (moved, straight)]
+    # 40 steps of 8 rows of 16 bytes, and the products of 48 units and 16 inputs, there and back.
+    assert_close(*ends, terms=40 * (8 * 16 + 2 * (2 * 48 + 16)))
+    if count == 1:
+        assert_same_run(moved, straight)
 
 
 WATCHED = """
