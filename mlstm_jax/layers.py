@@ -33,7 +33,7 @@ class _Layer(linen.Module):
     compute: Any = jnp.float32
 
     @abstractmethod
-    def kind(self) -> Recurrent:
+    def _kind(self) -> Recurrent:
         """The layer's equations."""
 
     @linen.compact
@@ -53,7 +53,7 @@ class _Layer(linen.Module):
             The carry, a NamedTuple of h and, except of a GRU, c, float32 [B, H]; and h after each
             step, [B, T, H], of the type `compute`.
         """
-        kind = self.kind()
+        kind = self._kind()
         weights = Layer(kind, name="layer")(x_BTI.shape[-1])
         if carry is None:
             zeros = kind.init_carry(x_BTI.shape[0], jnp.float32)
@@ -76,7 +76,7 @@ class MLSTM(_Layer):
 
     recurrent_init: Any = "uniform"
 
-    def kind(self) -> Recurrent:
+    def _kind(self) -> Recurrent:
         return mlstm.MLSTM(hidden=self.hidden, recurrent_init=self.recurrent_init)
 
 
@@ -87,11 +87,15 @@ class LSTM(_Layer):
         hidden: units H.
         compute: see `MLSTM`.
         weight_norm: whether the columns of the matrices are normalised, as an mLSTM's are.
+
+    Examples:
+        >>> layer = mlstm_jax.layers.LSTM(hidden=4, weight_norm=True)
+        >>> (carry, h_BTH), variables = layer.init_with_output(jax.random.key(0), x_BTI)
     """
 
     weight_norm: bool = False
 
-    def kind(self) -> Recurrent:
+    def _kind(self) -> Recurrent:
         return gated.LSTM(hidden=self.hidden, weight_norm=self.weight_norm)
 
 
@@ -102,9 +106,13 @@ class GRU(_Layer):
         hidden: units H.
         compute: see `MLSTM`.
         weight_norm: see `LSTM`.
+
+    Examples:
+        >>> layer = mlstm_jax.layers.GRU(hidden=4, weight_norm=True)
+        >>> (carry, h_BTH), variables = layer.init_with_output(jax.random.key(0), x_BTI)
     """
 
     weight_norm: bool = False
 
-    def kind(self) -> Recurrent:
+    def _kind(self) -> Recurrent:
         return gated.GRU(hidden=self.hidden, weight_norm=self.weight_norm)
