@@ -6,6 +6,9 @@ Generates JSON lines of the given total size from a seed: variations of real rev
 (in MLSTM_JAX_SHARED_DATA, or ../shared/data next to the project), otherwise random words; every
 20th is a duplicate. Then it runs `mlstm-jax prepare` as a user would, each time beside a bare loop
 over the same lines (`bare_loop`), and reads the stream for one epoch or at most 300 steps.
+
+With `--engine dask --workers 2` it starts a Dask scheduler and two workers on this machine for each
+`prepare`, which then runs on Beam's DaskRunner; `pip install 'apache-beam[dask]'`.
 """
 
 import argparse
@@ -21,6 +24,7 @@ import random
 import re
 import resource
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -49,8 +53,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--files", type=int, default=4, help="number of files")
     parser.add_argument("--gzip", action="store_true", help="compress the files")
     parser.add_argument("--rounds", type=int, default=3, help="number of times to prepare")
-    parser.add_argument("--workers", type=int, help="of prepare; all cores if unset")
-    parser.add_argument("--engine", choices=["local", "beam"], default="local")
+    parser.add_argument("--workers", type=int, help="of prepare, or of Dask; all cores if unset")
+    parser.add_argument("--engine", choices=["local", "beam", "dask"], default="local")
     parser.add_argument("--rows", type=int, default=32_768, help="global batch of the stream")
     parser.add_argument("--window", type=int, default=256)
     parser.add_argument(
@@ -143,13 +147,61 @@ def bare_loop(files: list[Path]) -> dict[str, float]:
     }
 
 
-def prepare(arguments: argparse.Namespace, files: list[Path], out: Path) -> dict[str, float]:
+def prepare(arguments: argparse.Namespace, files: list[Path], out: Path) -> dict[str, Any]:
+    """Run `mlstm-jax prepare` once; return what `run_prepare` does, and Dask's CPU seconds."""
+    if arguments.engine != "dask":
+        words = ["--engine", arguments.engine]
+        if arguments.workers:
+            words += ["--workers", str(arguments.workers)]
+        return run_prepare(files, out, words)
+    with dask_cluster(arguments.workers or 1, out.parent) as (address, running):
+        before = list(map(cpu_seconds, running))
+        result: dict[str, Any] = run_prepare(files, out, dask_words(address, len(files)))
+        after = list(map(cpu_seconds, running))
+    scheduler, *workers = [end - start for start, end in zip(before, after, strict=True)]
+    return result | {"scheduler_cpu_seconds": scheduler, "worker_cpu_seconds": workers}
+
+
+@contextlib.contextmanager
+def dask_cluster(workers: int, folder: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    """Yield the address of a Dask scheduler, and its processes: first its own, then the workers."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address = f"tcp://127.0.0.1:{port}"
+    worker = ["distributed.cli.dask_worker", address, "--nthreads", "1", "--no-nanny"]
+    commands = [["distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", str(port)]]
+    commands += [[*worker, "--local-directory", str(folder)]] * workers
+    running = []
+    try:
+        for words in commands:
+            command = [sys.executable, "-m", *words, "--no-dashboard"]
+            running.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
+        yield address, running
+    finally:
+        for process in reversed(running):
+            process.kill()
+            process.wait()
+
+
+def dask_words(address: str, partitions: int) -> list[str]:
+    """The options of `prepare` for a Dask cluster."""
+    runner = "apache_beam.runners.dask.dask_runner.DaskRunner"
+    options = f"--dask_client_address={address} --dask_npartitions={partitions}"
+    return ["--engine", "beam", f"--beam-options=--runner={runner} {options}"]
+
+
+def cpu_seconds(process: subprocess.Popen[bytes]) -> float:
+    """The CPU seconds of a process so far."""
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def run_prepare(files: list[Path], out: Path, words: list[str]) -> dict[str, float]:
     """Run `mlstm-jax prepare` once; return its seconds, peak memory and page faults."""
     shutil.rmtree(out, ignore_errors=True)
     command = [sys.executable, "-m", "mlstm_jax", "prepare", *map(str, files), "--out", str(out)]
-    command += ["--engine", arguments.engine]
-    if arguments.workers:
-        command += ["--workers", str(arguments.workers)]
+    command += words
     started = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     scratch = 0

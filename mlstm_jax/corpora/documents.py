@@ -25,6 +25,7 @@ RATING_COLUMNS = ("rating", "overall", "star_rating", "stars")
 # "nan", "1_000" and full-width digits are no ratings.
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _LARGEST_RATING = 3.4e38  # of float32, in which a corpus stores them
+_NUMBERS = (int, float, Decimal)  # made once: `int | float | Decimal` would be, for every record
 # As pandas writes an integer of a column with missing values.
 _INTEGER_AS_FLOAT = re.compile(r"-?(0|[1-9][0-9]*)\.0")
 
@@ -223,13 +224,18 @@ def order_key(seed: int, dedupe: Dedupe) -> Callable[[bytes], bytes]:
     return key
 
 
-def copy_key(document: CleanDocument, seed: int) -> tuple[bytes, bytes, bool, float]:
-    """The key that orders documents with the same `order_key`; the first one is kept.
+def copy_key(seed: int) -> Callable[[CleanDocument], tuple[bytes, bytes, bool, float]]:
+    """The function whose value orders documents with the same `order_key`; the first one is kept.
 
     It is the one whose own text has the smallest md5, with the lowest rating of that text.
     """
-    text, rating = document
-    return order_key(seed, "exact")(text), text, isnan(rating), rating
+    key_of = order_key(seed, "exact")
+
+    def key(document: CleanDocument) -> tuple[bytes, bytes, bool, float]:
+        text, rating = document
+        return key_of(text), text, isnan(rating), rating
+
+    return key
 
 
 def first(record: Record, fields: tuple[str, ...]) -> object:
@@ -247,7 +253,7 @@ def rating_of(value: object) -> float | None:
         value = value.strip(" \t\n\v\f\r")
         if not _NUMBER.fullmatch(value):
             return None
-    elif isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+    elif isinstance(value, bool) or not isinstance(value, _NUMBERS):
         return None
     try:
         # Adding 0 turns -0 into 0, which is equal but has different bytes.

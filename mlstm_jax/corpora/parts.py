@@ -97,22 +97,21 @@ def _sorted(rows: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
 def in_order(part: Piece, recipe: Recipe) -> Block:
     """The documents of a whole part to keep, in order."""
     rows, text = part
-    ends = np.cumsum(rows["size"])
-    starts = ends - rows["size"]
+    cuts = [0, *np.cumsum(rows["size"]).tolist()]
     ratings = rows["rating"]
+    key_of = copy_key(recipe.seed)
 
-    def key_of(row: int) -> tuple[Any, ...]:
-        return copy_key((text[starts[row] : ends[row]], float(ratings[row])), recipe.seed)
+    def key_of_row(row: int) -> tuple[Any, ...]:
+        return key_of((text[cuts[row] : cuts[row + 1]], float(ratings[row])))
 
     order, is_first = _sorted(rows)
     bounds = np.append(np.flatnonzero(is_first), len(order))
     for group in np.flatnonzero(np.diff(bounds) > 1).tolist():
         copies = slice(bounds[group], bounds[group + 1])
-        order[copies] = sorted(order[copies].tolist(), key=key_of)
+        order[copies] = sorted(order[copies].tolist(), key=key_of_row)
     if recipe.dedupe != "none":
         order = order[is_first]
-    places = zip(starts[order].tolist(), ends[order].tolist(), strict=True)
-    text = b"".join([text[start:end] for start, end in places])
+    text = b"".join([text[cuts[row] : cuts[row + 1]] for row in order.tolist()])
     return Block(text, rows["size"][order], ratings[order])
 
 

@@ -2,7 +2,7 @@
 
 `python ours_more.py FOLDER [CASE ...]` prints a line of JSON for each case: prepare, beam,
 transfer, classify, export, plain (before the next ones), cluster, stopped, clock2, clock-2,
-version. LD_PRELOAD must name the built kill_write.c. A command is killed with SIGKILL
+version, numbers. LD_PRELOAD must name the built kill_write.c. A command is killed with SIGKILL
 after a random part of its usual time; then the same command is started again. Nothing may be seen
 of a killed command but a whole result.
 """
@@ -22,6 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from ours import COMMON, RECURRENT, describe, make_corpus, newest_step, result, start, wait
+
+from mlstm_jax import shipped
+from mlstm_jax.record import steps_in
 
 KILLS = 4
 WORDS = ["good", "bad", "film", "cast", "slow", "fine", "plot", "dull", "warm", "loud"]
@@ -219,13 +222,67 @@ def clusters(folder: Path, cases: Sequence[str], show: Any) -> None:
         tree = where / "tree"
         package = Path(sys.modules["mlstm_jax"].__file__ or "").parent
         shutil.copytree(package, tree / "mlstm_jax")
+        shutil.copytree(shipped.folder(), tree / "configs")
         file = tree / "mlstm_jax/__init__.py"
         text = re.sub(r'__version__ = "[^"]*"', '__version__ = "9.9.9"', file.read_text())
         file.write_text(text)
         other = {"PYTHONPATH": str(tree)}
+        begun = time.monotonic()
         how2 = ended(launch(where, corpus, 2, 1, [{}, other], evaluates))
+        how2 += f" after {time.monotonic() - begun:.0f} s"
         compare("process 1 has another version", where, [how, how2])
         again("the same, both with their own version again", where, how2)
+
+
+# Processes of the sessions of a run, and the checkpoint at which each ends.
+SESSIONS = ((4, 16), (2, 32), (1, 48), (3, 64))
+
+
+def run_sessions(folder: Path, corpus: Path, later: int, virtual: bool) -> list[str]:
+    """Run SESSIONS, each killed when the checkpoint `later` steps behind its last is complete.
+
+    Newer checkpoints are removed, so that the next session resumes from the last of this one.
+    """
+    out = folder / "out"
+    how = []
+    for number, last in SESSIONS:
+        processes, devices = (1, number) if virtual else (number, 1)
+        started = launch(folder, corpus, processes, devices, more=("--train.eval-every", "16"))
+        if last == SESSIONS[-1][1]:
+            how.append(ended(started))
+            break
+        while last + later not in steps_in(out) and started[0].poll() is None:
+            time.sleep(0.01)
+        for process in started:
+            process.kill()
+        ended(started)
+        how.append(f"{number} killed with checkpoint {steps_in(out)[-1]}")
+        for step in steps_in(out):
+            if step > last:
+                shutil.rmtree(out / "checkpoints" / str(step))
+    return how
+
+
+def other_numbers(folder: Path, corpus: Path, show: Any) -> None:
+    """A run on 4, 2, 1 and 3 processes, against other kills, virtual devices, and 2 all along."""
+    plain = result(folder / "cluster_plain")
+    first = folder / "numbers"
+    how = run_sessions(first, corpus, 0, virtual=False)
+    name = "4, 2, 1, 3 processes"
+    if how[-1] != "ended":
+        log = (first / "log0").read_text()
+        show(name, ends=how, message=log.strip()[-300:])
+        return
+    own = result(first)
+    values = describe(first, plain, how)
+    losses = []
+    for line, other in zip(own["lines"], plain["lines"], strict=True):
+        losses.append(abs(line["bpc"] - other["bpc"]))
+    show(f"{name}; against 2 all along", largest_difference_of_bpc=max(losses), **values)
+    for case, later, virtual in (("killed later", 8, False), ("virtual devices of one", 0, True)):
+        where = folder / f"numbers_{later}_{virtual}"
+        how = run_sessions(where, corpus, later, virtual)
+        show(f"{name}; against the same, {case}", **describe(where, own, how))
 
 
 def main(folder: Path, cases: Sequence[str]) -> None:
@@ -243,6 +300,8 @@ def main(folder: Path, cases: Sequence[str]) -> None:
     if "plain" in cases:
         make_corpus(folder, folder / "corpus")
     clusters(folder, cases, show)
+    if "numbers" in cases:
+        other_numbers(folder, folder / "corpus", show)
 
 
 if __name__ == "__main__":
