@@ -12,7 +12,7 @@ import string
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from itertools import pairwise
-from math import isfinite, isnan
+from math import isfinite
 from typing import NamedTuple
 
 from mlstm_jax.errors import note
@@ -220,20 +220,6 @@ def order_key(seed: int, dedupe: Dedupe) -> Callable[[bytes], bytes]:
         whole = of_seed.copy()
         whole.update(normalized(text) if is_normalized else text)
         return whole.digest()
-
-    return key
-
-
-def copy_key(seed: int) -> Callable[[CleanDocument], tuple[bytes, bytes, bool, float]]:
-    """The function whose value orders documents with the same `order_key`; the first one is kept.
-
-    It is the one whose own text has the smallest md5, with the lowest rating of that text.
-    """
-    key_of = order_key(seed, "exact")
-
-    def key(document: CleanDocument) -> tuple[bytes, bytes, bool, float]:
-        text, rating = document
-        return key_of(text), text, isnan(rating), rating
 
     return key
 

@@ -5,13 +5,14 @@ the parts, one after the other, are the corpus in its order.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from math import isnan
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax.corpora.documents import CleanDocument, Recipe, copy_key, order_key
+from mlstm_jax.corpora.documents import CleanDocument, Recipe, order_key
 from mlstm_jax.corpora.writer import Block, batches
 
 _DOCUMENTS_AT_ONCE = 1 << 14
@@ -99,16 +100,19 @@ def in_order(part: Piece, recipe: Recipe) -> Block:
     rows, text = part
     cuts = [0, *np.cumsum(rows["size"]).tolist()]
     ratings = rows["rating"]
-    key_of = copy_key(recipe.seed)
+    md5_of = order_key(recipe.seed, "exact")
 
-    def key_of_row(row: int) -> tuple[Any, ...]:
-        return key_of((text[cuts[row] : cuts[row + 1]], float(ratings[row])))
+    def copy_key(row: int) -> tuple[Any, ...]:
+        """Of texts that share a key the first is kept: by its own md5, with its lowest rating."""
+        copy = text[cuts[row] : cuts[row + 1]]
+        rating = float(ratings[row])
+        return md5_of(copy), copy, isnan(rating), rating
 
     order, is_first = _sorted(rows)
     bounds = np.append(np.flatnonzero(is_first), len(order))
     for group in np.flatnonzero(np.diff(bounds) > 1).tolist():
         copies = slice(bounds[group], bounds[group + 1])
-        order[copies] = sorted(order[copies].tolist(), key=key_of_row)
+        order[copies] = sorted(order[copies].tolist(), key=copy_key)
     if recipe.dedupe != "none":
         order = order[is_first]
     text = b"".join([text[cuts[row] : cuts[row + 1]] for row in order.tolist()])
