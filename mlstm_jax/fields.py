@@ -46,7 +46,7 @@ class Between(NamedTuple):
     ends: Literal["[]", "[)", "(]", "()"] = "[]"
 
     def holds(self, value: float) -> bool:
-        """Return whether a number is in the range; NaN is in none."""
+        """Whether a number is in the range; NaN is in none."""
         inside = self.least < value < self.most
         at_least = value == self.least and self.ends[0] == "["
         at_most = value == self.most and self.ends[1] == "]"
@@ -106,7 +106,7 @@ def parse(text: str | bytes) -> Any:
 
 
 def build(kind: type[Built], values: object, name: str = "") -> Built:
-    """Return a dataclass or NamedTuple built from a parsed JSON object.
+    """A dataclass or NamedTuple built from a parsed JSON object.
 
     A field with a default may be absent. Of a class with a dict `kinds` the field "kind" names one.
     In messages the object is `name`, such as "model"; it is empty for a whole file.
@@ -178,7 +178,7 @@ def require_valid(section: Any, name: str = "") -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a number, bool or string of NumPy as Python's, also in a tuple."""
+    """A number, bool or string of NumPy as Python's, also in a tuple."""
     if type(value) is tuple:
         return tuple(map(_plain, value))
     if getattr(value, "shape", None) == ():

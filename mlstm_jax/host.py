@@ -64,7 +64,7 @@ def code() -> str:
 
 
 def describe_environment() -> dict[str, Any]:
-    """Return versions, flags and devices for environment.json, without the machine's name."""
+    """Versions, flags and devices for environment.json, without the machine's name."""
     import jax
 
     return {

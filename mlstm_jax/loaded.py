@@ -80,7 +80,7 @@ class Loaded:
         return self.source is not None
 
     def cleaned(self, texts: Sequence[str]) -> list[bytes]:
-        """Return the bytes that the model reads of texts."""
+        """The bytes that the model reads of texts."""
         return [clean(text, self.cleaning) for text in texts]
 
 
@@ -162,7 +162,7 @@ def _small(folder: Path) -> SmallModel | None:
 
 
 def has_gpu() -> bool:
-    """Return whether JAX would use a GPU, without its import."""
+    """Whether JAX would use a GPU, without its import."""
     platforms = os.environ.get("JAX_PLATFORMS", "")
     if platforms == "cpu" or not any(map(os.path.exists, _GPU_FILES)):
         return False
@@ -170,7 +170,7 @@ def has_gpu() -> bool:
 
 
 def is_worth_jax(size: int) -> bool:
-    """Return whether JAX reads texts of this many bytes in less time than NumPy, with its start."""
+    """Whether JAX reads texts of this many bytes in less time than NumPy, with its start."""
     if size < _WORTH_JAX:
         return False
     with contextlib.suppress(OSError):

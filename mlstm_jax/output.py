@@ -137,7 +137,7 @@ def atomic_directory(out: Path, check: Callable[[], None] = lambda: None) -> Ite
 
 
 def partial_folder(out: Path) -> Path:
-    """Return the name of this process's temporary folder for `out`, next to it."""
+    """The name of this process's temporary folder for `out`, next to it."""
     return out.with_name(f".{out.name}.partial-{os.getpid()}")
 
 

@@ -165,16 +165,16 @@ def with_compute(run: Run, compute: JaxCompute) -> Run:
     where the device multiplies it faster, and text is generated so. One row is not: most of its
     time goes into reading the weights.
     """
-    model = run.config.model
+    architecture = run.config.model
     precision = run.config.precision
     if compute != "auto":
         precision = dataclasses.replace(precision, compute=compute)
-        return dataclasses.replace(run, model=LanguageModel(model, precision))
-    is_fp32 = precision.compute in (None, "fp32") and isinstance(model, Recurrent)
-    if not is_fp32 or host.fastest_compute(model.hidden) == "fp32":
+        return dataclasses.replace(run, model=LanguageModel(architecture, precision))
+    is_fp32 = precision.compute in (None, "fp32") and isinstance(architecture, Recurrent)
+    if not is_fp32 or host.fastest_compute(architecture.hidden) == "fp32":
         return run
     precision = dataclasses.replace(precision, compute="bf16", cell="fp32")
-    return dataclasses.replace(run, batch_model=LanguageModel(model, precision))
+    return dataclasses.replace(run, batch_model=LanguageModel(architecture, precision))
 
 
 def write_imported(folder: Path, imported: ModelWeights) -> None:

@@ -29,14 +29,14 @@ MODELS = Path(__file__).parent / "models"
 
 
 def folder() -> Path:
-    """Return the folder of the package's files."""
+    """The folder of the package's files."""
     package = Path(__file__).parent
     in_wheel = package / "configs"
     return in_wheel if in_wheel.is_dir() else package.parent / "configs"
 
 
 def files(*kinds: Kind) -> dict[str, Path]:
-    """Return the package's files of some kinds (default: all), sorted by name within a kind.
+    """The package's files of some kinds (default: all), sorted by name within a kind.
 
     A model is listed by its card, under the name of its folder.
     """
@@ -49,7 +49,7 @@ def files(*kinds: Kind) -> dict[str, Path]:
 
 
 def find(path: Path, kind: Kind) -> Path:
-    """Return the path if it is a file, otherwise the package's file with that bare name."""
+    """The path if it is a file, otherwise the package's file with that bare name."""
     known = files(kind)
     if not path.is_file() and str(path) in known:
         return known[str(path)]
@@ -63,7 +63,7 @@ def find(path: Path, kind: Kind) -> Path:
 
 
 def model(path: Path) -> Path:
-    """Return the path of a model or of something in it, such as sentiment/sentiment.
+    """The path of a model or of something in it, such as sentiment/sentiment.
 
     It is the path itself if that exists or the package has no model of that name.
     """
@@ -86,7 +86,7 @@ def require_model(path: Path) -> None:
 
 
 def which_model(path: Path) -> str:
-    """Return the end of a message: what to name instead of a path that is not a model."""
+    """The end of a message: what to name instead of a path that is not a model."""
     ours = files("model")
     return (
         "Name the folder that `mlstm-jax train` or `mlstm-jax import` wrote, such as runs/mine, or "
@@ -95,29 +95,29 @@ def which_model(path: Path) -> str:
 
 
 def classifier(path: Path) -> Path | None:
-    """Return the classifier that comes with a pretrained model; None for other models."""
+    """The classifier that comes with a pretrained model; None for other models."""
     return path / "sentiment" if is_shipped(path) else None
 
 
 def rated_texts(path: Path) -> Path | None:
-    """Return the digests of the texts that a pretrained model has read with their ratings."""
+    """The digests of the texts that a pretrained model has read with their ratings."""
     return model(path) / "rated_texts.npy" if is_shipped(path) else None
 
 
 def example(path: Path) -> str:
-    """Return the text that the page of a pretrained model begins with; "" for other models."""
+    """The text that the page of a pretrained model begins with; "" for other models."""
     if not is_shipped(path):
         return ""
     return (model(path) / "example.txt").read_text(encoding="utf-8")
 
 
 def is_shipped(path: Path) -> bool:
-    """Return whether a path is the name or the folder of a pretrained model."""
+    """Whether a path is the name or the folder of a pretrained model."""
     return model(path).resolve().parent == MODELS.resolve()
 
 
 def summary(path: Path) -> str:
-    """Return a one-line summary of a file of the package."""
+    """A one-line summary of a file of the package."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]

@@ -27,27 +27,27 @@ SLOW_SECONDS = 2.0
 
 
 def printable(text: object) -> str:
-    r"""Return a text with escapes, such as \x1b or \u202e, but keep newlines and tabs."""
+    r"""A text with escapes, such as \x1b or \u202e, but keep newlines and tabs."""
     return _STEERS.sub(lambda match: ascii(match[0])[1:-1], str(text))
 
 
 def uncoloured(text: str) -> str:
-    """Return a library's coloured text without colours, and with escapes."""
+    """A library's coloured text without colours, and with escapes."""
     return printable(_COLOUR.sub("", text))
 
 
 def one_line(text: object) -> str:
-    r"""Return a text with escapes, including \n and \t: for a table cell."""
+    r"""A text with escapes, including \n and \t: for a table cell."""
     return printable(text).replace("\n", r"\n").replace("\t", r"\t")
 
 
 def markdown(text: object) -> str:
-    """Return a text for a cell of a Markdown table that any renderer shows as it is: no HTML."""
+    """A text for a cell of a Markdown table that any renderer shows as it is: no HTML."""
     return _MARKUP.sub(r"\\\g<0>", html.escape(one_line(text), quote=False))
 
 
 def message(text: object) -> str:
-    """Return a message with escapes and further lines indented, so that none looks like another."""
+    """A message with escapes and further lines indented, so that none looks like another."""
     return printable(text).replace("\n", "\n  ")
 
 

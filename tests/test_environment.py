@@ -105,6 +105,18 @@ def test_size_of_the_cache(tmp_path, monkeypatch) -> None:
     assert set(os.listdir(tmp_path)) == {"b", "d"}
 
 
+def test_folders_of_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another processor, or other flags of XLA, do not run the same program."""
+    monkeypatch.setenv(cache.FOLDER, str(tmp_path))
+    places = {cache.folder()}
+    for flags in ("flags : avx", "flags : avx avx2"):
+        monkeypatch.setattr(Path, "read_text", Mock(return_value=flags))
+        places.add(cache.folder())
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
+    places.add(cache.folder())
+    assert len(places) == 4
+
+
 def test_places_without_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin) -> None:
     """Turned off; set by the user; and where others may write what this process would execute."""
     monkeypatch.setenv(cache.FOLDER, "")

@@ -61,7 +61,7 @@ def _product(
 
 
 def _scales(*matrices: Array | Quantised, transposed: bool) -> Array:
-    """Return for each matrix the scale of its operand and the unit of its product, float32 [2·n].
+    """For each matrix the scale of its operand and the unit of its product, float32 [2·n].
 
     They are 1 without fp8.
     """
@@ -95,7 +95,7 @@ def _input_arrays(x_TB: Array, t: StepNumber, w_IO: Array) -> tuple[Array, ...]:
 
 
 def _look_up(references: list[Any], t: Array, row: Array, units: Any) -> Array:
-    """Return x_t W for some units of a row, of bytes and a table, of x_t W, or of x W [T, B, O]."""
+    """x_t W for some units of a row, of bytes and a table, of x_t W, or of x W [T, B, O]."""
     if len(references) == 2:
         bytes_TB, table = references
         return table[bytes_TB[t, row], units]

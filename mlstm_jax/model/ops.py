@@ -45,7 +45,7 @@ def of_bits(x: Array, dtype: jnp.dtype) -> Array:
 
 
 def transposed(x_RC: Array) -> Array:
-    """Return xᵀ; half types on CPUs are written to memory instead of being a view of x.
+    """xᵀ; half types on CPUs are written to memory instead of being a view of x.
 
     XLA for CPUs folds a transposition into the product that reads it. Its half-type products do not
     support this: both operands would be converted to float32 and multiplied at float32's rate. In
@@ -66,7 +66,7 @@ def dot(x: Array, w_IO: Array) -> Array:
 
 
 def _rounded_dot(dy: Array, w_IO: Array) -> Array:
-    """Return dy Wᵀ in w's type; on a GPU the product itself rounds its float32 sums."""
+    """dy Wᵀ in w's type; on a GPU the product itself rounds its float32 sums."""
 
     def cpu(dy: Array, w_IO: Array) -> Array:
         return dot(dy, transposed(w_IO)).astype(w_IO.dtype)

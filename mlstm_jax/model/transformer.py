@@ -315,7 +315,7 @@ class Transformer(Architecture, title="Transformer"):
         return self.layers, 2, window, self.hidden
 
     def named_states(self, carry: Tree) -> dict[str, Any]:
-        """Return h: the output of each layer; of the top layer, after the last normalisation."""
+        """h: the output of each layer; of the top layer, after the last normalisation."""
         return {"h": carry.h}
 
     def read(self, window: Window) -> tuple[Tree, Array, Tree]:

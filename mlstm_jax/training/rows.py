@@ -55,13 +55,13 @@ def meta_of(config: Config, corpus: Corpus) -> Meta:
 def train_stream(config: Config, corpus: Corpus, start: Place = BEGINNING) -> TrainStream:
     """The training rows of a config."""
     data = config.data
-    model = config.model
+    architecture = config.model
     split = corpus.split("train")
     labels: Literal["ratings", "classes"] | None = None
-    if model.labels:
-        labels = "ratings" if model.rating_head else "classes"
-    if model.classes:
-        _require_classes(split, model.classes)
+    if architecture.labels:
+        labels = "ratings" if architecture.rating_head else "classes"
+    if architecture.classes:
+        _require_classes(split, architecture.classes)
     return TrainStream(
         split,
         batch=data.batch,
@@ -71,8 +71,8 @@ def train_stream(config: Config, corpus: Corpus, start: Place = BEGINNING) -> Tr
         seed=data.seed,
         labels=labels,
         # Without a carry, a label can be predicted only from its document's own windows.
-        per_document=model.labels > 0 and model.longest_window is not None,
-        targets_are_inputs=model.masked,
+        per_document=architecture.labels > 0 and architecture.longest_window is not None,
+        targets_are_inputs=architecture.masked,
         start=start,
     )
 

@@ -166,7 +166,7 @@ def compute_bytes(config: Config) -> int:
 
 def memory_bytes(config: Config, rows: int) -> float:
     """The bytes that a step of `rows` rows needs on a device: the sum of what it keeps."""
-    model = config.model
+    architecture = config.model
     window = config.data.window
     width = compute_bytes(config)
     rows = rows // config.train.micro_batches
@@ -175,10 +175,10 @@ def memory_bytes(config: Config, rows: int) -> float:
     # Master weights and moments; the gradient; normalised weights, some of them transposed.
     state = parameters * (4 + 4 * config.optimizer.kind.moments + 4 + 2 + width)
     every = config.train.recompute_every
-    layer = model.activation_bytes(rows * model.hidden, window, every, width, cell)
+    layer = architecture.activation_bytes(rows * architecture.hidden, window, every, width, cell)
     # Logits and their gradient.
     logits = rows * window * VOCABULARY * 4 * 2
-    return state + model.layers * layer + logits
+    return state + architecture.layers * layer + logits
 
 
 def require_memory(config: Config, devices: Parallel) -> None:
