@@ -224,15 +224,6 @@ def order_key(seed: int, dedupe: Dedupe) -> Callable[[bytes], bytes]:
     return key
 
 
-def first(record: Record, fields: tuple[str, ...]) -> object:
-    """The value of the first of `fields` that is not null."""
-    for name in fields:
-        value = record.get(name)
-        if value is not None:
-            return value
-    return None
-
-
 def rating_of(value: object) -> float | None:
     """A value as a rating if it is a number or the text of one, else None."""
     if isinstance(value, str):

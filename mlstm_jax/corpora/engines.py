@@ -35,6 +35,7 @@ _BYTES_A_WORKER = 1 << 25  # fewer are read before another process has started
 _COUNTS = "source-"
 _PARTS = "parts"
 _OF_WORKER = "the worker on"
+_SHARED = "`out` and `temp_dir` must be in a folder that all workers share."
 
 
 @contextmanager
@@ -80,9 +81,8 @@ def sort_with_beam(sources: Sequence[Source], job: Job) -> Iterator[SortedDocume
     job.report("read", 0)
     try:
         # Only what every runner has. Files carry the results.
-        with beam.Pipeline(
-            options=PipelineOptions(shlex.split(job.options.beam_options))
-        ) as pipeline:
+        options = PipelineOptions(shlex.split(job.options.beam_options))
+        with beam.Pipeline(options=options) as pipeline:
             (
                 pipeline
                 | "sources" >> beam.Create(list(enumerate(sources)))
@@ -128,10 +128,7 @@ def _reason(error: Exception) -> str:
 
 
 def _lost(part: Path) -> str:
-    return (
-        f"{part} was written by a worker, but is not here. `out` and `temp_dir` must be in a "
-        "folder that all workers share."
-    )
+    return f"{part} was written by a worker, but is not here. {_SHARED}"
 
 
 class _Result(NamedTuple):
@@ -178,7 +175,7 @@ def _write_part(group: tuple[str, Iterable[Any]], recipe: Recipe, folder: str) -
     except OSError as error:
         raise RuntimeError(
             f"{_OF_WORKER} {socket.gethostname()} cannot write {part}: {error.strerror or error}; "
-            "`out` and `temp_dir` must be in a folder that all workers share."
+            f"{_SHARED}"
         ) from error
 
 

@@ -56,12 +56,8 @@ def inspect(
     for name, split in manifest.splits.items():
         sizes[name] = {"documents": split.documents, "bytes": split.bytes}
     counts_of_records = {name: getattr(manifest, name) for name in _COUNTS}
-    lengths = np.diff(np.asarray(shown.offsets)).astype(np.int64)
-    counts = np.zeros(256, np.int64)
-    for start in range(0, len(shown.bytes), _CHUNK):
-        counts += np.bincount(shown.bytes[start : start + _CHUNK], minlength=256)
-    shares = counts[counts > 0] / counts.sum()
-    chosen = np.linspace(0, len(lengths) - 1, min(max(0, samples), len(lengths))).astype(int)
+    documents = len(shown.offsets) - 1
+    chosen = np.linspace(0, documents - 1, min(max(0, samples), documents)).astype(int)
     summary = {
         "identity": opened.identity,
         "cleaning": manifest.cleaning,
@@ -69,18 +65,8 @@ def inspect(
         **counts_of_records,
         "sources": list(map(vars, manifest.sources)),
         "splits": sizes,
-        "document_bytes": {
-            "shortest": int(lengths.min()),
-            "median": float(np.median(lengths)),
-            "mean": float(lengths.mean()),
-            "longest": int(lengths.max()),
-        },
-        "shortest": _text(shown, int(lengths.argmin())),
-        "longest": _text(shown, int(lengths.argmax())),
-        "byte_counts": counts.tolist(),
-        # From the frequencies of bytes alone: a model must do better.
-        "bits_per_byte": float(-(shares * np.log2(shares)).sum()),
-        "not_ascii": float(counts[128:].sum() / counts.sum()),
+        **_lengths(shown),
+        **_bytes(shown),
         "ratings": _ratings(shown),
         "epoch": _epoch(train, batch, window),
         "samples": [_text(shown, index) for index in chosen],
@@ -88,6 +74,33 @@ def inspect(
     if verify:
         summary["checksums"] = "all agree"
     return summary
+
+
+def _lengths(split: Split) -> dict[str, Any]:
+    lengths = np.diff(np.asarray(split.offsets)).astype(np.int64)
+    return {
+        "document_bytes": {
+            "shortest": int(lengths.min()),
+            "median": float(np.median(lengths)),
+            "mean": float(lengths.mean()),
+            "longest": int(lengths.max()),
+        },
+        "shortest": _text(split, int(lengths.argmin())),
+        "longest": _text(split, int(lengths.argmax())),
+    }
+
+
+def _bytes(split: Split) -> dict[str, Any]:
+    counts = np.zeros(256, np.int64)
+    for start in range(0, len(split.bytes), _CHUNK):
+        counts += np.bincount(split.bytes[start : start + _CHUNK], minlength=256)
+    shares = counts[counts > 0] / counts.sum()
+    return {
+        "byte_counts": counts.tolist(),
+        # From the frequencies of bytes alone: a model must do better.
+        "bits_per_byte": float(-(shares * np.log2(shares)).sum()),
+        "not_ascii": float(counts[128:].sum() / counts.sum()),
+    }
 
 
 def _text(split: Split, index: int) -> str:

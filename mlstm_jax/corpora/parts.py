@@ -50,22 +50,24 @@ def distributed(
 
 def append(folder: Path, number: int, piece: Piece) -> None:
     """Add a piece to the files of its part."""
-    for path, data in zip(_files(folder, number), (piece.rows.tobytes(), piece.text), strict=True):
-        with path.open("ab") as file:
+    for name, data in ((f"{number}.rows", piece.rows.tobytes()), (f"{number}.text", piece.text)):
+        with (folder / name).open("ab") as file:
             file.write(data)
 
 
 def read_rows(folders: Sequence[Path], number: int) -> NDArray[Any]:
     """The rows of a part, from its files in several folders; a folder may have none."""
-    found = [_files(folder, number)[0] for folder in folders]
-    return np.frombuffer(b"".join(path.read_bytes() for path in found if path.exists()), _ROW)
+    return np.frombuffer(_read_bytes(folders, f"{number}.rows"), _ROW)
 
 
 def read(folders: Sequence[Path], number: int) -> Piece:
     """All documents of a part, from its files in several folders."""
-    found = [_files(folder, number)[1] for folder in folders]
-    text = b"".join(path.read_bytes() for path in found if path.exists())
-    return Piece(read_rows(folders, number), text)
+    return Piece(read_rows(folders, number), _read_bytes(folders, f"{number}.text"))
+
+
+def _read_bytes(folders: Sequence[Path], name: str) -> bytes:
+    found = [folder / name for folder in folders]
+    return b"".join(path.read_bytes() for path in found if path.exists())
 
 
 def joined(pieces: Iterable[Piece]) -> Piece:
@@ -73,10 +75,6 @@ def joined(pieces: Iterable[Piece]) -> Piece:
     every = [Piece(np.empty(0, _ROW), b""), *pieces]
     rows = np.concatenate([piece.rows for piece in every])
     return Piece(rows, b"".join([piece.text for piece in every]))
-
-
-def _files(folder: Path, number: int) -> tuple[Path, Path]:
-    return folder / f"{number}.rows", folder / f"{number}.text"
 
 
 def kept(rows: NDArray[Any], recipe: Recipe) -> int:

@@ -92,37 +92,63 @@ def prepare(
     # So that the temporary folder goes next to it, even for "." or a link; and the corpus replaces
     # the folder, so "." would still be the old one.
     out = writer.resolved("out", Path(out))
-    temp_dir = options.temp_dir and writer.resolved("temp_dir", options.temp_dir)
-    if temp_dir and not (temp_dir.is_dir() and os.access(temp_dir, os.W_OK)):
-        raise UserError(f"temp_dir {temp_dir} is not a writable folder; name another.")
+    scratch_beside = _scratch_beside(out, options)
     if is_given:
         check_given(names_of, options)
     remove_leftovers(out)  # may restore an old corpus
     writer.check_out(out, overwrite)
     rejects_file = out.with_name(f"{out.name}.rejects.jsonl")
-    split_sources = {}
-    for split in ("", *_ORDER):
-        if split in names_of:
-            split_sources[split] = find_sources(names_of[split], without=(out, rejects_file))
-    _check_disjoint(split_sources)
+    split_sources = _sources_of(names_of, without=(out, rejects_file))
     check_rejects_file(rejects_file)
-    scratch_beside = temp_dir / out.name if temp_dir else out
     remove_leftovers(scratch_beside)
     every = list(chain(*split_sources.values()))
     writer.check_disk(every, out, scratch_beside, sorts=not is_given)
-    with (
-        _removing_leftovers(out, scratch_beside),
-        atomic_directory(out, lambda: writer.check_out(out, overwrite)) as folder,
-        _progress(quiet=not show_progress) as report,
-    ):
-        # Inside the folder that becomes the corpus, unless `temp_dir` is set.
-        scratch = partial_folder(scratch_beside) / "scratch"
-        job = Job(options, _recipe(options, is_given), Rejects(rejects_file), scratch, report)
-        manifest = _make(split_sources, folder, job)
+    try:
+        with (
+            atomic_directory(out, lambda: writer.check_out(out, overwrite)) as folder,
+            _progress(quiet=not show_progress) as report,
+        ):
+            # Inside the folder that becomes the corpus, unless `temp_dir` is set.
+            scratch = partial_folder(scratch_beside) / "scratch"
+            job = Job(options, _recipe(options, is_given), Rejects(rejects_file), scratch, report)
+            manifest = _make(split_sources, folder, job)
+    finally:  # Its own cleanup may have been interrupted.
+        remove_leftovers(out)
+        remove_leftovers(scratch_beside)
     job.rejects.write()
     for text in job.rejects.notes():
         note(text)
     return Corpus(out, manifest)
+
+
+def _scratch_beside(out: Path, options: PrepareOptions) -> Path:
+    """The path next to which temporary files are written."""
+    if not options.temp_dir:
+        return out
+    temp_dir = writer.resolved("temp_dir", options.temp_dir)
+    if not (temp_dir.is_dir() and os.access(temp_dir, os.W_OK)):
+        raise UserError(f"temp_dir {temp_dir} is not a writable folder; name another.")
+    return temp_dir / out.name
+
+
+def _sources_of(
+    names_of: Mapping[Any, Sequence[str]], without: Sequence[Path]
+) -> dict[str, list[Source]]:
+    """The sources of each split, or of ""; UserError if two splits have a file in common."""
+    split_of: dict[tuple[str, ...], str] = {}
+    found = {}
+    for split in ("", *_ORDER):
+        if split not in names_of:
+            continue
+        found[split] = find_sources(names_of[split], without)
+        for source in found[split]:
+            other = split_of.setdefault(source.place, split)
+            if other != split:
+                raise UserError(
+                    f"{source} is in both `{other}` and `{split}`, so the score would say nothing "
+                    "about new text; use it in one split only."
+                )
+    return found
 
 
 def _recipe(options: PrepareOptions, is_given: bool) -> Recipe:
@@ -183,8 +209,7 @@ def _make(split_sources: Mapping[str, list[Source]], folder: Path, job: Job) -> 
         gathering = engines.sort_here(split_sources[""], job)
     with gathering as gathered:
         manifest = _write(gathered, folder, job)
-    is_inside = job.scratch.parent == folder
-    shutil.rmtree(job.scratch if is_inside else job.scratch.parent, ignore_errors=True)
+    shutil.rmtree(job.scratch, ignore_errors=True)
     with writer.durable(folder / corpus.MANIFEST) as file:
         file.write(manifest.to_json().encode())
     return manifest
@@ -235,45 +260,20 @@ def _raw_documents(source: Source, document: Unit, on_read: OnRead | None) -> It
     has_text = False
     was_blank = False
     try:
-        with source.path.open("rb") as raw:
-            for line in limited_lines(source, raw, on_read):
-                is_blank = not line.strip()
-                ends = document == "line" or (document == "paragraph" and was_blank)
-                if has_text and ends and not is_blank:
-                    yield b"".join(parts)
-                    parts = []
-                    has_text = False
-                parts.append(line)
-                has_text = has_text or not is_blank
-                was_blank = is_blank
+        for line in limited_lines(source, on_read):
+            is_blank = not line.strip()
+            ends = document == "line" or (document == "paragraph" and was_blank)
+            if has_text and ends and not is_blank:
+                yield b"".join(parts)
+                parts = []
+                has_text = False
+            parts.append(line)
+            has_text = has_text or not is_blank
+            was_blank = is_blank
     except READ_ERRORS as error:
         raise UserError(f"{source} cannot be read: {error}; fetch or create it again.") from error
     if parts:
         yield b"".join(parts)
-
-
-def _check_disjoint(sources_of: Mapping[str, Sequence[Source]]) -> None:
-    """Raise UserError if two splits have a file in common."""
-    split_of: dict[tuple[str, ...], str] = {}
-    for split, sources in sources_of.items():
-        for source in sources:
-            other = split_of.setdefault(source.place, split)
-            if other != split:
-                raise UserError(
-                    f"{source} is in both `{other}` and `{split}`, so the score would say nothing "
-                    "about new text; use it in one split only."
-                )
-
-
-@contextmanager
-def _removing_leftovers(out: Path, scratch: Path) -> Iterator[None]:
-    """Remove what the block left behind if it fails, even during its own cleanup."""
-    try:
-        yield
-    except BaseException:
-        remove_leftovers(out)
-        remove_leftovers(scratch)
-        raise
 
 
 def _write(gathered: SortedDocuments, folder: Path, job: Job) -> Manifest:

@@ -9,18 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import BinaryIO
 
+from mlstm_jax.corpora import documents
 from mlstm_jax.corpora.columns import parquet_records, tfds_records
-from mlstm_jax.corpora.documents import (
-    CleanDocument,
-    Document,
-    Recipe,
-    Reject,
-    clean,
-    first,
-    rating_of,
-)
+from mlstm_jax.corpora.documents import CleanDocument, Document, Recipe, Record, Reject, rating_of
 from mlstm_jax.corpora.records import (
     EXCERPT,
     MAX_REJECT_FRACTION,
@@ -33,15 +25,7 @@ from mlstm_jax.corpora.records import (
     reject,
     text_records,
 )
-from mlstm_jax.corpora.sources import (
-    BUFFER,
-    COMPRESSION_ERRORS,
-    GZIP,
-    STDIN,
-    Source,
-    Unpacked,
-    check_source,
-)
+from mlstm_jax.corpora.sources import COMPRESSION_ERRORS, GZIP, STDIN, Source, check_source
 from mlstm_jax.corpora.tables import csv_records
 from mlstm_jax.errors import UserError, note
 
@@ -92,7 +76,7 @@ def read_cleaned(
             yield record
         else:
             rating = math.nan if record.rating is None else record.rating
-            yield clean(record.text, recipe.cleaning), rating
+            yield documents.clean(record.text, recipe.cleaning), rating
 
 
 def _no_text(source: Source, recipe: Recipe, fields: Sequence[str], kinds: Counter[str]) -> str:
@@ -150,7 +134,7 @@ def read_source(
                 yield found
                 continue
             where, record = found
-            text = first(record, texts)
+            text = _first(record, texts)
             records += 1
             if not has_text:
                 has_text = isinstance(text, str) and bool(text.strip())
@@ -158,7 +142,7 @@ def read_source(
                 if len(fields) < _MOST_FIELDS_SHOWN:
                     fields |= dict.fromkeys(record)
             if isinstance(text, str):
-                rating = rating_of(first(record, ratings))
+                rating = rating_of(_first(record, ratings))
                 yield Document(text, rating, record if has_label else None)
             elif text is None:
                 yield None
@@ -176,6 +160,15 @@ def read_source(
     if not has_text:
         why = first_reject.message if first_reject else _no_text(source, recipe, [*fields], kinds)
         raise UserError(why)
+
+
+def _first(record: Record, fields: tuple[str, ...]) -> object:
+    """The value of the first of `fields` that is not null."""
+    for name in fields:
+        value = record.get(name)
+        if value is not None:
+            return value
+    return None
 
 
 def _damage(source: Source, records: int, error: Exception) -> Reject:
@@ -211,27 +204,26 @@ def _records(source: Source, recipe: Recipe, on_read: OnRead | None) -> Iterator
         with copied.copy:
             yield from _records(copied, recipe, on_read)
         return
-    with source.open() as raw:
-        lines = _lines(source, raw, recipe, on_read)
-        if source.kind == "txt":
-            yield from text_records(lines, recipe.document or "line", column)
-        elif source.kind in ("csv", "tsv"):
-            yield from csv_records(source, recipe, lines, partial(_scan, source, recipe))
-        else:
-            is_json = source.kind == "json"
-            yield from json_records(source, lines, recipe.columns, may_be_array=is_json)
+    lines = _lines(source, recipe, on_read)
+    if source.kind == "txt":
+        yield from text_records(lines, recipe.document or "line", column)
+    elif source.kind in ("csv", "tsv"):
+        yield from csv_records(source, recipe, lines, partial(_scan, source, recipe))
+    else:
+        is_json = source.kind == "json"
+        yield from json_records(source, lines, recipe.columns, may_be_array=is_json)
 
 
 def _scan(source: Source, recipe: Recipe) -> Iterator[Line]:
     """Yield the lines of a file from its start, as far as they can be read."""
-    with source.open() as raw, suppress(*COMPRESSION_ERRORS):  # reported when the file is read
-        yield from _lines(source, raw, recipe, None)
+    with suppress(*COMPRESSION_ERRORS):  # reported when the file is read
+        yield from _lines(source, recipe, None)
 
 
-def _lines(source: Source, raw: BinaryIO, recipe: Recipe, on_read: OnRead | None) -> Iterator[Line]:
+def _lines(source: Source, recipe: Recipe, on_read: OnRead | None) -> Iterator[Line]:
     """Yield the lines with their numbers and line ends."""
     needs_lines = source.kind not in ("json", "jsonl") and recipe.document != "file"
-    for number, line in enumerate(limited_lines(source, raw, on_read), 1):
+    for number, line in enumerate(limited_lines(source, on_read), 1):
         if number == 1 and needs_lines and line[-1:] != b"\n" and b"\r" in line[:-1]:
             raise UserError(
                 f"{source}: its lines end with a carriage return without a newline, as in "
@@ -240,28 +232,25 @@ def _lines(source: Source, raw: BinaryIO, recipe: Recipe, on_read: OnRead | None
         yield _decoded(source, number, line.removesuffix(_END_OF_FILE))
 
 
-def limited_lines(source: Source, raw: BinaryIO, on_read: OnRead | None) -> Iterator[bytes]:
+def limited_lines(source: Source, on_read: OnRead | None) -> Iterator[bytes]:
     """Yield the lines of a file, unpacked; UserError if one is longer than `LONGEST_LINE`."""
-    unpacked = Unpacked(source.compression, raw) if source.compression else None
-    stream = io.BufferedReader(unpacked, BUFFER) if unpacked else raw
     number = 0
     told = 0
-    while line := stream.readline(LONGEST_LINE + 1):
-        number += 1
-        if len(line) > LONGEST_LINE:
-            raise UserError(
-                f"{source}, line {number:,} is longer than {LONGEST_LINE:,} bytes; break the text "
-                "into lines, or leave the file out."
-            )
-        yield line
-        if on_read and number % _LINES_A_REPORT == 0:
-            position = raw.tell()
-            on_read(position - told)
-            told = position
-    if on_read:
-        on_read(raw.tell() - told)
-    if unpacked and unpacked.behind:
-        raise unpacked.behind
+    with source.open() as (raw, stream):
+        while line := stream.readline(LONGEST_LINE + 1):
+            number += 1
+            if len(line) > LONGEST_LINE:
+                raise UserError(
+                    f"{source}, line {number:,} is longer than {LONGEST_LINE:,} bytes; break the "
+                    "text into lines, or leave the file out."
+                )
+            yield line
+            if on_read and number % _LINES_A_REPORT == 0:
+                position = raw.tell()
+                on_read(position - told)
+                told = position
+        if on_read:
+            on_read(raw.tell() - told)
 
 
 def _decoded(source: Source, number: int, line: bytes) -> Line:

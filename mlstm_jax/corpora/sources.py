@@ -14,6 +14,7 @@ import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -28,7 +29,7 @@ _TEXT = ("json", "jsonl", "csv", "tsv", "txt")
 _KINDS = (*_TEXT, "parquet")
 _MOST_SHOWN = 5  # names of files
 _URL = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
-BUFFER = 1 << 18  # bytes that are read at once
+_BUFFER = 1 << 18  # bytes that are read at once
 _START = 8192  # bytes that show what a file or standard input is
 _BEFORE_JSON = codecs.BOM_UTF8 + b" \t\r\n"
 # What programs leave in place of a large file: the beginning of its text, and how to get the file.
@@ -71,10 +72,10 @@ COMPRESSION_ERRORS: tuple[type[Exception], ...] = tuple(
 READ_ERRORS: tuple[type[Exception], ...] = (OSError, *COMPRESSION_ERRORS)
 
 
-class Unpacked(io.RawIOBase):
+class _Unpacked(io.RawIOBase):
     """The data of a compressed file, which end before other bytes; `behind` is the error on these.
 
-    Raised where it comes, it would take with it a last line without its end.
+    Raised at once, it would take with it a last line without its end.
     """
 
     def __init__(self, kind: Compression, raw: BinaryIO) -> None:
@@ -154,11 +155,19 @@ class Source:
         """The bytes of a file on disk; otherwise 0."""
         return self.path.stat().st_size if self.is_file else 0
 
-    def open(self) -> BinaryIO:
-        """Open the file, or standard input."""
-        if self.copy:
-            return Path(self.copy.name).open("rb")  # with a place of its own
-        return sys.stdin.buffer if self.name == "-" else self.path.open("rb", BUFFER)
+    @contextmanager
+    def open(self) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+        """Open the file, or standard input; yield it, and its data unpacked."""
+        path = Path(self.copy.name) if self.copy else self.path  # a copy with a place of its own
+        is_stream = self.name == "-" and not self.copy
+        with sys.stdin.buffer if is_stream else path.open("rb", _BUFFER) as raw:
+            if not self.compression:
+                yield raw, raw
+                return
+            unpacked = _Unpacked(self.compression, raw)
+            yield raw, cast(BinaryIO, io.BufferedReader(unpacked, _BUFFER))
+            if unpacked.behind:
+                raise unpacked.behind
 
     def repeatable(self) -> "Source":
         """Return a source to read many times: standard input as a `copy`, which is to be closed."""
@@ -241,18 +250,17 @@ def manifest_names(sources: Sequence[Source]) -> list[str]:
     If files in different folders have the same name, as many parent folders are put before it as
     are needed to distinguish them.
     """
-    parts = [source.place for source in sources]
-    depths = [1] * len(parts)
-    while True:
-        names = ["/".join(part[-depth:]) for part, depth in zip(parts, depths, strict=True)]
-        counts = Counter(names)
-        before = list(depths)
-        for number, name in enumerate(names):
-            if counts[name] > 1 and depths[number] < len(parts[number]):
-                depths[number] += 1
-        if depths == before:
-            # Not every name is UTF-8.
-            return [name.encode("utf-8", "replace").decode() for name in names]
+    ends: Counter[tuple[str, ...]] = Counter()
+    for source in sources:
+        parts = source.place
+        ends.update(parts[-depth:] for depth in range(1, len(parts) + 1))
+    names = []
+    for source in sources:
+        parts = source.place
+        alone = (depth for depth in range(1, len(parts)) if ends[parts[-depth:]] == 1)
+        name = "/".join(parts[-next(alone, len(parts)) :])
+        names.append(name.encode("utf-8", "replace").decode())  # not every name is UTF-8
+    return names
 
 
 def check_source(source: Source) -> None:

@@ -110,21 +110,12 @@ class SourceCounts:
 
 def source_manifests(counts: Sequence[SourceCounts]) -> list[SourceManifest]:
     """The counts of each source, as in a manifest; UserError if a source has no text."""
-    names = manifest_names([source_counts.source for source_counts in counts])
+    names = manifest_names([one.source for one in counts])
     manifests = []
-    for name, source_counts in zip(names, counts, strict=True):
-        if not source_counts.documents:
-            raise UserError(
-                f"{source_counts.source}: no text is left after cleaning; leave it out."
-            )
-        manifests.append(
-            SourceManifest(
-                name=name,
-                documents=source_counts.documents,
-                without_text=source_counts.without_text,
-                blank=source_counts.blank,
-            )
-        )
+    for name, one in zip(names, counts, strict=True):
+        if not one.documents:
+            raise UserError(f"{one.source}: no text is left after cleaning; leave it out.")
+        manifests.append(SourceManifest(name, one.documents, one.without_text, one.blank))
     return manifests
 
 

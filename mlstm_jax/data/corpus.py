@@ -49,7 +49,7 @@ def files_of(split: str) -> SplitFiles:
 FILES = frozenset([MANIFEST, *(name for split in SPLITS for name in files_of(split))])
 
 
-@dataclass(frozen=True, kw_only=True, order=True)
+@dataclass(frozen=True, order=True)
 class SourceManifest:
     """Counts of one source file, recorded by name only: a path would reveal whose machine it was.
 

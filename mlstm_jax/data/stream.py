@@ -74,10 +74,8 @@ class DocumentLabels:
         They are `scaled` to mean 0 and variance 1. With `per_document` no window has two documents,
         and a label is also at the last byte of each other window of its document.
         """
-        ratings = np.zeros(0, np.float32)
-        if split.ratings is not None:
-            ratings = np.asarray(split.ratings)
-        self._ratings: NDArray[np.float32] = ratings
+        ratings = np.asarray([] if split.ratings is None else split.ratings, np.float32)
+        self._ratings = ratings
         self._offsets = split.offsets
         self._per_document = per_document
         known = ratings[~np.isnan(ratings)]
@@ -155,8 +153,7 @@ class TrainStream:
     ) -> None:
         """Cut the split for `batch` rows and `window`.
 
-        With `targets_are_inputs`, each byte is a target where it is an input; see
-        training/objective.py.
+        With `targets_are_inputs` a byte is a target where it is an input (training/objective.py).
         """
         size = int(split.offsets[-1])
         if not size:

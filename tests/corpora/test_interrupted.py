@@ -12,7 +12,7 @@ import pytest
 import mlstm_jax.commands.models  # noqa: F401  # before a test replaces run.load_run
 from mlstm_jax import cli, output, run
 from mlstm_jax.commands import texts
-from mlstm_jax.corpora import parts, readers, records, writer
+from mlstm_jax.corpora import documents, parts, records, writer
 from mlstm_jax.guard import Interrupted, interruptible
 
 from .written import contents
@@ -148,7 +148,7 @@ def stopping(function: Callable, number: signal.Signals) -> Callable:
 @pytest.mark.parametrize(
     ("words", "where", "name", "number"),
     [
-        (PREPARE, readers, "clean", signal.SIGINT),
+        (PREPARE, documents, "clean", signal.SIGINT),
         (PREPARE, parts, "in_order", signal.SIGINT),
         (PREPARE, records, "_by_place", signal.SIGTERM),  # while the file of rejects is written
         (PREPARE, writer, "write_split", signal.SIGTERM),
