@@ -156,7 +156,7 @@ def _small(folder: Path) -> SmallModel | None:
     sizes = _SIZES[kind](**{name: value for name, value in model.items() if name in known})
     params = weights.unflatten(weights.flatten(weights.from_int8(stored)))
     found = SmallModel(folder, kind, sizes, about["cleaning"], params, about["source"])
-    # So the arrays are those that `export` wrote, of these shapes.
+    # So the arrays are as `export` wrote them, of these shapes.
     is_whole = found.fingerprint == about["fingerprint"]
     return found if is_whole and sizes.objective == "next-byte" else None
 

@@ -1,7 +1,7 @@
 """The options of commands and functions, and the words that they choose from.
 
-They need neither NumPy nor JAX, so that the help of a command is fast. Those of `prepare` are in
-corpora/options.py.
+They need neither NumPy nor JAX, so that the help of a command is fast. corpora/options.py has the
+options of `prepare`.
 """
 
 from collections.abc import Collection, Mapping

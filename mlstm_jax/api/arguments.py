@@ -37,7 +37,7 @@ class Table(Protocol):
 
 
 @runtime_checkable
-class Transferred(Protocol):
+class HasClassifier(Protocol):
     """What `transfer` and `finetune` return."""
 
     @property
@@ -46,15 +46,15 @@ class Transferred(Protocol):
 
 
 # What `transfer` or `finetune` returned, its classifier, or its folder.
-AnyClassifier: TypeAlias = Transferred | Classifier | str | Path
+AnyClassifier: TypeAlias = HasClassifier | Classifier | str | Path
 # A file or table of texts with labels, or the texts and the labels.
 LabelledTexts: TypeAlias = str | Path | Table | tuple[Sequence[str], Sequence[object]]
 
 
 def as_texts(texts: Texts, name: str = "texts", *, files: bool = False) -> list[str]:
-    """Return texts in memory as a list; UserError for what would give others than those meant.
+    """Return texts in memory as a list; UserError for what may mean something else.
 
-    `name` is of the argument; with `files` it may also be a `Path`.
+    In messages the argument is `name`; with `files` it may also be a `Path`.
     """
     kind = type(texts).__name__
     if isinstance(texts, (str, bytes)):

@@ -1,9 +1,9 @@
-"""What a model does with JAX alone: spans, evaluation, export; see api/model.py."""
+"""What a model does with JAX alone: spans and evaluation; see api/model.py."""
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,18 +12,13 @@ from mlstm_jax import environment
 from mlstm_jax import run as runs
 from mlstm_jax.api.arguments import as_texts, noted, span_ends
 from mlstm_jax.config import Devices
-from mlstm_jax.errors import UserError, extra
-from mlstm_jax.interop import weights
 from mlstm_jax.options import ReadingCompute, SplitName
 from mlstm_jax.terminal import ProgressLine
-from mlstm_jax.training import metrics, parallel
-from mlstm_jax.training.evaluation import Evaluator, Score, corpus_of, report_of
+from mlstm_jax.training import parallel
+from mlstm_jax.training.evaluation import Evaluator, Score, corpus_of
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer.features import states_of
 from mlstm_jax.transfer.reader import TextReader, states_at
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # More are hardly faster on a CPU (reader.py), and the states of a window take their memory.
 _SPAN_ROWS = 8
@@ -55,22 +50,6 @@ class JaxModel:
         rows = _SPAN_ROWS * self._devices.count
         return TextReader(self.run, self._devices, rows, keep_states="each")
 
-    def lines(self) -> list[dict[str, Any]]:
-        """Return the lines of metrics.jsonl."""
-        lines = metrics.read_metrics(self._place / "metrics.jsonl")
-        if not lines:
-            raise UserError(
-                f"{self.run.folder} has no metrics.jsonl: imported and pretrained models have no "
-                "training log."
-            )
-        return lines
-
-    def plot(self, x: Literal["step", "megabytes", "epoch", "minutes"]) -> "Figure":
-        self.lines()
-        with extra("notebooks", "plots need matplotlib and pandas"):
-            from mlstm_jax import analysis
-        return analysis.plot_runs([self._place], x)
-
     def spans(
         self,
         texts: Iterable[str],
@@ -99,10 +78,3 @@ class JaxModel:
                 self._devices.replicate(self.run.params),
                 lambda step: progress.update(size * step // steps),
             )
-
-    def report(self, corpus: str | Path | None, sample: str) -> str:
-        return report_of(self.run, corpus, self.evaluate("valid", corpus=corpus), sample)
-
-    def export(self, path: Path, dtype: str) -> Path:
-        weights.save(path, runs.as_weights(self.run), dtype)
-        return path

@@ -151,12 +151,23 @@ class TrainedModel:
     @property
     def metrics(self) -> Any:
         """The lines of metrics.jsonl as a pandas DataFrame, or without pandas a list of dicts."""
-        lines = self._jax.lines()
+        lines = self._metric_lines()
         try:
             import pandas as pd
         except ImportError:
             return lines
         return pd.DataFrame(lines)
+
+    def _metric_lines(self) -> list[dict[str, Any]]:
+        from mlstm_jax.training import metrics  # imports JAX
+
+        lines = metrics.read_metrics(self._place / metrics.FILE)
+        if not lines:
+            raise UserError(
+                f"{self.path} has no {metrics.FILE}: imported and pretrained models have no "
+                "training log."
+            )
+        return lines
 
     @public
     def plot(self, x: Literal["step", "megabytes", "epoch", "minutes"] = "megabytes") -> "Figure":
@@ -171,7 +182,10 @@ class TrainedModel:
         Examples:
             >>> mlstm.load("runs/mine").plot().savefig("curve.png")
         """
-        return self._jax.plot(x)
+        from mlstm_jax.api.functions import plot_metrics
+
+        self._metric_lines()
+        return plot_metrics([self._place], x=x)
 
     def __repr__(self) -> str:
         model = self.loaded.architecture
@@ -288,8 +302,7 @@ class TrainedModel:
         """Return the probability of each class, by name.
 
         A text that is blank after cleaning gets none, an empty dict, and a warning counts them. The
-        classifier of a pretrained model warns of texts that are unlike those that it knows,
-        such as other languages.
+        classifier of a pretrained model warns of texts unlike its own, such as other languages.
 
         Args:
             texts: any number, of any length; or a `Path`: a file of any kind that `prepare` reads.
@@ -566,8 +579,11 @@ class TrainedModel:
             >>> "gzip" in mlstm.load("runs/mine").report()
             True
         """
+        from mlstm_jax.training.evaluation import report_of  # imports JAX
+
         is_writer = self.loaded.architecture.objective == "next-byte"
-        return self._jax.report(corpus, self.generate() if is_writer else "")
+        sample = self.generate() if is_writer else ""
+        return report_of(self.run, corpus, self.evaluate("valid", corpus=corpus), sample)
 
     @public
     def transfer(
@@ -723,9 +739,12 @@ class TrainedModel:
         """
         path = Path(out or f"{self._place.name}.safetensors")
         export_file(path, classifier, overwrite=overwrite)
-        if path.suffix == ".safetensors":
-            return self._jax.export(path, dtype)
-        zipapp.pack(path, self.loaded, self._classifier(classifier))
+        if path.suffix == ".pyz":
+            zipapp.pack(path, self.loaded, self._classifier(classifier))
+        else:
+            from mlstm_jax.run import as_weights  # imports JAX
+
+            weights.save(path, as_weights(self.run), dtype)
         return path
 
     @cached_property

@@ -119,7 +119,7 @@ def classify(
 
     The column `record` is the number of the record in INPUT, from 1. A record without text gets
     neither a label nor probabilities. The classifier of a pretrained model notes how many texts
-    are unlike those that it knows, such as in another language. Without OUT a terminal gets a
+    are unlike its own, such as in another language. Without OUT a terminal gets a
     table of the first ten texts, and a pipe the CSV.
 
     CSV has texts and labels unchanged, and a spreadsheet runs a text that begins as a formula. For

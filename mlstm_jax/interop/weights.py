@@ -120,7 +120,7 @@ def to_int8(flat: Mapping[str, NDArray[Any]]) -> Arrays:
 def from_int8(stored: Mapping[str, NDArray[Any]]) -> Arrays:
     """The arrays with each V of int8 as float32: of the size of W, as training starts.
 
-    The sums are of whole numbers, and the operations in float64 are those that IEEE 754 rounds
+    The sums are of whole numbers, and the operations in float64 are the ones that IEEE 754 rounds
     correctly, so each processor has the same bits.
     """
     flat = dict(stored)

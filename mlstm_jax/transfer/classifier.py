@@ -106,7 +106,7 @@ class Classifier(NamedTuple):
     softmax: bool = False  # over more than two classes; otherwise one against the rest
     deviations_D: Floats | None = None  # of the features, in the texts of the fit
     words: Words | None = None  # its weight says how both probabilities are combined
-    texts: NDArray[np.uint32] | None = None  # digests of those that it was fitted to (classify.py)
+    texts: NDArray[np.uint32] | None = None  # digests of the texts of the fit (classify.py)
     about: Description = Description("c", False, "", None)
 
     def __repr__(self) -> str:
@@ -115,7 +115,7 @@ class Classifier(NamedTuple):
         return f"{type(self).__name__} of {features}: {named(self.classes)}"
 
     def require_no_words(self, name: str) -> None:
-        """Raise UserError if it has words; `name` is of what needs a classifier without."""
+        """Raise UserError if it has words; `name` needs a classifier without, in the message."""
         if self.words:
             raise UserError(
                 f"{name} is for a classifier of states alone, and this one also counts words; fit "

@@ -71,7 +71,7 @@ def require_index(name: str, index: int, count: int) -> None:
 
 
 def states_of(model: Sizes, states: Sequence[S] | None = None) -> tuple[S, ...]:
-    """These states, each once, of those that the model has; unset: the first, c or h."""
+    """Check states that a model must have, each given once; unset: its first, c or h."""
     if states is None:
         return cast(tuple[S, ...], model.states[:1])
     single = {*model.states, "mean_h", "max_h"}

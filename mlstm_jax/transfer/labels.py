@@ -43,9 +43,9 @@ _key = order_key(0, "normalized")
 def digests(texts: Sequence[str], cleaning: Cleaning) -> Digests:
     """Return a digest of each text, [texts]; texts that are the same have the same one.
 
-    It is four bytes of the md5 by which `prepare` finds duplicates. One of n digests equals that of
-    another text by chance with a probability of n / 2^32: of the texts that the pretrained model
-    has read, one in 126,000.
+    It is four bytes of the md5 by which `prepare` finds duplicates. Two texts have one digest by
+    chance: with n digests a text meets one of them with a probability of n / 2^32, for the texts
+    that the pretrained model has read 1 in 126,000.
     """
     return np.array([digest_of(clean(text, cleaning)) for text in texts], np.uint32)
 

@@ -68,7 +68,7 @@ def _probabilities(features: Any) -> Any:
 
 
 def _label(texts: Sequence[str]) -> tuple[list[dict[str, float]], int]:
-    """The probabilities of texts, and how many are unlike those that the classifier knows."""
+    """The probabilities of texts, and how many are unlike what the classifier knows."""
     about, model, *_ = _loaded()
     cleaned = [clean(text, about["cleaning"]) for text in texts]
     familiar = about["familiar"]
