@@ -1,7 +1,5 @@
 """Commands that read or write texts: features, classify, generate, heatmap, view."""
 
-import contextlib
-import csv
 import json
 import shutil
 import sys
@@ -10,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
@@ -155,18 +152,18 @@ def classify(
         show(f"{len(first)} of {file.count:,} texts; for all, {more}: --out labels.csv")
         return
     labelled = model.classify_parts(file, chosen, at_most=at_most, show_progress=True)
-    with contextlib.ExitStack() as stack:
-        written: IO[str] = sys.stdout
-        if out:  # which is written completely or not at all
-            partial = stack.enter_context(output.atomic_file(out))
-            opened = partial.open("w", newline="", encoding="utf-8", errors="replace")
-            written = stack.enter_context(opened)
-        if out and out.suffix == ".jsonl":
+    if out is None:
+        _write_csv(sys.stdout, labelled, chosen.classes)
+        return
+    with (
+        output.atomic_file(out) as partial,
+        partial.open("w", newline="", encoding="utf-8", errors="replace") as written,
+    ):
+        if out.suffix == ".jsonl":
             _write_json(written, labelled)
         else:
             _write_csv(written, labelled, chosen.classes)
-    if out:
-        show(f"{out}: {file.count:,} texts")
+    show(f"{out}: {file.count:,} texts")
 
 
 def generate(
@@ -313,12 +310,9 @@ def _show_table(labelled: _Labelled) -> None:
 
 
 def _write_csv(file: IO[str], labelled: _Labelled, classes: Sequence[str]) -> None:
-    def write(row: str) -> None:
-        file.write(row.removesuffix("\r\n") + "\n")
+    from mlstm_jax.transfer.standalone import csv_writer
 
-    # Python quotes a carriage return within a field only if lines end with one.
-    writer = csv.writer(SimpleNamespace(write=write), lineterminator="\r\n")
-    writer.writerow(["record", "text", "label", *(f"p({name})" for name in classes)])
+    writer = csv_writer(file, classes)
     for number, text, label, shares in _records(labelled):
         values = [f"{share:.4f}" for share in shares.values()] or [""] * len(classes)
         writer.writerow([number, text, label, *values])

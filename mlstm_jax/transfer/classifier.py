@@ -21,7 +21,7 @@ from mlstm_jax.loaded import Loaded
 from mlstm_jax.model.architecture import Sizes
 from mlstm_jax.options import FeatureState, State
 from mlstm_jax.transfer.features import Features, layers_of
-from mlstm_jax.transfer.labels import Digests
+from mlstm_jax.transfer.labels import Digests, Labelled, codes
 from mlstm_jax.transfer.words import MEAN, Counted, Words
 
 FORMAT = 2
@@ -38,6 +38,13 @@ class Examples(NamedTuple):
     labels: Labels
     texts: Sequence[str] = ()
     same: Digests | None = None  # see `labels.folds`
+
+
+def examples_of(
+    part: Labelled, features: Features, classes: Sequence[str], same: Digests | None = None
+) -> Examples:
+    """The examples of labelled texts, whose features these are."""
+    return Examples(features, codes(part.labels, classes), part.texts, same)
 
 
 def subset(examples: Examples, count: int, seed: int) -> Examples:

@@ -5,7 +5,7 @@ and on the first k units alone, accuracy against the number of labelled examples
 values by class, and the baseline for comparison.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -121,8 +121,6 @@ def run(
 
     `on_part` is told how many parts of `PROGRESS` are done, and the name of the next.
     """
-    from sklearn.metrics import confusion_matrix
-
     train = examples["train"]
     valid = examples.get("valid")
     test = examples["test"]
@@ -130,24 +128,13 @@ def run(
     def on_fit(count: int) -> None:
         on_part(count, f"C {count} of {len(CS)}")
 
-    def accuracy_of(units: list[int]) -> float:
-        few = Examples(train.features[:, units], train.labels)
-        # Few features need no shrinkage, so use the largest C.
-        classifier = fit(few, classes, CS[-1])
-        return classifier.score(Examples(test.features[:, units], test.labels))
-
     choice = best_fit(train, valid, classes, prior, CS, on_fit)
     chosen = choice.classifier
     on_part(len(CS), "the first units")
-    ranking = chosen.ranking.tolist()
-    top_units = {k: accuracy_of(ranking[:k]) for k in TOP_UNITS if k <= len(ranking)}
-    best = _best_unit(train)
+    by_units = _by_units(train, test, chosen, columns)
     on_part(len(CS) + 1, "learning curve")
     learning_curve = _learning_curve(train, valid, test, chosen, prior)
-    predicted = chosen.probabilities(test.features).argmax(axis=1)
-    confusion = confusion_matrix(test.labels, predicted, labels=range(len(classes)))
     commonest = int(np.bincount(train.labels).argmax())
-
     assert choice.held_out_NK is not None
     weight = words.best_weight(choice.held_out_NK, tfidf.held_out_NK, (valid or train).labels)
     both = chosen._replace(words=replace(tfidf.words, weight=weight))
@@ -162,19 +149,47 @@ def run(
         test=chosen.score(test),
         majority=float((test.labels == commonest).mean()),
         has_prior=choice.has_prior,
-        units=[columns[column] for column in ranking[: max(TOP_UNITS)]],
         baseline=_baseline(tfidf, examples),
         counted=tfidf.words.counted,
         together={name: both.score(part) for name, part in examples.items()},
         word_weight=weight,
-        best_unit=columns[best],
-        best_unit_test=accuracy_of([best]),
-        top_units=top_units,
-        confusion=confusion.tolist(),
+        confusion=_confusion(chosen, test),
         learning_curve=learning_curve,
-        histogram=_histogram(train, best, classes),
+        **by_units,
     )
     return both, result
+
+
+def _by_units(
+    train: Examples, test: Examples, chosen: Classifier, columns: Sequence[Column]
+) -> dict[str, Any]:
+    """The fields of a result about single units."""
+
+    def accuracy_of(units: list[int]) -> float:
+        few = Examples(train.features[:, units], train.labels)
+        # Few features need no shrinkage, so use the largest C.
+        classifier = fit(few, chosen.classes, CS[-1])
+        return classifier.score(Examples(test.features[:, units], test.labels))
+
+    ranking = chosen.ranking.tolist()
+    best = _best_unit(train)
+    return {
+        "units": [columns[column] for column in ranking[: max(TOP_UNITS)]],
+        "top_units": {k: accuracy_of(ranking[:k]) for k in TOP_UNITS if k <= len(ranking)},
+        "best_unit": columns[best],
+        "best_unit_test": accuracy_of([best]),
+        "histogram": _histogram(train, best, chosen.classes),
+    }
+
+
+def _confusion(chosen: Classifier, test: Examples) -> list[list[int]]:
+    from sklearn.metrics import confusion_matrix
+
+    predicted_N = chosen.probabilities(test.features).argmax(axis=1)
+    found: list[list[int]] = confusion_matrix(
+        test.labels, predicted_N, labels=range(len(chosen.classes))
+    ).tolist()
+    return found
 
 
 def _baseline(tfidf: words.Fit, examples: Mapping[str, Examples]) -> dict[str, float]:

@@ -40,7 +40,7 @@ from mlstm_jax.training import parallel
 from mlstm_jax.training.session import Session
 from mlstm_jax.training.train import train
 from mlstm_jax.transfer import classify, words
-from mlstm_jax.transfer.classifier import Classifier, Description, Examples, of_softmax
+from mlstm_jax.transfer.classifier import Classifier, Description, Examples, examples_of, of_softmax
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.labels import Labelled, Sets, codes
 
@@ -137,8 +137,7 @@ def finetune(
         examples: dict[str, Examples] = {}
         for name in names:
             values = featurizer(texts[name].texts, f"features of {name}", quiet=quiet)
-            labels = codes(texts[name].labels, classes)
-            examples[name] = Examples(values, labels, texts[name].texts)
+            examples[name] = examples_of(texts[name], values, classes)
         return calibrated(head(run, classes), examples["valid"]), examples
 
     def score_labels(params: Parameters) -> tuple[float, float]:
@@ -157,23 +156,31 @@ def finetune(
         counted = dataclasses.replace(counted, weight=weight)
     about = Description(state, False, tuned.fingerprint, text_column, step=tuned.step)
     classifier = alone._replace(words=counted, texts=np.unique(sets.digests["train"]), about=about)
-    (out / "classifier").mkdir(exist_ok=True)
-    classifier.save(out / "classifier")
     accuracy = {name: classifier.score(part) for name, part in examples.items()}
     without_words = {}
-    report = {
-        "run": str(run.folder),
-        "step": tuned.step,
-        "notes": on_read + on_repeated,
-        "classes": classes,
-        "accuracy": accuracy,
-    }
     if counted:
         without_words = {name: alone.score(part) for name, part in examples.items()}
-        report["without_words"] = without_words
-        report["word_weight"] = counted.weight
+    finetuned = Finetuned(tuned, classifier, accuracy, without_words)
+    _write(out, finetuned, str(run.folder), on_read + on_repeated)
+    return finetuned
+
+
+def _write(out: Path, finetuned: Finetuned, start: str, notes: list[str]) -> None:
+    """Write the classifier and report.json; `start` is the run whose training it continued."""
+    classifier = finetuned.classifier
+    (out / "classifier").mkdir(exist_ok=True)
+    classifier.save(out / "classifier")
+    report = {
+        "run": start,
+        "step": finetuned.run.step,
+        "notes": notes,
+        "classes": classifier.classes,
+        "accuracy": finetuned.accuracy,
+    }
+    if classifier.words:
+        report["without_words"] = finetuned.without_words
+        report["word_weight"] = classifier.words.weight
     output.write_text(out / "report.json", json.dumps(report, indent=2) + "\n")
-    return Finetuned(tuned, classifier, accuracy, without_words)
 
 
 def make_config(run: Run, start: Path, out: Path, classes: int, options: FinetuneOptions) -> Config:

@@ -24,6 +24,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,18 @@ def _column(path: Path, names: Sequence[str], column: str | None) -> str:
     return wanted[0]
 
 
+def csv_writer(file: Any, classes: Sequence[str]) -> Any:
+    """Write the head of a CSV of labels; return what writes its rows."""
+
+    def write(row: str) -> None:
+        file.write(row.removesuffix("\r\n") + "\n")
+
+    # Python quotes a carriage return within a field only if lines end with one.
+    writer = csv.writer(SimpleNamespace(write=write), lineterminator="\r\n")
+    writer.writerow(["record", "text", "label", *(f"p({name})" for name in classes)])
+    return writer
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Label the texts of a command line, or a file's as CSV."""
     about = _loaded()[0]
@@ -133,16 +146,14 @@ def main(arguments: list[str] | None = None) -> None:
     texts = _texts(path, given.column) if is_file else iter(given.text)
     unlike = 0
     count = 0
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    if is_file:
-        writer.writerow(["record", "text", "label", *(f"p({one})" for one in about["classes"])])
+    writer = csv_writer(sys.stdout, about["classes"]) if is_file else None
     while part := list(itertools.islice(texts, _PART)):
         answers, more = _label(part)
         unlike += more
         for text, shares in zip(part, answers, strict=True):
             count += 1
             label = max(shares, key=lambda name: shares[name], default="")
-            if is_file:
+            if writer:
                 values = [f"{shares[name]:.4f}" if shares else "" for name in about["classes"]]
                 writer.writerow([count, text, label, *values])
             else:

@@ -18,10 +18,10 @@ from mlstm_jax.loaded import Loaded
 from mlstm_jax.options import TRANSFER, FeatureState, TransferOptions
 from mlstm_jax.terminal import ProgressLine, tell
 from mlstm_jax.transfer import classify, experiment, features, words
-from mlstm_jax.transfer.classifier import Classifier, Description, Examples, load_classifier
+from mlstm_jax.transfer.classifier import Classifier, Description, examples_of, load_classifier
 from mlstm_jax.transfer.experiment import PARTS, Result
 from mlstm_jax.transfer.features import Column, Features, Featurizer
-from mlstm_jax.transfer.labels import Labelled, Sets, codes
+from mlstm_jax.transfer.labels import Labelled, Sets
 from mlstm_jax.transfer.report import REPORT, write_report
 
 
@@ -68,9 +68,7 @@ def transfer(
         require_out(out, states, overwrite=overwrite)
     classes = sets.classes
     texts = {name: sets.texts[name] for name in PARTS if name in sets.texts}
-    labels = {name: codes(part.labels, classes) for name, part in texts.items()}
-    same = sets.digests
-    on_read, on_repeated = classify.note_known(run, sets)
+    known = classify.note_known(run, sets)
     featurizer = Featurizer(run, states=states, all_layers=options.all_layers)
     quiet = not show_progress
     if out and overwrite:
@@ -85,7 +83,7 @@ def transfer(
         examples = {}
         for name, part in texts.items():
             values = read[name] if len(states) == 1 else read[name][:, columns]
-            examples[name] = Examples(values, labels[name], part.texts, sets.alike[name])
+            examples[name] = examples_of(part, values, classes, sets.alike[name])
         with (
             ProgressLine(f"classifier of {state}", experiment.PROGRESS, quiet=quiet) as progress,
             # With two threads of OpenBLAS the fits of 2,000 texts take six times as long.
@@ -96,18 +94,9 @@ def transfer(
             )
         if not options.words:
             classifier = classifier._replace(words=None)
-        on_fitted = []
-        if own and own.texts is not None and result.has_prior:
-            name = texts["test"].name
-            on_fitted = classify.note_among(name, same["test"], own.texts, classify.FITTED_BEFORE)
-        result = dataclasses.replace(
-            result,
-            sources=_sources(sets.given, texts),
-            notes=on_read + on_repeated + on_fitted,
-            is_known=bool(on_read or on_fitted),
-        )
+        result = _with_notes(result, sets, own, *known)
         about = Description(state, options.all_layers, run.fingerprint, text_column, step=run.step)
-        classifier = classifier._replace(texts=np.unique(same["train"]), about=about)
+        classifier = classifier._replace(texts=np.unique(sets.digests["train"]), about=about)
         folder = out / state if out and len(states) > 1 else out
         transferred[state] = Transferred(classifier, result, folder)
         if folder:
@@ -116,6 +105,23 @@ def transfer(
             classifier.save(folder)
             write_report(folder, result, run.name)
     return transferred
+
+
+def _with_notes(
+    result: Result, sets: Sets, own: Classifier | None, on_read: list[str], on_repeated: list[str]
+) -> Result:
+    """Results with the records that were used, and with notes on texts that are known."""
+    on_fitted = []
+    if own and own.texts is not None and result.has_prior:
+        name = sets.texts["test"].name
+        test_N = sets.digests["test"]
+        on_fitted = classify.note_among(name, test_N, own.texts, classify.FITTED_BEFORE)
+    return dataclasses.replace(
+        result,
+        sources=_sources(sets.given, sets.texts),
+        notes=on_read + on_repeated + on_fitted,
+        is_known=bool(on_read or on_fitted),
+    )
 
 
 def _sources(given: Mapping[str, Labelled], texts: Mapping[str, Labelled]) -> list[str]:

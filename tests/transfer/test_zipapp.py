@@ -1,7 +1,8 @@
 """A model and its classifier as one program, with NumPy alone: the answers of `classify`."""
 
+import csv
+import io
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from mlstm_jax.errors import Note, UserError
 from mlstm_jax.loaded import Loaded
 from mlstm_jax.transfer import standalone, zipapp
 from mlstm_jax.transfer.classifier import Classifier, Description
+from tests.tables import column
 from tests.transfer.pieces import shares_of
 from tests.transfer.test_kinds import draw
 
@@ -69,17 +71,19 @@ def test_answers_of_a_model_in_int8(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("suffix", "content"), [
     (".csv", 'n,text\n1,I loved it.\n2,"It broke,\nand smells."\n3,\n'),
-    (".jsonl", '{"text": "I loved it."}\n{"text": "It broke,\\nand smells."}\n{"text": ""}\n'),
+    (".jsonl", '{"text": "I loved it."}\n{"text": "It broke\\rand smells."}\n{"text": ""}\n'),
     (".txt", "I loved it.\nIt broke, and smells.\n\n"),
 ])  # fmt: skip
 def test_labels_of_a_file(program: Path, tmp_path: Path, suffix: str, content: str) -> None:
     file = tmp_path / f"new{suffix}"
     file.write_text(content, encoding="utf-8")
     run = [sys.executable, str(program)]
-    done = subprocess.run([*run, file], check=True, capture_output=True, text=True, timeout=60)
-    labels = re.findall(r"(?m),(\w+),[0-9.]+,[0-9.]+$", done.stdout)
-    assert labels == ["positive", "negative"]
-    assert done.stdout.startswith("record,text,label,p(negative),p(positive)\n1,I loved it.,")
+    done = subprocess.run([*run, file], check=True, capture_output=True, timeout=60)
+    said = done.stdout.decode()
+    assert said.startswith("record,text,label,p(negative),p(positive)\n1,I loved it.,")
+    rows = [*csv.DictReader(io.StringIO(said, newline=""))]
+    assert column(rows, "label") == ["positive", "negative", ""]
+    assert column(rows, "text")[1].replace(",", "").split() == ["It", "broke", "and", "smells."]
     run += [file, "--column", "x"]
     wrong = subprocess.run(run, capture_output=True, text=True, timeout=60)
     assert ("name the texts with --column" in wrong.stderr) == (suffix != ".txt")
