@@ -22,7 +22,7 @@ from mlstm_jax.api.arguments import (
     noted,
 )
 from mlstm_jax.corpora.documents import clean
-from mlstm_jax.errors import UserError, require
+from mlstm_jax.errors import UserError, extra, require
 from mlstm_jax.fields import Between, Count, public
 from mlstm_jax.interop import weights
 from mlstm_jax.loaded import Loaded, SmallModel, has_gpu, is_worth_jax, load_small
@@ -182,10 +182,10 @@ class TrainedModel:
         Examples:
             >>> mlstm.load("runs/mine").plot().savefig("curve.png")
         """
-        from mlstm_jax.api.functions import plot_metrics
-
         self._metric_lines()
-        return plot_metrics([self._place], x=x)
+        with extra("notebooks", "plots need matplotlib and pandas"):
+            from mlstm_jax import analysis
+        return analysis.plot_runs([self._place], x)
 
     def __repr__(self) -> str:
         model = self.loaded.architecture
