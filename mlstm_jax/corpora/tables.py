@@ -221,8 +221,8 @@ class _Rows:
 
     def _wrong(self, row: list[str]) -> Finding | None:
         """What makes a row a reject."""
-        for field in row if self._form.quoted else ():
-            if '"' not in field:
+        for field in row:
+            if not self._form.quoted or '"' not in field:
                 continue
             doubled = field.replace('"', '""')
             if f'"{doubled}"' in self._text():
