@@ -11,9 +11,9 @@ import pytest
 
 import mlstm_jax.commands.models  # noqa: F401  # before a test replaces run.load_run
 from mlstm_jax import cli, output, run
-from mlstm_jax.commands import texts
 from mlstm_jax.corpora import documents, parts, records, writer
 from mlstm_jax.guard import Interrupted, interruptible
+from mlstm_jax.transfer import standalone
 
 from .written import contents
 
@@ -56,6 +56,7 @@ def test_two_signals(number) -> None:
 IN_C = """
 import ctypes, signal, sys
 from mlstm_jax.guard import Interrupted, interruptible
+from mlstm_jax.transfer import standalone
 run = ctypes.pythonapi.PyRun_String
 run.restype, found = ctypes.py_object, ctypes.py_object
 run.argtypes = [ctypes.c_char_p, ctypes.c_int, found, found]
@@ -154,7 +155,7 @@ def stopping(function: Callable, number: signal.Signals) -> Callable:
         (PREPARE, writer, "write_split", signal.SIGTERM),
         (PREPARE, output.shutil, "rmtree", signal.SIGINT),  # while it tidies up
         (PREPARE, os, "rename", signal.SIGTERM),
-        (CLASSIFY, texts.csv, "writer", signal.SIGHUP),
+        (CLASSIFY, standalone.csv, "writer", signal.SIGHUP),
     ],
 )
 def test_one_line_and_nothing_changed(tmp_path, monkeypatch, capsys, words, where, name, number):
