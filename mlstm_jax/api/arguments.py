@@ -143,8 +143,8 @@ def as_classifier(given: AnyClassifier | None, model: Path) -> tuple[str, Classi
     return "the classifier", given if isinstance(given, Classifier) else given.classifier
 
 
-def export_file(path: Path, classifier: AnyClassifier | None, *, overwrite: bool) -> Path:
-    """Return the path; UserError unless `export` can write a file there."""
+def require_export(path: Path, classifier: AnyClassifier | None, *, overwrite: bool) -> None:
+    """Raise UserError unless `export` can write this file."""
     is_known = path.suffix in (".safetensors", ".pyz")
     require(is_known, "out", str(path), "a file that ends in .safetensors or .pyz")
     output.require_file(path, overwrite=overwrite)
@@ -152,7 +152,6 @@ def export_file(path: Path, classifier: AnyClassifier | None, *, overwrite: bool
         raise UserError(
             "a classifier can only be exported to .pyz; change `out`, or leave `classifier` out."
         )
-    return path
 
 
 def span_ends(

@@ -1,6 +1,7 @@
 """What a model does with JAX alone: spans and evaluation; see api/model.py."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -28,18 +29,15 @@ def load(path: Path, checkpoint: str, compute: ReadingCompute) -> "JaxModel":
     """Load a model; see `mlstm_jax.load`. What NumPy reads in int8 is fp32 here."""
     environment.cache_programs()
     run = runs.load_run(path, checkpoint)
-    run = runs.with_compute(run, "fp32" if compute == "int8" else compute)
-    return JaxModel(run, run.folder.resolve())
+    return JaxModel(runs.with_compute(run, "fp32" if compute == "int8" else compute))
 
 
+@dataclass(frozen=True, eq=False)
 class JaxModel:
     """The methods of `TrainedModel` that need JAX; it says what they do."""
 
-    def __init__(self, run: runs.Run, place: Path) -> None:
-        """Take a model and its absolute path: the process may have changed its folder."""
-        self.run = run
-        self._place = place
-        self._evaluators: dict[object, Evaluator] = {}
+    run: runs.Run
+    _evaluators: dict[object, Evaluator] = field(default_factory=dict)
 
     @cached_property
     def _devices(self) -> Parallel:

@@ -18,8 +18,8 @@ from mlstm_jax.api.arguments import (
     as_classifier,
     as_labelled,
     as_texts,
-    export_file,
     noted,
+    require_export,
 )
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.errors import UserError, extra, require
@@ -119,7 +119,7 @@ class TrainedModel:
         if isinstance(self.loaded, SmallModel):
             return jax_model.load(self._place, self.checkpoint, self.compute)
         run: Any = self.loaded
-        return jax_model.JaxModel(run, self._place)
+        return jax_model.JaxModel(run)
 
     @property
     def run(self) -> "Run":
@@ -738,7 +738,7 @@ class TrainedModel:
             'sentiment.pyz'
         """
         path = Path(out or f"{self._place.name}.safetensors")
-        export_file(path, classifier, overwrite=overwrite)
+        require_export(path, classifier, overwrite=overwrite)
         if path.suffix == ".pyz":
             zipapp.pack(path, self.loaded, self._classifier(classifier))
         else:

@@ -252,11 +252,11 @@ def export(
         classifier: for a .pyz: folder of `mlstm-jax transfer`; unset: the one that comes with a
             pretrained model.
     """
-    from mlstm_jax.api.arguments import as_classifier, export_file
+    from mlstm_jax.api.arguments import as_classifier, require_export
     from mlstm_jax.api.model import load
 
     if out is not None:
-        export_file(out, classifier, overwrite=overwrite)
+        require_export(out, classifier, overwrite=overwrite)
         if out.suffix == ".pyz":
             as_classifier(classifier, run)
     model = load(run, checkpoint)

@@ -155,14 +155,7 @@ def classify(
     if out is None:
         _write_csv(sys.stdout, labelled, chosen.classes)
         return
-    with (
-        output.atomic_file(out) as partial,
-        partial.open("w", newline="", encoding="utf-8", errors="replace") as written,
-    ):
-        if out.suffix == ".jsonl":
-            _write_json(written, labelled)
-        else:
-            _write_csv(written, labelled, chosen.classes)
+    _write_file(out, labelled, chosen.classes)
     show(f"{out}: {file.count:,} texts")
 
 
@@ -316,6 +309,17 @@ def _write_csv(file: IO[str], labelled: _Labelled, classes: Sequence[str]) -> No
     for number, text, label, shares in _records(labelled):
         values = [f"{share:.4f}" for share in shares.values()] or [""] * len(classes)
         writer.writerow([number, text, label, *values])
+
+
+def _write_file(out: Path, labelled: _Labelled, classes: Sequence[str]) -> None:
+    with (
+        output.atomic_file(out) as partial,
+        partial.open("w", newline="", encoding="utf-8", errors="replace") as file,
+    ):
+        if out.suffix == ".jsonl":
+            _write_json(file, labelled)
+        else:
+            _write_csv(file, labelled, classes)
 
 
 def _write_json(file: IO[str], labelled: _Labelled) -> None:

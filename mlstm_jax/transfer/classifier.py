@@ -22,6 +22,7 @@ from mlstm_jax.model.architecture import Sizes
 from mlstm_jax.options import FeatureState, State
 from mlstm_jax.transfer.features import Features, layers_of
 from mlstm_jax.transfer.labels import Digests, Labelled, codes
+from mlstm_jax.transfer.standalone import shares_of
 from mlstm_jax.transfer.words import MEAN, Counted, Words
 
 FORMAT = 2
@@ -169,14 +170,7 @@ class Classifier(NamedTuple):
     def probabilities(self, features: Features, texts: Sequence[str] = ()) -> Floats:
         """Return [texts, classes]; one-against-rest probabilities are scaled to sum to 1."""
         scores_NK = self._linear(features)
-        if self.softmax:
-            shares_NK = np.exp(scores_NK - scores_NK.max(axis=1, keepdims=True))
-        else:
-            shares_NK = 1 / (1 + np.exp(-np.clip(scores_NK, -500, 500)))
-        if len(self.classes) == 2:
-            shares_NK = np.concatenate([1 - shares_NK, shares_NK], axis=1)
-        else:
-            shares_NK = shares_NK / shares_NK.sum(axis=1, keepdims=True)
+        shares_NK: Floats = shares_of(scores_NK, len(self.classes), softmax=self.softmax)
         if not self.words or not len(features):
             return shares_NK
         rule = f"{len(features):,} strings, one for each row of features"

@@ -180,7 +180,7 @@ def with_held_out(
         train = train._replace(name=f"the rest of {train.name}")
         kept |= {"train": train, part: held}
     for some in kept.values():
-        require_classes(some, classes)
+        require_known(some, classes)
     same = {name: digests(some.texts, cleaning) for name, some in kept.items()}
     alike_N = alike([text for some in kept.values() for text in some.texts], cleaning)
     ends = np.cumsum([len(some.texts) for some in kept.values()])
@@ -294,32 +294,31 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def require_classes(labelled: Labelled, classes: Sequence[str] | None = None) -> list[str]:
-    """The classes of training texts; or, with `classes` of these, check texts to measure on."""
+def require_known(labelled: Labelled, classes: Sequence[str]) -> None:
+    """Raise UserError if texts to measure on have other classes than the training texts."""
+    for name in labelled.classes:
+        if name not in classes:
+            more = ", ..." if len(classes) > _SHOWN else ""
+            raise UserError(
+                f"{labelled.name} has the label {name!r}, which the training texts do not have; "
+                f"theirs: {', '.join(classes[:_SHOWN])}{more}{did_you_mean(nearest(name, classes))}"
+            )
+
+
+def require_classes(labelled: Labelled) -> list[str]:
+    """The classes of training texts; UserError unless there are several, and not too many."""
     names = labelled.classes
-    if classes is None:
-        require_no_numbers(labelled)
-    problem = None
-    if classes is not None:
-        unknown = [name for name in names if name not in classes]
-        if not unknown:
-            return list(classes)
-        theirs = ", ".join(classes[:_SHOWN])
-        if len(classes) > _SHOWN:
-            theirs += ", ..."
-        problem = (
-            f"the label {unknown[0]!r}, which the training texts do not have; theirs: {theirs}"
-            f"{did_you_mean(nearest(unknown[0], classes))}"
+    require_no_numbers(labelled)
+    if len(names) < 2:
+        only = ", ".join(names)
+        raise UserError(
+            f"{labelled.name} has only the label {only}; a classifier needs at least two."
         )
-    elif len(names) < 2:
-        problem = f"only the label {', '.join(names)}; a classifier needs at least two."
-    elif len(names) > max(100, len(labelled.texts) // 2):
-        problem = (
-            f"{len(names):,} different labels ({', '.join(names[:_SHOWN])}, ...) for "
-            f"{len(labelled.texts):,} texts; is `label_column` right?"
+    if len(names) > max(100, len(labelled.texts) // 2):
+        raise UserError(
+            f"{labelled.name} has {len(names):,} different labels ({', '.join(names[:_SHOWN])}, "
+            f"...) for {len(labelled.texts):,} texts; is `label_column` right?"
         )
-    if problem:
-        raise UserError(f"{labelled.name} has {problem}")
     alike = defaultdict[object, list[str]](list)
     for name in names:
         alike[_skeleton(name)].append(name)

@@ -8,8 +8,8 @@ In Python, where `NAME.classify(texts)` returns the probability of each class fo
     sys.path.insert(0, "NAME.pyz")
     import NAME
 
-It has no other file of the package but model/numpy_model.py, so it says a few things again: how a
-text is cleaned (corpora/documents.py), and what a classifier answers (transfer/classifier.py).
+It has no other file of the package but model/numpy_model.py, so it says again how a text is cleaned
+(corpora/documents.py). `classify` writes its CSV, and answers, by functions of this file.
 """
 
 import argparse
@@ -56,29 +56,30 @@ def clean(text: str, cleaning: str) -> bytes:
     return (before + text + after).encode("utf-8", "replace") if text.strip() else b""
 
 
-def _probabilities(features: Any) -> Any:
-    about, _, weights_KD, intercepts_K = _loaded()
-    scores_NK = features.astype(np.float64) @ weights_KD.T + intercepts_K
-    if about["softmax"]:
+def shares_of(scores_NK: Any, classes: int, *, softmax: bool) -> Any:
+    """The probabilities of classes; of one against the rest, scaled to sum to 1."""
+    if softmax:
         shares_NK = np.exp(scores_NK - scores_NK.max(axis=1, keepdims=True))
     else:
         shares_NK = 1 / (1 + np.exp(-np.clip(scores_NK, -500, 500)))
-    if len(about["classes"]) == 2:
+    if classes == 2:
         return np.concatenate([1 - shares_NK, shares_NK], axis=1)
     return shares_NK / shares_NK.sum(axis=1, keepdims=True)
 
 
 def _label(texts: Sequence[str]) -> tuple[list[dict[str, float]], int]:
     """The probabilities of texts, and how many are unlike what the classifier knows."""
-    about, model, *_ = _loaded()
+    about, model, weights_KD, intercepts_K = _loaded()
     cleaned = [clean(text, about["cleaning"]) for text in texts]
     familiar = about["familiar"]
     answers: list[dict[str, float]] = [{} for _ in texts]
     unlike = 0
     for read in model.read(cleaned, score=familiar is not None):
         parts = [read.states[state][:, layer] for state, layer in about["layers"]]
-        shares_NK = _probabilities(np.concatenate(parts, axis=1)).tolist()
-        for n, shares, nats in zip(read.text_N, shares_NK, read.nats_N, strict=True):
+        features = np.concatenate(parts, axis=1).astype(np.float64)
+        scores_NK = features @ weights_KD.T + intercepts_K
+        shares_NK = shares_of(scores_NK, len(about["classes"]), softmax=about["softmax"])
+        for n, shares, nats in zip(read.text_N, shares_NK.tolist(), read.nats_N, strict=True):
             scored = len(cleaned[n]) - 1
             if scored < 1:
                 continue

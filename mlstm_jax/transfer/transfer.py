@@ -92,11 +92,11 @@ def transfer(
             classifier, result = experiment.run(
                 examples, classes, state, units, tfidf, _prior(own, units), progress.update
             )
-        if not options.words:
-            classifier = classifier._replace(words=None)
         result = _with_notes(result, sets, own, *known)
         about = Description(state, options.all_layers, run.fingerprint, text_column, step=run.step)
-        classifier = classifier._replace(texts=np.unique(sets.digests["train"]), about=about)
+        counted = classifier.words if options.words else None
+        fitted_to = np.unique(sets.digests["train"])
+        classifier = classifier._replace(words=counted, texts=fitted_to, about=about)
         folder = out / state if out and len(states) > 1 else out
         transferred[state] = Transferred(classifier, result, folder)
         if folder:

@@ -22,6 +22,7 @@ from mlstm_jax.transfer.labels import (
     of_classes,
     read_labelled,
     require_classes,
+    require_known,
     with_held_out,
 )
 from tests.corpora.written import jsonl
@@ -51,7 +52,7 @@ def test_order_of_labels(tmp_path: Path) -> None:
     words = Labelled(["a text"] * 7, ["nan", "2", "inf", "1", "3", "10", "-1"])
     assert words.classes == ["-1", "1", "2", "3", "10", "inf", "nan"]
     with pytest.raises(UserError, match="label '10', which the training texts do not have"):
-        require_classes(words, ["-1", "1", "2", "3"])
+        require_known(words, ["-1", "1", "2", "3"])
 
 
 FORMATS = {"csv": "csv", "tsv": "csv, DELIMITER '\t'", "jsonl": "json", "parquet": "parquet"}
@@ -127,7 +128,7 @@ def test_labels_that_look_alike() -> None:
         with pytest.warns(Note, match=told):
             assert require_classes(found) == sorted(names)
         with pytest.raises(UserError, match=r"has the label .*; did you mean "):
-            require_classes(found, [names[0], names[2]])
+            require_known(found, [names[0], names[2]])
     with warnings.catch_warnings(action="error"):
         require_classes(Labelled(["a text"] * 3, ["1", "2", "one"]))
         # As floats these are equal.
