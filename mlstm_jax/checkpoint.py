@@ -109,8 +109,6 @@ class Checkpoints:
         """Read which checkpoints exist on disk; all processes must call it."""
         import orbax.checkpoint as ocp
 
-        if not self._read_only:
-            self._delete()
         self._scores = scores_in(self.folder)
         self._is_proven = bool(self._scores)
         items = ("params", "state", "carry")

@@ -57,7 +57,11 @@ def parse(words: list[str]) -> dict[str, Any]:
 
 
 def test_usual_config() -> None:
-    assert parse([])["config"] == configs.load_file("quickstart")
+    """A command without a config trains the quickstart; `Config()` is of its size, in its place."""
+    quickstart = configs.load_file("quickstart")
+    assert parse([])["config"] == quickstart
+    places = [(one.out, one.data.corpus, one.model.hidden) for one in (Config(), quickstart)]
+    assert places[0] == places[1]
 
 
 VARIED = {"data__batch": 64, "optimizer__clip_norm": None}

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from mlstm_jax.config import Config, Distributed, flatten, vary
 from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import UserError
 from mlstm_jax.launcher import choose_gpu, process_info, require_free_port
+from mlstm_jax.record import FOLDER
 from mlstm_jax.training import run_folder
 
 COUNT = 100
@@ -120,6 +122,22 @@ def test_other_config_or_corpus(changes, letter, message) -> None:
 
 FIELDS = flatten(Config())
 ALL_DIFFER = "Processes that differ in all: 99, also process 2 (node2), process 3 (node3), "
+
+
+def test_other_checkpoints_on_one(tmp_path) -> None:
+    """As where a file system shows one process an old state of the run folder."""
+    configs = []
+    for step in ("10", "20"):
+        configs.append(Config(out=str(tmp_path / step)))
+        (tmp_path / step / FOLDER / step).mkdir(parents=True)
+        run_folder.write_folder(configs[-1])
+
+    def act(process: Simulated) -> None:
+        with ExitStack() as stack:
+            run_folder.lock_together(stack, process, configs[process.index], resume=False)
+
+    for said in together(2, act)[0]:
+        assert "the steps of the checkpoints is [20] on process 1 (node1), but [10] on" in said
 
 
 @pytest.mark.parametrize(
