@@ -1,6 +1,6 @@
 """Make the package's model `sentiment` of a model of train.py.
 
-    python results/sentiment/pack.py DATA RUN/model.npz SEED TEMPERATURE
+    python results/sentiment/pack.py DATA RUN/model.npz TEMPERATURE SEED [SEED ...]
 
 The parameters are their exponential mean over the last updates, in int8. The head becomes the
 model's own classifier: its scores are divided by the temperature that evaluate.py chose on
@@ -30,15 +30,17 @@ NAME = "sentiment"
 FAMILIAR = DomainLimit(bits=3.0, short=8.0)  # unlike.py
 
 
-def digests_of_training(data: Path, seed: int) -> np.ndarray:
-    """Return the digests of labelled training texts of 40 bytes or more."""
-    some = texts.training(data, 1_000 * seed) + texts.second_training(data, 1_000 * seed)
-    cleaned = train.RUN.cleaned([text.text for text in some if text.source != "negation"])
-    found = {digest_of(text) for text in cleaned if len(text) >= LEAST}
+def digests_of_training(data: Path, seeds: list[int]) -> np.ndarray:
+    """Return the digests of the seeds' labelled training texts of 40 bytes or more."""
+    found = set()
+    for seed in seeds:
+        some = texts.training(data, 1_000 * seed) + texts.second_training(data, 1_000 * seed)
+        cleaned = train.RUN.cleaned([text.text for text in some if text.source != "negation"])
+        found |= {digest_of(text) for text in cleaned if len(text) >= LEAST}
     return np.array(sorted(found), np.uint32)
 
 
-def main(data: Path, path: Path, seed: int, temperature: float) -> None:
+def main(data: Path, path: Path, temperature: float, seeds: list[int]) -> None:
     """Write models/sentiment."""
     like = train.start()
     params = train.load(path, {"last": like, "mean": like})["mean"]
@@ -51,7 +53,7 @@ def main(data: Path, path: Path, seed: int, temperature: float) -> None:
     (out / "config.json").write_text(to_json(Config(out="model", model=model)) + "\n")
     stored = load_weights(out / "weights.safetensors").params
     about = Description("h+mean_h+max_h", False, fingerprint(stored), None, FAMILIAR, step=0)
-    known = digests_of_training(data, seed)
+    known = digests_of_training(data, seeds)
     classifier = Classifier(
         np.asarray(params["kernel"], np.float64).T / temperature,
         np.asarray(params["bias"], np.float64) / temperature,
@@ -69,4 +71,9 @@ def main(data: Path, path: Path, seed: int, temperature: float) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))
+    main(
+        Path(sys.argv[1]),
+        Path(sys.argv[2]),
+        float(sys.argv[3]),
+        [int(seed) for seed in sys.argv[4:]],
+    )
