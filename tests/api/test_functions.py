@@ -112,8 +112,8 @@ def test_training_with_callbacks(corpus, tmp_path, monkeypatch, capfd) -> None:
     model = mlstm.train(longer, callbacks=[note], show_progress=False, resume=True)
     assert [*map(signal.getsignal, (signal.SIGINT, signal.SIGTERM))] == handlers
     assert capfd.readouterr().err == ""  # progress is not shown
-    assert lines == model._jax.lines()[-len(lines) :]
-    scores = by_kind(model._jax.lines())["eval"]
+    assert lines == model._metric_lines()[-len(lines) :]
+    scores = by_kind(model._metric_lines())["eval"]
     assert column(scores, "step") == [3, 6, 9]
     best = min(scores, key=itemgetter("bpc"))
     assert model.step == best["step"]
@@ -125,7 +125,7 @@ def test_data_frame_and_plot(model: mlstm.TrainedModel) -> None:
     pytest.importorskip("matplotlib")
     assert len(model.plot().axes) == len(mlstm.plot_metrics([model.path], x="step").axes) == 4
     assert isinstance(model.metrics, pandas.DataFrame)
-    assert model.metrics.to_dict("records")[-1]["step"] == model._jax.lines()[-1]["step"]
+    assert model.metrics.to_dict("records")[-1]["step"] == 150
 
 
 def test_documented_trackers(run, monkeypatch) -> None:
