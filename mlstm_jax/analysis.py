@@ -75,7 +75,7 @@ def load_histories(*folders: Path | str) -> list[History]:
         ValueError: a folder holds no run, or a run cannot be read.
 
     Examples:
-        >>> analysis.load_histories("runs", "runs/mine")[1].name
+        >>> analysis.load_histories("runs/mine")[0].name
         'mine'
     """
     histories: list[History] = []
@@ -377,7 +377,7 @@ def grid(folder: Path | str) -> pd.DataFrame:
         ValueError: as `load_histories` does, or no run is a ROW/COLUMN.
 
     Examples:
-        >>> analysis.grid(".").shape  # the only run there is runs/mine
+        >>> analysis.grid("rates").shape  # its only run is rates/Adam/16
         (1, 1)
     """
     cells = {}

@@ -68,9 +68,10 @@ def test_fields(kind: type) -> None:
 
 @pytest.fixture(scope="module")
 def folder(run: Run, text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the examples name: reviews.csv, corpora/mine and runs/mine."""
+    """What the examples name: reviews.csv, corpora/mine, runs/mine and rates."""
     made = tmp_path_factory.mktemp("examples")
     shutil.copytree(run.folder, made / "runs/mine")
+    shutil.copytree(run.folder, made / "rates/Adam/16")
     (made / "corpora").mkdir()
     (made / "corpora/mine").symlink_to(run.config.data.corpus)
     texts = text_file.read_text(encoding="utf-8").splitlines()[:60]

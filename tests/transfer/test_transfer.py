@@ -272,7 +272,9 @@ def test_incomplete_runs(run: Run, tmp_path: Path) -> None:
     edits = ('"batch": ', '"batch": 1'), ('"crc32": "', '"crc32": "0'), ("crc32", "crc33")
     for old, new in edits:
         file.write_text(text.replace(old, new))
-        with pytest.raises(UserError, match=r"config\.json is not .*crc32.*options of `mlstm-jax"):
+        with pytest.raises(
+            UserError, match=r"config\.json cannot be read .*crc32.*options of `mlstm-jax"
+        ):
             load_run(tmp_path)
 
 
