@@ -10,6 +10,7 @@ import importlib
 import keyword
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -38,6 +39,12 @@ _ON_CPU = ("configs", "prepare", "inspect", "plan", "import", "export")
 
 # Commands whose first word is a model.
 _OF_MODELS = ("evaluate", "report", "transfer", "finetune", "export", *_MODULES["texts"])
+
+# What a second word is meant for, in commands whose only word is a model.
+_SECOND = {
+    **{"evaluate": "--corpus", "report": "--corpus", "transfer": "--train", "finetune": "--train"},
+    **{"generate": "--prompt", "heatmap": "--text", "export": "--out"},
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -93,8 +100,9 @@ def run(words: Sequence[str]) -> None:
         sys.exit(2)
     if name in _OF_MODELS and rest and not rest[0].startswith("-"):
         shipped.require_model(Path(rest[0]))  # before JAX is imported, which takes seconds
-        if name == "generate" and rest[1:] and not rest[1].startswith("-"):
-            raise UserError("pass the text to continue as --prompt TEXT.")
+        if name in _SECOND and rest[1:] and not rest[1].startswith("-"):
+            word = shlex.quote(rest[1])
+            raise UserError(f"{word} has no option before it; did you mean {_SECOND[name]} {word}?")
     environment.silence()
     if name in _ON_CPU:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")

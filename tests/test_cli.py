@@ -83,13 +83,11 @@ def test_quickstart(text_file, tmp_path, monkeypatch, capsys, refused):
         cli.main(line.split())
         return capsys.readouterr().out
 
-    for line, told in (
-        (f"prepare {text_file} --out corpus --split 20,1,1", "3,000 records"),
-        ("inspect corpus --verify", "agree"),
-    ):
-        found = said(line)
-        assert told in found
-        assert "each line of a .txt file is a document; `--document`" in found
+    for unit in ("", "--document line --overwrite"):
+        found = said(f"prepare {text_file} --out corpus --split 20,1,1 {unit}")
+        assert "3,000 records" in found
+        assert ("prose or code: --document paragraph or file" in found) == (not unit)
+    assert "agree" in said("inspect corpus --verify")
     options = "--model.hidden 32 --data.corpus corpus --data.batch 8 --data.window 16 --out run"
     steps = "--train.steps 40 --train.eval-every 20 --devices.virtual-cpu 4"
     monkeypatch.setattr(sys, "argv", ["train.py", *options.split(), *steps.split()])
@@ -116,7 +114,7 @@ def test_quickstart(text_file, tmp_path, monkeypatch, capsys, refused):
     ("line", "message"),
     [
         ("trian", "unknown command 'trian'; did you mean train or transfer? `mlstm-jax --help`"),
-        ("prepare absent.jsonl --out x", "absent.jsonl"),
+        ("prepare absent.jsonl --out x", "absent.jsonl: there is no such file; check the name.\n"),
         ("prepare pydoc: --out x --split 1;2", "--split 1;2 needs three numbers"),
         ("prepare pydoc: --out /proc/x", "cannot be created, because /proc cannot be written"),
         ("train --config smal_512", "did you mean small_512 or"),
@@ -159,7 +157,11 @@ def test_quickstart(text_file, tmp_path, monkeypatch, capsys, refused):
         ("heatmap reviews-1024 --unit 1 --text a --file x.csv --out h.html", "text is 'a', but it"),
         ("evaluate sentiment --reader numpy", "reader is 'numpy', but it must be auto or jax"),
         ("report sentiment --reader numpy", "reader is 'numpy', but it must be auto or jax"),
-        ("generate reviews-1024 this", "pass the text to continue as --prompt TEXT"),
+        ("generate reviews-1024 this", "did you mean --prompt this?"),
+        ("transfer sentiment x.csv", "did you mean --train x.csv?"),
+        ("train --train.step 1", "`mlstm-jax train --help-all` lists all"),
+        ("classify sentiment none.csv", "check the name. Standard input is read with -."),
+        ("prepare x.csv --out y --document blank", "'blank' is not one of line, paragraph, file"),
     ],
 )
 def test_mistakes(line, message, corpus, tmp_path, monkeypatch, refused):

@@ -80,7 +80,9 @@ def parse(
     """
     is_help = bool({"-h", "--help"} & set(words))
     if not is_help:
-        _require_options(words, program, dict.fromkeys(options(command), "") | dict(fields))
+        lists = "--help-all" if fields else "--help"
+        known = dict.fromkeys(options(command), "") | dict(fields)
+        _require_options(words, f"{program} {lists}", known)
 
     @functools.wraps(command)
     def later(**given: Any) -> Call:
@@ -105,10 +107,11 @@ def parse(
         write_error(uncoloured(said.getvalue()))  # It may repeat words of the command line.
 
 
-def _require_options(words: Sequence[str], program: str, known: Mapping[str, str]) -> None:
+def _require_options(words: Sequence[str], lists: str, known: Mapping[str, str]) -> None:
     """Raise UserError for an option that there is not.
 
-    `known` has the names of options in Python; the value of a former name is the present one.
+    `lists` is the command that lists all. `known` has the names of options in Python; the value of
+    a former name is the present one.
     """
     for word in words:
         given = _OPTION.match(word)
@@ -125,7 +128,7 @@ def _require_options(words: Sequence[str], program: str, known: Mapping[str, str
         names = sorted(one for one, now in known.items() if not now)
         meant = [known[name]] if name in known else names_meant(name, names)
         near = did_you_mean(f"--{one.replace('_', '-')}" for one in meant)
-        raise UserError(f"there is no option --{given[1]}{near} `{program} --help` lists all.")
+        raise UserError(f"there is no option --{given[1]}{near} `{lists}` lists all.")
 
 
 def _wrapped(text: str) -> str:
@@ -173,13 +176,15 @@ def _registry() -> ConstructorRegistry:
             given,
             metavar=f"{_spec_of(get_args(kind)[0]).metavar} ..." if is_several else given.metavar,
             instance_from_str=lambda words: (
-                None if words == ["None"] else given.instance_from_str(words)
+                None
+                if words == ["None"]
+                else given.instance_from_str(_chosen(words, given.choices))
             ),
             is_instance=lambda value: value is None or given.is_instance(value),
             str_from_instance=lambda value: (
                 ["unset"] if value is None else given.str_from_instance(value)
             ),
-            choices=given.choices and ("None", *given.choices),
+            choices=None,  # The parser would list None.
         )
 
     return registry
@@ -189,6 +194,13 @@ def _spec_of(kind: Any) -> PrimitiveConstructorSpec[Any]:
     spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kind, set()))
     assert isinstance(spec, PrimitiveConstructorSpec)
     return spec
+
+
+def _chosen(words: list[str], choices: Sequence[str] | None) -> list[str]:
+    for word in words:
+        if choices and word not in choices:
+            raise ValueError(f"{word!r} is not one of {', '.join(choices)}")
+    return words
 
 
 def _as_number(kind: type[float], words: list[str]) -> float:

@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import Annotated, get_args
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
@@ -15,12 +15,12 @@ from mlstm_jax.guard import interruptible
 from mlstm_jax.options import SplitName
 from mlstm_jax.terminal import show
 
-if TYPE_CHECKING:
-    from mlstm_jax.data.corpus import Corpus
-
 _OfSplit = Annotated[tuple[str, ...], arg(metavar="SOURCE ...", help_behavior_hint="")]
 
-_UNIT = "by default each line of a .txt file is a document; `--document` of `prepare` changes it"
+_UNIT = (
+    "each line of a .txt file is a document; for prose or code: --document paragraph or file; "
+    "--clean none keeps line breaks"
+)
 
 _HEADINGS: dict[shipped.Kind, str] = {
     "config": "configs, for train and plan",
@@ -66,15 +66,10 @@ def prepare(
         )
     with interruptible(note=lambda: "no temporary files are left"):
         made = make_corpus(given or sources, out, options, overwrite=overwrite, show_progress=True)
-    show(_with_unit(made))
-
-
-def _with_unit(corpus: "Corpus") -> str:
-    """A corpus as text, and what one document of its text files is."""
-    names = [source.name.lower() for source in corpus.manifest.sources]
-    if not any(name.endswith((".txt", ".txt.gz")) for name in names):
-        return str(corpus)
-    return f"{corpus}\n\n{_UNIT}"
+    show(str(made))
+    names = [source.name.lower() for source in made.manifest.sources]
+    if options.document is None and any(name.endswith((".txt", ".txt.gz")) for name in names):
+        show(f"\n{_UNIT}")
 
 
 def inspect(
@@ -103,7 +98,7 @@ def inspect(
     if json_:
         print(json.dumps(summary, indent=2))
         return
-    show(f"{_with_unit(open_corpus(corpus))}\n\n{format_summary(summary)}")
+    show(f"{open_corpus(corpus)}\n\n{format_summary(summary)}")
     if "checksums" in summary:
         show(f"checksums: {summary['checksums']}")
 

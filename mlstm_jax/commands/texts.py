@@ -87,7 +87,7 @@ def features(
 
     require(out.suffix == ".npz", "out", str(out), "an .npz file")
     output.require_file(out, texts, overwrite=overwrite)
-    check_source(Source(str(texts)))
+    check_source(Source(str(texts)), or_stdin=True)
     model = reading.load(run)
     file = TextFile(texts, text_column, model.cleaning)
     featurizer = model.featurizer(file, state, all_layers=all_layers)
@@ -138,7 +138,7 @@ def classify(
     is_known = out is None or out.suffix in (".csv", ".jsonl")
     require(is_known, "out", str(out), "a .csv or .jsonl file")
     output.require_file(out, source, overwrite=overwrite)
-    check_source(Source(str(source)))
+    check_source(Source(str(source)), or_stdin=True)
     chosen = load_classifier(folder)
     if classes is not None:
         chosen = chosen.between(classes)

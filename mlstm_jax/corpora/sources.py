@@ -263,9 +263,14 @@ def manifest_names(sources: Sequence[Source]) -> list[str]:
     return names
 
 
-def check_source(source: Source) -> None:
-    """Raise UserError if `source` is a file of an unknown kind; reads its beginning."""
+def check_source(source: Source, *, or_stdin: bool = False) -> None:
+    """Raise UserError if `source` is a file of an unknown kind; reads its beginning.
+
+    `or_stdin`: its user may also name standard input.
+    """
     if wrong := _unusable(source):
+        if or_stdin and source.is_file and not source.path.exists():
+            wrong += " Standard input is read with -."
         raise UserError(f"{source}: {wrong}")
 
 
@@ -279,7 +284,7 @@ def _unusable(source: Source) -> str | None:
     status = _status(path)
     if not status:
         why = "it is a broken link" if path.is_symlink() else "there is no such file"
-        return f"{why}; check the name. Texts are read from files, or with - from standard input."
+        return f"{why}; check the name."
     if stat.S_ISDIR(status.st_mode):
         return f"it is a folder; name the files in it, such as {source}/*.json.gz"
     if not stat.S_ISREG(status.st_mode):  # Opening a pipe would wait for its writer.

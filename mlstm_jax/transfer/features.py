@@ -127,7 +127,7 @@ class TextFile:
 
     def __init__(self, path: Path | str, text_column: str | None, cleaning: Cleaning) -> None:
         """Read any source of `prepare`, or `-`, standard input; UserError if it holds no text."""
-        check_source(Source(str(path)))
+        check_source(Source(str(path)), or_stdin=True)
         self._source = Source(str(path)).repeatable()
         self._recipe = Recipe(text_column)
         if self._source.copy:
