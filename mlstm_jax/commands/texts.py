@@ -342,6 +342,10 @@ def _classifier_and_input(run: Path, given: tuple[Path, ...]) -> tuple[Path, Pat
             f"classify {run} {given[0]} INPUT`."
         )
     own = shipped.classifier(run)
+    if len(given) == 2 and given[0].is_file() and _is_classifier(given[1]):
+        raise UserError(
+            f"the order is MODEL CLASSIFIER FILE: `mlstm-jax classify {run} {given[1]} {given[0]}`."
+        )
     if len(given) == 2:
         return given[0], given[1]
     if len(given) == 1 and own:

@@ -139,11 +139,18 @@ def train(config: "Config", resume: Flag = False, reset_carry: Flag = False) -> 
     from mlstm_jax.config import load_file
     from mlstm_jax.corpora.prepare import prepare
     from mlstm_jax.launcher import process_info
+    from mlstm_jax.training.run_folder import config_of
     from mlstm_jax.training.session import Session
     from mlstm_jax.training.train import train as run_train
 
     corpus = load_file(_QUICKSTART).data.corpus
     is_quickstart = config.data.corpus == corpus
+    before = config_of(Path(config.out))
+    if is_quickstart and before and before.data.corpus != corpus:
+        raise UserError(
+            f"{config.out} holds a run on {before.data.corpus}, not on {corpus}. A run is resumed "
+            "by the command that began it: name its config and its options."
+        )
     if is_quickstart and not resume and not Path(corpus).exists():
         # The default, 1 in 1,000 for validation and for test, is too little.
         prepare(["pydoc:"], Path(corpus), split=(18, 1, 1))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from mlstm_jax.data.corpus import Corpus, Split, open_corpus
+from mlstm_jax.data.corpus import Corpus, Split, open_corpus, open_corpus_of
 from mlstm_jax.data.stream import EVALUATION_ROWS, EvaluationStream, prefetch
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import LanguageModel
@@ -62,7 +62,10 @@ def corpus_of(run: Run, given: str | Path | None) -> tuple[Corpus, bool]:
         raise UserError(
             f"{run.folder.name}, {run.origin}, comes without a corpus; name one with `corpus`."
         )
-    found = open_corpus(Path(run.config.data.corpus if given is None else given))
+    if given is None:
+        found = open_corpus_of(run.folder, Path(run.config.data.corpus), "corpus")
+    else:
+        found = open_corpus(Path(given))
     is_own = found.identity == run.corpus
     if given is None and not is_own:
         raise UserError(

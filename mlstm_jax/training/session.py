@@ -17,7 +17,7 @@ from mlstm_jax import environment, guard, host
 from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import Config, vary
 from mlstm_jax.config.resolve import Hardware, resolve
-from mlstm_jax.data.corpus import open_corpus
+from mlstm_jax.data.corpus import Corpus, open_corpus, open_corpus_of
 from mlstm_jax.data.stream import Batch, prefetch
 from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import UserError, note
@@ -107,7 +107,7 @@ class Loop:
 def set_up(stack: ExitStack, config: Config, session: Session) -> Loop:
     """Check, find and open all that a session needs; `stack` closes it."""
     cluster, watchdog, signals = _start_process(stack, config, session)
-    corpus = open_corpus(Path(config.data.corpus))
+    corpus = _open_corpus(config)
     run_folder.require_one_run(cluster, config, corpus)
     devices = parallel.connect_devices(cluster, config.devices)
     config = _resolve(config, cluster, devices)
@@ -186,6 +186,15 @@ def _start_process(
         stack.enter_context(watchdog)
         signals = stack.enter_context(guard.collect())
     return cluster, watchdog, signals
+
+
+def _open_corpus(config: Config) -> Corpus:
+    folder = Path(config.out)
+    path = Path(config.data.corpus)
+    before = run_folder.config_of(folder)
+    if before and before.data.corpus == config.data.corpus:
+        return open_corpus_of(folder, path, "data.corpus")
+    return open_corpus(path)
 
 
 def _resolve(config: Config, cluster: Cluster, devices: Parallel) -> Config:

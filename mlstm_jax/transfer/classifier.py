@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax import digest, fields, output, shipped
-from mlstm_jax.errors import UserError, require
+from mlstm_jax.errors import UserError, did_you_mean, nearest, require
 from mlstm_jax.fields import Between
 from mlstm_jax.interop import arrays
 from mlstm_jax.loaded import Loaded
@@ -321,7 +321,9 @@ def _read_json(given: Path) -> _File:
     path = folder / "classifier.json"
     advice = "create one with `mlstm-jax transfer`."
     if not folder.exists():
-        raise UserError(f"there is no folder {given}; {advice}")
+        beside = [one.parent.name for one in given.parent.glob("*/classifier.json")]
+        near = [str(given.with_name(name)) for name in nearest(given.name, beside)]
+        raise UserError(f"there is no folder {given}{did_you_mean(near, f'; {advice}')}")
     if not path.is_file():
         inside = [str(given / one.parent.name) for one in sorted(folder.glob("*/classifier.json"))]
         if inside:

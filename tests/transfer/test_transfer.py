@@ -253,6 +253,22 @@ def test_corpus_prepared_anew(run, text_file, corpus, tmp_path, capsys, refused)
     assert "not the training corpus" in report_of(load(folder).run, own, SCORE, "")
 
 
+def test_moved_run(run, tmp_path, monkeypatch, refused) -> None:
+    """Its corpus stayed where it was: the user has not typed the name that the run keeps."""
+    shutil.copytree(run.folder, tmp_path / "d")
+    monkeypatch.chdir(tmp_path)
+    Path("d/config.json").write_text(to_json(vary(run.config, data__corpus="corpora/mine")))
+    told = "the run d was trained on corpora/mine, which is not here; name the corpus with"
+    for command in ("evaluate", "report"):
+        assert f"{told} --corpus." in refused(command, "d")
+    assert f"{told} `data.corpus`." in refused(
+        "train", "--data.corpus", "corpora/mine", "--out", "d"
+    )
+    for words in ([], ["--resume"]):
+        assert "d holds a run on corpora/mine" in refused("train", *words, "--out", "d")
+    assert not Path("corpora").exists()
+
+
 def test_incomplete_runs(run: Run, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a run folder"):
         load_run(tmp_path)
