@@ -38,7 +38,7 @@ from mlstm_jax.training.resume import (
     set_aside,
     start_from,
 )
-from mlstm_jax.training.rows import meta_of, open_rows
+from mlstm_jax.training.rows import Rows, meta_of, open_rows, total_steps
 from mlstm_jax.training.state import TrainState, require_memory
 from mlstm_jax.training.step import TrainStep, make_train_step
 
@@ -127,9 +127,8 @@ def set_up(stack: ExitStack, config: Config, session: Session) -> Loop:
         start, notes = start_from(found.snapshot, config, meta, reset_carry=session.reset_carry)
         notes = set_aside(cluster, checkpoints, found) + notes
     rows = open_rows(config, corpus, start.place)
-    rates = schedule.resolve(
-        config.optimizer, config.data.batch, rows.steps, rows.stream.steps_per_epoch
-    )
+    rates = _rates(config, rows)
+    notes += _rise_of_rate(rows, rates, start.step)
     identity = None
     if cluster.is_first:
         notes += metrics.set_aside_damaged(Path(config.out))
@@ -195,6 +194,29 @@ def _open_corpus(config: Config) -> Corpus:
     if before and before.data.corpus == config.data.corpus:
         return open_corpus_of(folder, path, "data.corpus")
     return open_corpus(path)
+
+
+def _rates(config: Config, rows: Rows) -> schedule.Rates:
+    """The schedule of a config in a run with these rows."""
+    per_epoch = rows.stream.steps_per_epoch
+    steps = total_steps(config.train, per_epoch, rows.stream.position(0))
+    return schedule.resolve(config.optimizer, config.data.batch, steps, per_epoch)
+
+
+def _rise_of_rate(rows: Rows, rates: schedule.Rates, step: int) -> list[str]:
+    """A note if changes of a run's config more than double the learning rate at `step`."""
+    config = rows.config
+    before = run_folder.config_of(Path(config.out))
+    if not before or not step or vary(before, data__corpus=config.data.corpus).data != config.data:
+        return []
+    earlier = _rates(before, rows)
+    if (before.optimizer, earlier) == (config.optimizer, rates):
+        return []
+    was = float(schedule.learning_rate(before.optimizer, earlier, step - 1))
+    now = float(schedule.learning_rate(config.optimizer, rates, step - 1))
+    if now <= 2 * was:
+        return []
+    return [f"with these changes the learning rate rises from {was:.2g} to {now:.2g}"]
 
 
 def _resolve(config: Config, cluster: Cluster, devices: Parallel) -> Config:

@@ -189,6 +189,16 @@ def test_longer_run(corpus, straight, tmp_path, monkeypatch) -> None:
     resumed = lines_of(folder)["event"][-2]
     assert resumed["event"] == "resumed"
     assert resumed["changed"] == ["train.steps: 40 → 45"]
+    assert resumed["notes"] == []  # its decay ends where it did
+
+
+def test_rate_that_rises(corpus, tmp_path: Path) -> None:
+    """A run that has decayed goes on at a rate that its new length decides."""
+    config = vary(config_of(corpus, tmp_path / "run", 20), optimizer__decay_steps=None)
+    run_train(config)
+    run_train(vary(config, train__steps=60))
+    (note,) = lines_of(tmp_path / "run")["event"][-2]["notes"]
+    assert note == "with these changes the learning rate rises from 0.00025 to 0.0034"
 
 
 def test_no_run(corpus: Path, tmp_path: Path) -> None:
