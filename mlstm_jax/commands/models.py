@@ -134,7 +134,7 @@ def transfer(
 
     def resumes() -> str:
         if not any((out / "features").glob("*.npz")):
-            return ""
+            return "no features are saved yet; the same command begins again"
         return f"the same command resumes with the features in {out / 'features'}"
 
     with interruptible(note=resumes):

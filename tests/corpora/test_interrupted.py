@@ -119,6 +119,7 @@ def test_transfer_resumes(kept, tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().err
     assert "interrupted by SIGTERM" in said
     assert ("the same command resumes" in said) == kept
+    assert ("the same command begins again" in said) != kept
 
 
 def test_without_a_signal() -> None:
