@@ -105,11 +105,18 @@ def test_recipes(run, text_file, tmp_path, monkeypatch, capsys) -> None:
     log = [*text_file.read_bytes().splitlines(keepends=True)[:20], b"kernel: Killed 4242\n"]
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=log))
     page = (ROOT / "docs/recipes.md").read_text(encoding="utf-8")
-    frames, watch, service, books, layers = re.findall(r"(?s)```python\n(.*?)```", page)
+    frames, labelled, watch, service, books, layers = re.findall(r"(?s)```python\n(.*?)```", page)
     names: dict[str, Any] = {"frame": pandas.DataFrame({"text": ["I loved it.", ""]})}
     exec(frames, names)
     assert names["frame"]["positive"][0] > 0.9
     assert names["frame"]["positive"].isna().tolist() == [False, True]
+    texts = text_file.read_text(encoding="utf-8").splitlines()[:40]
+    labels = ["bad" if "bad" in text else "good" for text in texts]
+    names["frame"] = pandas.DataFrame({"text": texts, "label": labels})
+    exec(labelled, names)
+    answer = names["model"].classify(texts[:1], names["fit"])[0]
+    assert max(answer, key=answer.get) == labels[0]
+    capsys.readouterr()
     exec(watch, {})
     assert capsys.readouterr().out.endswith("kernel: Killed 4242\n")
     names["document"] = "I loved it.\n\nIt broke after a week.\n\n"
@@ -119,8 +126,8 @@ def test_recipes(run, text_file, tmp_path, monkeypatch, capsys) -> None:
     assert names["h_BTH"].shape == (8, 100, 64)
     exec(service, names)
     request = Request({"type": "http", "method": "POST", "headers": []}, receive)
-    answer = asyncio.run(names["classify"](request))
-    first, blank = json.loads(answer.body)
+    response = asyncio.run(names["classify"](request))
+    first, blank = json.loads(response.body)
     assert first["positive"] > 0.9
     assert blank == {}
 
