@@ -191,7 +191,7 @@ def test_forked_children_and_threads(tmp_path, command_environment):
     weights.save(path, weights.ModelWeights(model, "none", weights.unflatten(flat), ""))
     command = [sys.executable, "-W", "ignore", "-c", STARTED, str(path)]
     pipe = {"capture_output": True, "text": True}
-    own = {cache.FOLDER: str(tmp_path / "cache")}
+    own = {cache.FOLDER: str(tmp_path / "cache"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     done = subprocess.run(command, env=command_environment | own, **pipe)
     assert done.returncode == 0, done.stderr
     child, before, after, *others = done.stdout.split()

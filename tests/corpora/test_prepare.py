@@ -166,7 +166,7 @@ BAD_SOURCES = [
     ("columns.parquet", r"no column text or .*its columns are id, body.*`text_column`"),
     ("numbers.parquet", "its column text is INTEGER, not text"),
     ("https://host/a.csv", "addresses are not read"),
-    ("A text, not a file.", r"no such file; .* Texts are read from files"),
+    ("A text, not a file.", r"there is no such file; check the name"),
     ("", "'': names no file"),
     ("x" * 256 + ".txt", r"x\.txt: File name too long"),
     ("x" * 256 + "*.txt", r"x\*\.txt: File name too long"),
