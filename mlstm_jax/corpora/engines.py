@@ -12,7 +12,7 @@ import socket
 import sys
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -26,6 +26,7 @@ from mlstm_jax.corpora.readers import read_cleaned
 from mlstm_jax.corpora.sources import Source
 from mlstm_jax.corpora.workers import Task, run_all
 from mlstm_jax.corpora.writer import Block, Job, SortedDocuments, SourceCounts
+from mlstm_jax.data.stream import prefetch
 from mlstm_jax.errors import KnownError, UserError, extra, first_line
 
 _BYTES_A_PART = 1 << 25
@@ -55,8 +56,13 @@ def sort_here(sources: Sequence[Source], job: Job) -> Iterator[SortedDocuments]:
     job.report("read", 1)
     job.report("sort", 0)
     kept = sum(parts.kept(parts.read_rows(folders, part), recipe) for part in range(count))
-    read = (parts.read(folders, part) for part in range(count))
-    yield SortedDocuments(counts, kept, (parts.in_order(part, recipe) for part in read))
+
+    def block(part: int) -> Block:
+        return parts.in_order(parts.read(folders, part), recipe)
+
+    # One part is put in order while the one before it is written.
+    with closing(prefetch(block, range(count), depth=1)) as in_order:
+        yield SortedDocuments(counts, kept, in_order)
 
 
 def _cores() -> int:
