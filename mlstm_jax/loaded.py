@@ -6,6 +6,7 @@ nothing is compiled. `run.py` loads any other model, for JAX.
 
 import contextlib
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -32,7 +33,7 @@ _BF16 = ("amx_bf16", "avx512_bf16")  # of a processor's flags
 _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd")
 
 
-class Loaded:
+class Loaded(ABC):
     """A trained or imported model and where it comes from."""
 
     folder: Path
@@ -42,9 +43,9 @@ class Loaded:
     source: str | None  # where imported parameters come from
 
     @property
+    @abstractmethod
     def architecture(self) -> Sizes:
         """Its sizes and states."""
-        raise NotImplementedError
 
     @property
     def precision(self) -> list[str]:

@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from mlstm_jax.corpora import engines, writer
+from mlstm_jax.corpora.compression import READ_ERRORS
 from mlstm_jax.corpora.documents import CleanDocument, Recipe, Reject
+from mlstm_jax.corpora.folders import find_sources
 from mlstm_jax.corpora.options import (
     DEFAULTS,
     PrepareOptions,
@@ -33,7 +35,7 @@ from mlstm_jax.corpora.options import (
 )
 from mlstm_jax.corpora.readers import OnRead, limited_lines, read_cleaned
 from mlstm_jax.corpora.records import Rejects, check_rejects_file
-from mlstm_jax.corpora.sources import PYDOC, READ_ERRORS, Source, find_sources
+from mlstm_jax.corpora.sources import PYDOC, Source
 from mlstm_jax.corpora.writer import Block, Job, SortedDocuments, SourceCounts
 from mlstm_jax.data import corpus
 from mlstm_jax.data.corpus import Corpus, Manifest

@@ -12,6 +12,7 @@ from functools import partial
 
 from mlstm_jax.corpora import documents
 from mlstm_jax.corpora.columns import parquet_records, tfds_records
+from mlstm_jax.corpora.compression import COMPRESSION_ERRORS, GZIP
 from mlstm_jax.corpora.documents import CleanDocument, Document, Recipe, Record, Reject, rating_of
 from mlstm_jax.corpora.records import (
     EXCERPT,
@@ -25,7 +26,7 @@ from mlstm_jax.corpora.records import (
     reject,
     text_records,
 )
-from mlstm_jax.corpora.sources import COMPRESSION_ERRORS, GZIP, STDIN, Source, check_source
+from mlstm_jax.corpora.sources import STDIN, Source, check_source
 from mlstm_jax.corpora.tables import csv_records
 from mlstm_jax.errors import UserError, note
 

@@ -11,9 +11,10 @@ import pytest
 
 from mlstm_jax.corpora import engines, workers
 from mlstm_jax.corpora.documents import Recipe
+from mlstm_jax.corpora.folders import find_sources
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.corpora.readers import read_source
-from mlstm_jax.corpora.sources import Source, find_sources
+from mlstm_jax.corpora.sources import Source
 from mlstm_jax.errors import Note, UserError
 from tests.tables import attributes
 
