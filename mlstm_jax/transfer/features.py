@@ -235,6 +235,7 @@ class Featurizer:
             for n, text in enumerate(cleaned):
                 if len(text) > self._at_most:
                     cleaned[n] = text[: self._at_most - tail] + text[len(text) - tail :]
+                    line.advance(len(text) - self._at_most)
         length_N = np.array([len(text) for text in cleaned])
         longest = int(length_N.max(initial=0))
         if longest > max(_LONG, length_N.sum() / 2):

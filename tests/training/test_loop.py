@@ -201,6 +201,14 @@ def test_rate_that_rises(corpus, tmp_path: Path) -> None:
     assert note == "with these changes the learning rate rises from 0.00025 to 0.0034"
 
 
+def test_rate_that_hardly_rises(corpus, tmp_path: Path) -> None:
+    run_train(config_of(corpus, tmp_path / "run", 10))
+    run_train(config_of(corpus, tmp_path / "run", 20, optimizer__learning_rate=6e-3))
+    resumed = lines_of(tmp_path / "run")["event"][-2]
+    assert "optimizer.learning_rate: 0.005 → 0.006" in resumed["changed"]
+    assert resumed["notes"] == []
+
+
 def test_no_run(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no checkpoint to resume from"):
         run_train(config_of(corpus, tmp_path / "none", 2), Session(resume=True))
