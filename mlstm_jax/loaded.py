@@ -19,8 +19,8 @@ from mlstm_jax.corpora.documents import clean
 from mlstm_jax.errors import UserError
 from mlstm_jax.fields import InvalidField
 from mlstm_jax.interop import arrays, weights
+from mlstm_jax.model import int8_product
 from mlstm_jax.model.architecture import Sizes
-from mlstm_jax.model.int8_product import int8_product
 from mlstm_jax.model.numpy_model import KINDS, NumpyModel
 from mlstm_jax.options import Cleaning
 
@@ -124,7 +124,12 @@ class SmallModel(Loaded):
         """What reads whole texts."""
         if self.compute == "fp32":
             return self.model
-        return NumpyModel(self.kind, weights.named(self.params), int8_product)
+        return NumpyModel(
+            self.kind,
+            weights.named(self.params),
+            int8_product.int8_product,
+            int8_product.ROWS,
+        )
 
 
 def load_small(path: Path) -> SmallModel | None:

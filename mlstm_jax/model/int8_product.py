@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from mlstm_jax.errors import extra
 from mlstm_jax.model.numpy_model import Array, Product
 
+# Texts at a time: what lies between the products of more would not stay in the processor's cache.
+ROWS = 64
 _MOST = 127
 _ZERO = 128  # of x as uint8
 # Of ONNX's TensorProto.DataType.
-_TYPES = {np.dtype(np.uint8): 2, np.dtype(np.int8): 3, np.dtype(np.int32): 6}
+_TYPES = {np.dtype(np.float32): 1, np.dtype(np.uint8): 2, np.dtype(np.int8): 3}
 
 
 def int8_product(v_IO: Array, scale_O: Array) -> Product:
@@ -25,12 +27,14 @@ def int8_product(v_IO: Array, scale_O: Array) -> Product:
         import onnxruntime
 
     w_IO = v_IO * scale_O
-    w_scale_O = np.maximum(_largest_pairs(w_IO), 1e-30) / _MOST
+    w_scale_O = (np.maximum(_largest_pairs(w_IO), 1e-30) / _MOST).astype(np.float32)
     q_IO = np.rint(w_IO / w_scale_O).astype(np.int8)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(_graph(q_IO), options, ["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        _graph(q_IO, w_scale_O), options, ["CPUExecutionProvider"]
+    )
     run = session.run
 
     def product(x: Array) -> Array:
@@ -40,8 +44,6 @@ def int8_product(v_IO: Array, scale_O: Array) -> Product:
         q = x / scale_B1
         q += _ZERO + 0.5
         y: Any = run(None, {"x": q.astype(np.uint8)})[0]
-        y = y.astype(np.float32)
-        y *= w_scale_O
         y *= scale_B1
         return y
 
@@ -60,15 +62,26 @@ def _largest_pairs(w_IO: Array) -> Array:
     return np.maximum(most_O, (below_IO[::2] + below_IO[1::2]).max(axis=0))
 
 
-def _graph(w_IO: NDArray[np.int8]) -> bytes:
-    """An ONNX model, y = (x - 128) W: ModelProto of onnx.proto."""
+def _graph(w_IO: NDArray[np.int8], scale_O: Array) -> bytes:
+    """An ONNX model, y = (x - 128) W · scale: ModelProto of onnx.proto.
+
+    The operator is onnxruntime's own: its products scale their int32 sums while they are cached.
+    """
     rows, columns = w_IO.shape
-    node = b"".join(_field(1, name) for name in (b"x", b"w", b"zero"))
-    node += _field(2, b"y") + _field(4, b"MatMulInteger")
+    domain = b"com.microsoft"
+    constants: dict[bytes, NDArray[Any]] = {
+        b"w": w_IO,
+        b"one": np.array(1, np.float32),
+        b"scale": scale_O,
+        b"zero": np.array(_ZERO, np.uint8),
+    }
+    node = b"".join(_field(1, name) for name in (b"x", *constants))
+    node += _field(2, b"y") + _field(4, b"MatMulIntegerToFloat") + _field(7, domain)
     graph = _field(1, node) + _field(2, b"product")
-    graph += _field(5, _tensor(b"w", w_IO)) + _field(5, _tensor(b"zero", np.array(_ZERO, np.uint8)))
-    graph += _field(11, _value(b"x", np.uint8, rows)) + _field(12, _value(b"y", np.int32, columns))
-    opset = _field(2, 10)
+    graph += b"".join(_field(5, _tensor(name, array)) for name, array in constants.items())
+    graph += _field(11, _value(b"x", np.uint8, rows))
+    graph += _field(12, _value(b"y", np.float32, columns))
+    opset = _field(1, domain) + _field(2, 1)
     return _field(1, 5) + _field(7, graph) + _field(8, opset)
 
 

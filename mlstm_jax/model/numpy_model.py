@@ -69,15 +69,18 @@ class NumpyModel:
         kind: str,
         params: Mapping[str, NDArray[Any]],
         product: Callable[[Array, Array], Product] = float_product,
+        rows: int = _ROWS,
         dtype: Any = np.float32,
     ) -> None:
         """Take the parameters of one of `KINDS` by name, as in weights.safetensors.
 
         `product` makes the function that multiplies by a matrix of columns V · scale: recurrent, or
-        the decoder's. The tests compute in float64 and complex numbers.
+        the decoder's. `rows` texts are read at a time. The tests compute in float64 and complex
+        numbers.
         """
         cast = {name: np.ascontiguousarray(array, dtype) for name, array in params.items()}
         self.states = KINDS[kind].states
+        self._rows = rows
         self._dtype = dtype
         self._advance = KINDS[kind].advance
         self._bias_V = cast["decoder_bias"]
@@ -112,7 +115,7 @@ class NumpyModel:
         texts: Sequence[bytes],
         *,
         score: bool = False,
-        rows: int = _ROWS,
+        rows: int | None = None,
         advance: Callable[[int], None] = lambda _: None,
     ) -> Iterator[Summary]:
         """Yield what is known after each text, some texts at a time, the shortest first.
@@ -122,6 +125,7 @@ class NumpyModel:
         """
         lengths = np.array([len(text) for text in texts], np.int64)
         order = np.argsort(lengths, kind="stable")
+        rows = rows or self._rows
         for first in range(0, len(order), rows):
             text_B = order[first : first + rows]
             yield self._read_rows(text_B, [texts[n] for n in text_B], score, advance)

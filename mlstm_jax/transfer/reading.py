@@ -34,10 +34,9 @@ def summaries_of(
     """Return the reader of many texts of a `Loaded`; `devices`, of JAX, are unset: all."""
     if isinstance(loaded, SmallModel):
         model = loaded.whole_texts
-        most = {} if rows is None else {"rows": rows}
 
         def summaries(texts: Sequence[bytes], advance: Callable[[int], None]) -> Iterator[Summary]:
-            return _with_one_thread(model.read(texts, score=score, advance=advance, **most))
+            return _with_one_thread(model.read(texts, score=score, rows=rows, advance=advance))
 
         return summaries
     from mlstm_jax.transfer import reader  # imports JAX
