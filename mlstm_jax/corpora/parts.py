@@ -84,12 +84,16 @@ def kept(rows: NDArray[Any], recipe: Recipe) -> int:
 
 
 def _sorted(rows: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """The order of rows by key, and at each place whether it is the first with its key."""
+    """An order of rows by key, and at each place whether it is the first with its key."""
     keys = rows["key"].astype(np.uint64)
-    order = np.lexsort((keys[:, 1], keys[:, 0]))
-    keys = keys[order]
+    # Sorting by the first half is several times as fast; it hardly ever leaves the rest to do.
+    order = np.argsort(keys[:, 0])
+    differ = keys[order[1:]] != keys[order[:-1]]
+    if (differ[:, 1] & ~differ[:, 0]).any():
+        order = np.lexsort((keys[:, 1], keys[:, 0]))
+        differ = keys[order[1:]] != keys[order[:-1]]
     is_first = np.ones(len(keys), np.bool_)
-    is_first[1:] = (keys[1:] != keys[:-1]).any(axis=1)
+    is_first[1:] = differ.any(axis=1)
     return order, is_first
 
 
