@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen
 
-from mlstm_jax.model.architecture import Carry
+from mlstm_jax.model.architecture import LSTMCarry
 from mlstm_jax.model.ops import dot
 from mlstm_jax.model.stack import LayerOptions, Weights
 
@@ -15,12 +15,12 @@ Array = jax.Array
 
 def autodiff(
     _: Any,
-    carry: Carry,
+    carry: LSTMCarry,
     bytes_TB: Array,
     weights: Weights,
     options: LayerOptions,
     *__: Any,
-) -> tuple[Carry, Array]:
+) -> tuple[LSTMCarry, Array]:
     """Run a straightforward scan, with the input projections outside it.
 
     It takes the arguments of `run_layer`, so that it can replace it, but uses only the compute type
@@ -33,13 +33,13 @@ def autodiff(
     wmh_HH = weights["wmh"].astype(compute)
     wh_HG = weights["wh"].astype(compute)
 
-    def step(carry: Carry, now: tuple[Array, Array]) -> tuple[Carry, Array]:
+    def step(carry: LSTMCarry, now: tuple[Array, Array]) -> tuple[LSTMCarry, Array]:
         mx, zx = now
         m = mx * dot(carry.h, wmh_HH)
         i, f, o, u = jnp.split(zx + dot(m, wh_HG), 4, axis=-1)
         c = jax.nn.sigmoid(f) * carry.c + jax.nn.sigmoid(i) * jnp.tanh(u)
         h = jax.nn.sigmoid(o) * jnp.tanh(c)
-        return Carry(h, c), h.astype(compute)
+        return LSTMCarry(h, c), h.astype(compute)
 
     return jax.lax.scan(step, carry, (mx_TBH, zx_TBG))
 

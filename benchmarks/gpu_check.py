@@ -54,7 +54,7 @@ from steps import TrainingStep  # noqa: E402
 
 from mlstm_jax.corpora.prepare import prepare  # noqa: E402
 from mlstm_jax.model import fp8  # noqa: E402
-from mlstm_jax.model.architecture import Carry  # noqa: E402
+from mlstm_jax.model.architecture import LSTMCarry  # noqa: E402
 from mlstm_jax.model.kernels import INTERPRETED, PALLAS  # noqa: E402
 from mlstm_jax.model.language_model import LanguageModel, TrainingInputs  # noqa: E402
 from mlstm_jax.model.mlstm import MLSTM, STACKED  # noqa: E402
@@ -150,12 +150,12 @@ def our_own_kernels(compute: str) -> Result:
         "wh": normal(hidden, 4 * hidden) / root,
         "b": normal(4 * hidden),
     }
-    carry = Carry(np.tanh(normal(rows, hidden)), normal(rows, hidden))
+    carry = LSTMCarry(np.tanh(normal(rows, hidden)), normal(rows, hidden))
     bytes_TB = random.integers(0, 256, (window, rows), dtype=np.int32)
     cotangent = normal(window, rows, hidden)
 
     def gradient(loops: Loops) -> Any:
-        def scalar(carry: Carry, weights: Weights) -> jax.Array:
+        def scalar(carry: LSTMCarry, weights: Weights) -> jax.Array:
             dtype = jnp.dtype(NAMES[compute])
             made = run_layer(MLSTM(), carry, bytes_TB, weights, LayerOptions(dtype, loops=loops))
             return jnp.vdot(made[1].astype(jnp.float32), cotangent) + jnp.sum(made[0].c)

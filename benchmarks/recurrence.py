@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import measure
 from measure import DTYPES, Case, Point
 
-from mlstm_jax.model.architecture import Carry
+from mlstm_jax.model.architecture import LSTMCarry
 from mlstm_jax.model.mlstm import MLSTM
 from mlstm_jax.model.stack import LayerOptions, run_layer
 
@@ -60,9 +60,9 @@ def mlstm(
     model = MLSTM(hidden=point.hidden)
     weights = {name: value for name, value in params.items() if name != "embedding"}
     weights = model.with_tables(weights, params["embedding"], compute)
-    return run(model, Carry(zero, zero), bytes_TB, weights, LayerOptions(compute, recompute_every))[
-        1
-    ]
+    return run(
+        model, LSTMCarry(zero, zero), bytes_TB, weights, LayerOptions(compute, recompute_every)
+    )[1]
 
 
 def jax_cases(

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from flax import linen
 
 from mlstm_jax.model import gated, mlstm
-from mlstm_jax.model.stack import Layer, LayerOptions, Recurrent, run_layer
+from mlstm_jax.model.stack import LayerOptions, LayerParameters, Recurrent, run_layer
 
 Array = jax.Array
 
@@ -54,7 +54,7 @@ class _Layer(linen.Module):
             step, [B, T, H], of the type `compute`.
         """
         kind = self._kind()
-        weights = Layer(kind, name="layer")(x_BTI.shape[-1])
+        weights = LayerParameters(kind, name="layer")(x_BTI.shape[-1])
         if carry is None:
             zeros = kind.init_carry(x_BTI.shape[0], jnp.float32)
             carry = jax.tree.map(lambda state: jnp.asarray(state[:, 0]), zeros)

@@ -28,7 +28,7 @@ Layers = Annotated[int, Between(1, 128)]
 ObjectiveName = Literal["next-byte", "masked-bytes"]
 
 
-class Carry(NamedTuple):
+class LSTMCarry(NamedTuple):
     """The state of all layers between two windows: h float32 [B, L, H], c [B, L, H]; or of one.
 
     Rows are the first axis, so the carry of all devices is one array in the order of the streams.
@@ -179,7 +179,7 @@ class Architecture(Sizes, ABC):
         It is any tree of arrays whose first axis is the rows; it may be empty.
         """
         shape = (rows, *self.shape)
-        return Carry(np.zeros(shape, np.float32), np.zeros(shape, cell))
+        return LSTMCarry(np.zeros(shape, np.float32), np.zeros(shape, cell))
 
     def for_windows(self, longest: int) -> Self:
         """The model of a run whose longest window has `longest` bytes."""

@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen
 
-from mlstm_jax.model.architecture import Carry, Tree
+from mlstm_jax.model.architecture import LSTMCarry, Tree
 from mlstm_jax.model.ops import (
     as_bits,
     bias_gradient,
@@ -192,7 +192,7 @@ class LSTM(GatedCell, title="LSTM"):
     def advance(z_BZ: Array, carry: Any) -> Any:
         i, f, g, o = jnp.split(z_BZ, 4, axis=-1)
         c = jax.nn.sigmoid(f) * carry.c + jax.nn.sigmoid(i) * jnp.tanh(g)
-        return Carry(h=jax.nn.sigmoid(o) * jnp.tanh(c), c=c)
+        return LSTMCarry(h=jax.nn.sigmoid(o) * jnp.tanh(c), c=c)
 
 
 class HiddenCarry(NamedTuple):

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mlstm_jax.model.architecture import Carry
+from mlstm_jax.model.architecture import LSTMCarry
 from mlstm_jax.model.fp8 import Quantised, maxima, operand
 from mlstm_jax.model.mlstm import Gates, advance, read_m, step_gradient, weight_gradients
 from mlstm_jax.model.ops import is_bytes, project, sum_rows
@@ -104,8 +104,8 @@ def _look_up(references: list[Any], t: Array, row: Array, units: Any) -> Array:
 
 
 def _forward_loop(
-    interpret: bool, carry: Carry, x_TB: Array, weights: Weights, compute: Any
-) -> tuple[Carry, Array, tuple[Array, ...]]:
+    interpret: bool, carry: LSTMCarry, x_TB: Array, weights: Weights, compute: Any
+) -> tuple[LSTMCarry, Array, tuple[Array, ...]]:
     """Run the window; see `Loops`.
 
     It keeps c before each step and after the last, [T + 1, B, H], mh [T, B, H], and the gates
@@ -168,10 +168,12 @@ def _forward_loop(
     before = (first_h, mh_buffer, carry.h, c_buffer, h_buffer, gates_buffer)
     after = run_steps(window, step, before)
     _, mh_buffer, h_BH, c_buffer, h_buffer, gates_buffer = after
-    return Carry(h_BH, c_buffer[window]), h_buffer, (c_buffer, mh_buffer, gates_buffer)
+    return LSTMCarry(h_BH, c_buffer[window]), h_buffer, (c_buffer, mh_buffer, gates_buffer)
 
 
-def _backward(residuals: Residuals, dlast: Carry, dh_TBH: Array, *, interpret: bool) -> Cotangents:
+def _backward(
+    residuals: Residuals, dlast: LSTMCarry, dh_TBH: Array, *, interpret: bool
+) -> Cotangents:
     """Run back through the window; see `Backward`.
 
     dmh of a step is stored at the place of the step before, and so beside the h that it belongs to.
@@ -249,7 +251,7 @@ def _backward(residuals: Residuals, dlast: Carry, dh_TBH: Array, *, interpret: b
     later = run_steps(window, step, later)
     dh_PBH, dc_2BH, dz_TBG, dmh_TBH, dmx_TBH, first_dmh = later
     sums = _after_loop(residuals, dz_TBG, dmx_TBH, dmh_TBH, first_dmh)
-    dfirst = Carry(jnp.sum(dh_PBH, axis=0) * scales_4[3], dc_2BH[window % 2])
+    dfirst = LSTMCarry(jnp.sum(dh_PBH, axis=0) * scales_4[3], dc_2BH[window % 2])
     return Cotangents(dfirst, *sums)
 
 

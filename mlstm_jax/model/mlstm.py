@@ -60,7 +60,7 @@ from flax import linen
 
 from mlstm_jax.fields import Positive
 from mlstm_jax.model import fp8
-from mlstm_jax.model.architecture import Carry
+from mlstm_jax.model.architecture import LSTMCarry
 from mlstm_jax.model.ops import (
     as_bits,
     bias_gradient,
@@ -140,15 +140,15 @@ def layer_step(weights: Weights, rows: int, *, stacked: bool = False) -> Step:
     times_wh = times(weights["wh"], rows)
 
     def step(
-        rounded_h: Array, carry: Carry, x: Array, mask_B: Array | None
-    ) -> tuple[Carry, tuple[Array, ...]]:
+        rounded_h: Array, carry: LSTMCarry, x: Array, mask_B: Array | None
+    ) -> tuple[LSTMCarry, tuple[Array, ...]]:
         mh = times_wmh(rounded_h)
         m = project(x, weights["wmx"]) * mh
         z_BG = project(x, weights["wx"]) + times_wh(m) + weights["b"][None]
         padding = None if mask_B is None else (mask_B[:, None], carry.h)
         z = tuple(jnp.split(z_BG, 4, axis=-1))
         gates, h, c = advance(z, carry.c.astype(jnp.float32), padding)
-        after = Carry(h=h, c=c.astype(carry.c.dtype))
+        after = LSTMCarry(h=h, c=c.astype(carry.c.dtype))
         kept_mh, *kept_gates = (part.astype(rounded_h.dtype) for part in (mh, *gates))
         if stacked:
             return after, (carry.c, jnp.stack([kept_mh, *kept_gates]))
@@ -157,7 +157,9 @@ def layer_step(weights: Weights, rows: int, *, stacked: bool = False) -> Step:
     return step
 
 
-def _backward(residuals: Residuals, dlast: Carry, dh_TBH: Array, *, stacked: bool) -> Cotangents:
+def _backward(
+    residuals: Residuals, dlast: LSTMCarry, dh_TBH: Array, *, stacked: bool
+) -> Cotangents:
     """Run back through the window; see `Backward`."""
     first, x, weights, _, h_TBH, kept = residuals
     compute = h_TBH.dtype
@@ -213,7 +215,7 @@ def _backward(residuals: Residuals, dlast: Carry, dh_TBH: Array, *, stacked: boo
     if residuals.scales_3 is not None:
         # The kernels for GPUs have each step of dmh at the place of the step before.
         maxima_3 = fp8.maxima(m_TBH, dz_TBG, jnp.roll(dmh_TBH, -1, axis=0))
-    return Cotangents(Carry(dh, dc), dx, dweights, maxima_3)
+    return Cotangents(LSTMCarry(dh, dc), dx, dweights, maxima_3)
 
 
 def read_m(x: Array, weights: Weights, mh_TBH: Array) -> Array:

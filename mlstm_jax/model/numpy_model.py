@@ -23,15 +23,15 @@ _ROWS = 256  # of texts at a time: more are hardly faster
 _MOST_SINGLE = 4
 
 
-class Carry(NamedTuple):
+class NumpyCarry(NamedTuple):
     """The state of all layers, which steps change in place."""
 
     h: Array  # [L, B, H]
     c: Array  # of a GRU unused
 
-    def rows(self, first: int) -> "Carry":
+    def rows(self, first: int) -> "NumpyCarry":
         """The rows from one on, in the same memory."""
-        return Carry(self.h[:, first:], self.c[:, first:])
+        return NumpyCarry(self.h[:, first:], self.c[:, first:])
 
 
 class Summary(NamedTuple):
@@ -85,18 +85,18 @@ class NumpyModel:
         self._advance = KINDS[kind].advance
         self._bias_V = cast["decoder_bias"]
         self._decode = product(cast["decoder_kernel"], np.ones(len(self._bias_V), np.float32))
-        self._layers: list[_Layer] = []
+        self._layers: list[_NumpyLayer] = []
         while f"layer_{len(self._layers)}/b" in cast:
-            self._layers.append(_Layer(kind, len(self._layers), cast, product))
+            self._layers.append(_NumpyLayer(kind, len(self._layers), cast, product))
         self.shape = (len(self._layers), len(cast["decoder_kernel"]))
 
-    def start(self, rows: int) -> Carry:
+    def start(self, rows: int) -> NumpyCarry:
         """The state of some texts before their first byte, zero."""
         layers, hidden = self.shape
         shape = (layers, rows, hidden)
-        return Carry(np.zeros(shape, self._dtype), np.zeros(shape, self._dtype))
+        return NumpyCarry(np.zeros(shape, self._dtype), np.zeros(shape, self._dtype))
 
-    def step(self, bytes_B: NDArray[np.uint8], carry: Carry) -> Array:
+    def step(self, bytes_B: NDArray[np.uint8], carry: NumpyCarry) -> Array:
         """Read a byte of each row: change the carry, and return h of the top layer, [B, H]."""
         x: Any = bytes_B
         for layer, h, c in zip(self._layers, carry.h, carry.c, strict=True):
@@ -165,7 +165,7 @@ class NumpyModel:
             kept[name] = state.swapaxes(0, 1).astype(np.float32, copy=False)
         return Summary(text_B, kept, nats_B)
 
-    def read_each(self, text: bytes, carry: Carry) -> Each:
+    def read_each(self, text: bytes, carry: NumpyCarry) -> Each:
         """Read a piece of one text, whose carry [L, 1, H] changes: the states after each byte."""
         layers, hidden = self.shape
         shape = (len(text), layers, hidden)
@@ -179,7 +179,7 @@ class NumpyModel:
         return Each(each, logits_TV)
 
 
-class _Layer:
+class _NumpyLayer:
     """The weights of a layer, and its pre-activations."""
 
     def __init__(self, kind: str, layer: int, params: Mapping[str, Array], product: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax.model.numpy_model import Array, Carry, NumpyModel
+from mlstm_jax.model.numpy_model import Array, NumpyCarry, NumpyModel
 
 BLOCK = 64  # bytes that are drawn before they are shown
 VOCABULARY = 256
@@ -98,7 +98,9 @@ def draw(key_B: tuple[Words, Words], logits_BV: Array, how: Sampling) -> NDArray
     return (gumbel(key_B) + logits_BV).argmax(axis=1).astype(np.uint8)
 
 
-def write(model: NumpyModel, reached: Carry, logits_V: Array, request: Request) -> Iterator[Drawn]:
+def write(
+    model: NumpyModel, reached: NumpyCarry, logits_V: Array, request: Request
+) -> Iterator[Drawn]:
     """Yield the bytes that continue a text, a block of each sample at a time.
 
     Args:
@@ -106,7 +108,7 @@ def write(model: NumpyModel, reached: Carry, logits_V: Array, request: Request) 
         logits_V: of the next byte.
     """
     samples = request.samples
-    carry = Carry(np.repeat(reached.h, samples, axis=1), np.repeat(reached.c, samples, axis=1))
+    carry = NumpyCarry(np.repeat(reached.h, samples, axis=1), np.repeat(reached.c, samples, axis=1))
     logits_BV = np.repeat(logits_V[None], samples, axis=0)
     is_held_H = ~np.isnan(request.held_H)
     keys_B = fold_in((0, request.seed), np.arange(samples, dtype=np.uint32))

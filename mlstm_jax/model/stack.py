@@ -176,7 +176,7 @@ def run_layer(
     return carry, jnp.concatenate(h)
 
 
-class Layer(linen.Module):
+class LayerParameters(linen.Module):
     """The parameters of one layer."""
 
     kind: "Recurrent"
@@ -294,7 +294,7 @@ class Recurrent(Architecture):
                 weights = window.reading_weights[layer]
             else:
                 inputs = self.hidden if layer else self.embedding
-                weights = Layer(self, name=f"layer_{layer}")(inputs)
+                weights = LayerParameters(self, name=f"layer_{layer}")(inputs)
                 if layer == 0:
                     weights = self.with_tables(weights, window.embedding_VE, compute)
             carry = jax.tree.map(lambda part: part[:, layer], window.carry)  # noqa: B023

@@ -25,7 +25,7 @@ from mlstm_jax.transfer.labels import Digests, Labelled, codes
 from mlstm_jax.transfer.standalone import shares_of
 from mlstm_jax.transfer.words import MEAN, Counted, Words
 
-FORMAT = 2
+FORMAT = 3
 _SHOWN = 10  # names of classes
 
 Labels = NDArray[np.int64]  # see `labels.codes`
@@ -94,7 +94,7 @@ class Description:
 
     state: FeatureState
     all_layers: bool
-    model: str  # fingerprint of its parameters
+    fingerprint: str  # of the parameters of the model
     text_column: str | None
     familiar: DomainLimit | None = None
     step: int | None = None  # of the checkpoint; 0 for imported weights; None: not recorded
@@ -132,7 +132,7 @@ class Classifier(NamedTuple):
 
     def require_model(self, name: str | Path, run: Loaded) -> None:
         """Raise UserError unless it was created with this run; `name` is for the message."""
-        if self.about.model == run.fingerprint:
+        if self.about.fingerprint == run.fingerprint:
             return
         advice = (
             "pass the run and `checkpoint` that it was created with (of `mlstm-jax finetune`: "

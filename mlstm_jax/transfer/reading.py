@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from mlstm_jax.loaded import SmallModel
 from mlstm_jax.model.architecture import StateOutput
-from mlstm_jax.model.numpy_model import Carry, Each, NumpyModel, Summary
+from mlstm_jax.model.numpy_model import Each, NumpyCarry, NumpyModel, Summary
 from mlstm_jax.model.numpy_sampling import Drawn, Request, write
 
 _PIECE = 16  # bytes; after each the reading may be stopped
@@ -90,10 +90,10 @@ class _NumpyBytes:
 
     def _each(self, piece: bytes, reached: Any) -> Iterator[tuple[Any, Each]]:
         before = reached or self._model.start(1)
-        carry = Carry(before.h.copy(), before.c.copy())
+        carry = NumpyCarry(before.h.copy(), before.c.copy())
         for first in range(0, len(piece), _PIECE):
             each = self._model.read_each(piece[first : first + _PIECE], carry)
-            yield Carry(carry.h.copy(), carry.c.copy()), each
+            yield NumpyCarry(carry.h.copy(), carry.c.copy()), each
 
     def write(self, reached: Any, logits_V: Any, request: Request) -> Iterator[Drawn]:
         return _with_one_thread(write(self._model, reached, logits_V, request))

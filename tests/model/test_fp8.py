@@ -11,7 +11,7 @@ import pytest
 
 from mlstm_jax.config import Model, Precision
 from mlstm_jax.model import fp8
-from mlstm_jax.model.architecture import Carry
+from mlstm_jax.model.architecture import LSTMCarry
 from mlstm_jax.model.kernels import INTERPRETED
 from mlstm_jax.model.language_model import LanguageModel, TrainingInputs
 from tests.model.test_language_model import initial, read
@@ -87,7 +87,7 @@ def training_input(random: np.random.Generator) -> tuple[Any, Any, Any]:
     params = initial(LanguageModel(SIZE, Precision()))
     bytes_BT = random.integers(0, 256, (ROWS, WINDOW), dtype=np.uint8)
     h, c = np.tanh(random.normal(size=(2, ROWS, 1, HIDDEN)) * 0.5).astype(np.float32)
-    return params, bytes_BT, Carry(h, c)
+    return params, bytes_BT, LSTMCarry(h, c)
 
 
 @pytest.mark.fp16  # XLA for CPUs converts E4M3 by way of fp16

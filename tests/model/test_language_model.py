@@ -13,8 +13,8 @@ import pytest
 from benchmarks import reference
 from mlstm_jax import config
 from mlstm_jax.errors import UserError
-from mlstm_jax.model.architecture import Architecture, Carry
-from mlstm_jax.model.language_model import LanguageModel, TrainingInputs, parameter_shapes
+from mlstm_jax.model.architecture import Architecture
+from mlstm_jax.model.language_model import Carry, LanguageModel, TrainingInputs, parameter_shapes
 from mlstm_jax.model.ops import weight_norm
 from tests.marks import FP16
 from tests.tolerance import assert_close

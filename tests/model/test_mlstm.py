@@ -13,7 +13,7 @@ from jax.extend.core import subjaxprs
 
 from mlstm_jax.errors import UserError
 from mlstm_jax.model import pallas, stack
-from mlstm_jax.model.architecture import Carry
+from mlstm_jax.model.architecture import LSTMCarry
 from mlstm_jax.model.kernels import INTERPRETED
 from mlstm_jax.model.mlstm import MLSTM, SEPARATE, STACKED, layer_step
 from mlstm_jax.model.pallas import require_gpu
@@ -22,17 +22,17 @@ from tests.tolerance import assert_close, error
 
 pytestmark = pytest.mark.numeric
 
-Arguments = tuple[Carry, np.ndarray, Weights]
+Arguments = tuple[LSTMCarry, np.ndarray, Weights]
 
 
 def run_layer(
-    carry: Carry,
+    carry: LSTMCarry,
     x: Any,
     weights: Weights,
     compute: Any,
     padding_mask_TB: np.ndarray | None = None,
     **options: Any,
-) -> tuple[Carry, Any]:
+) -> tuple[LSTMCarry, Any]:
     """The layer, by XLA's separate loops unless others are given."""
     given = stack.LayerOptions(compute, **({"loops": SEPARATE} | options))
     return stack.run_layer(MLSTM(), carry, x, weights, given, padding_mask_TB)
@@ -56,7 +56,7 @@ def arguments(
         "wh": normal(h, 4 * h) / np.float32(np.sqrt(h)),
         "b": normal(4 * h),
     }
-    return Carry(np.tanh(normal(b, h)), normal(b, h)), x, weights
+    return LSTMCarry(np.tanh(normal(b, h)), normal(b, h)), x, weights
 
 
 def directions(random: np.random.Generator, given: Arguments) -> tuple:
@@ -64,20 +64,20 @@ def directions(random: np.random.Generator, given: Arguments) -> tuple:
     carry, x, _ = given
     shapes = carry.h.shape, carry.h.shape, (len(x), *carry.h.shape)
     dh, dc, dh_TBH = (random.normal(size=shape).astype(np.float32) for shape in shapes)
-    return Carry(dh, dc), dh_TBH
+    return LSTMCarry(dh, dc), dh_TBH
 
 
 def recurrence_reference(
-    carry: Carry,
+    carry: LSTMCarry,
     x: Any,
     weights: Weights,
     compute: jnp.dtype,
     padding_mask_TB: np.ndarray | None = None,
-) -> tuple[Carry, jax.Array]:
+) -> tuple[LSTMCarry, jax.Array]:
     """The equations with JAX's own gradient."""
     advance = layer_step(MLSTM().rounded(weights, x, compute), carry.h.shape[0])
 
-    def step(carry: Carry, now: tuple) -> tuple[Carry, jax.Array]:
+    def step(carry: LSTMCarry, now: tuple) -> tuple[LSTMCarry, jax.Array]:
         carry, _ = advance(carry.h, carry, *now)
         return carry, carry.h.astype(compute)
 
@@ -88,8 +88,8 @@ def gradient_program(function: Any, compute: Any, direction: tuple, **options: A
     """A program: the outputs; and gradients by the carry, the weights, and vectors x."""
 
     @jax.jit
-    def both(carry: Carry, x: Any, weights: Weights) -> tuple[Any, tuple]:
-        def run(carry: Carry, weights: Weights, x: Any = x) -> Any:
+    def both(carry: LSTMCarry, x: Any, weights: Weights) -> tuple[Any, tuple]:
+        def run(carry: LSTMCarry, weights: Weights, x: Any = x) -> Any:
             return function(carry, x, weights, jnp.dtype(compute), **options)
 
         vectors = [x] if x.dtype == np.float32 else []
@@ -208,7 +208,7 @@ def test_long_window(compute: str, random: np.random.Generator) -> None:
 
 def test_cell_in_the_compute_type() -> None:
     (carry, x, weights), direction, _, exact = exact_case(T, B, H, None)
-    given = Carry(carry.h, jnp.asarray(carry.c, jnp.bfloat16)), x, weights
+    given = LSTMCarry(carry.h, jnp.asarray(carry.c, jnp.bfloat16)), x, weights
     for options in ({"recompute_every": 4}, {"loops": INTERPRETED}):
         program = gradient_program(run_layer, "bfloat16", direction, **options)
         (last, _), ours = program(*given)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.compiled_program import Program, kernels, parse, places, products
-from mlstm_jax.model.architecture import Carry
+from mlstm_jax.model.architecture import LSTMCarry
 from mlstm_jax.model.mlstm import MLSTM, SEPARATE
 from mlstm_jax.model.ops import dot, times, with_transpose
 from mlstm_jax.model.stack import LayerOptions, Weights, run_layer
@@ -23,7 +23,7 @@ H = 128
 def gradient(compute: str) -> Program:
     """Compile the gradient by all weights of one layer that reads bytes."""
 
-    def total(carry: Carry, bytes_TB: jax.Array, weights: Weights) -> jax.Array:
+    def total(carry: LSTMCarry, bytes_TB: jax.Array, weights: Weights) -> jax.Array:
         (last, _), h_TBH = run_layer(
             MLSTM(), carry, bytes_TB, weights, LayerOptions(jnp.dtype(compute), loops=SEPARATE)
         )
@@ -31,7 +31,7 @@ def gradient(compute: str) -> Program:
 
     zero_BH = jnp.zeros((B, H))
     shapes = {"wmx": (256, H), "wx": (256, 4 * H), "wmh": (H, H), "wh": (H, 4 * H), "b": (4 * H,)}
-    given = Carry(zero_BH, zero_BH), jnp.zeros((T, B), jnp.int32)
+    given = LSTMCarry(zero_BH, zero_BH), jnp.zeros((T, B), jnp.int32)
     weights = {name: jnp.zeros(shape) for name, shape in shapes.items()}
     compiled = jax.jit(jax.grad(total, argnums=2)).lower(*given, weights).compile()
     return parse(compiled.as_text())

@@ -17,8 +17,8 @@ from mlstm_jax import config as configs
 from mlstm_jax.config import BERT, Config, Data, Model, Optimizer, Precision, Train
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.data.stream import Batch
-from mlstm_jax.model.architecture import Architecture, Carry
-from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.model.architecture import Architecture
+from mlstm_jax.model.language_model import Carry, LanguageModel
 from mlstm_jax.training import parallel, schedule
 from mlstm_jax.training.objective import label_losses
 from mlstm_jax.training.parallel import Parallel

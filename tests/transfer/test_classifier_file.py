@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from mlstm_jax import digest
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.interop.weights import fingerprint
-from mlstm_jax.transfer.classifier import Classifier, Description, load_classifier
+from mlstm_jax.transfer.classifier import FORMAT, Classifier, Description, load_classifier
 from mlstm_jax.transfer.words import Words
 from tests.limits import limited
 
@@ -59,7 +59,7 @@ def test_round_trip(tmp_path: Path, made: Classifier) -> None:
         (PLAIN, {"classes": ["a", "a", "b"]}, "json: .*classes must be 2 or more different"),
         (PLAIN, {"classes": ["a", "b"]}, r"intercepts has the shape \(3,\), .* \(1,\)"),
         (PLAIN, {"state": "z"}, r"state is 'z', but it must be one of c, h, mean_h, max_h, c"),
-        (PLAIN, {"format": 3}, "was written by another version of this program"),
+        (PLAIN, {"format": FORMAT + 1}, "was written by another version of this program"),
         (PLAIN, {"labels": [{"C": 1, "threshold": 0.5}] * 3}, "labels"),
         (PLAIN, {"weights": np.zeros((3, 9))}, r"deviations has the shape \(4,\), .* \(9,\)"),
         (PLAIN, {"intercepts": np.full(3, np.nan)}, "intercepts must be finite numbers"),
@@ -117,13 +117,13 @@ def test_damaged_and_missing_files(tmp_path) -> None:
 
 
 def test_classifier_of_another_model(run) -> None:
-    about = dataclasses.replace(ABOUT, model=fingerprint(run.params), step=run.step)
+    about = dataclasses.replace(ABOUT, fingerprint=fingerprint(run.params), step=run.step)
     made = PLAIN._replace(about=about)
     made.require_model("it", run)
     later = dataclasses.replace(run, step=run.step + 100)  # trained further
     for run_now, change, message in (
-        (run, {"model": "another"}, "it does not belong to the parameters of run, step"),
-        (later, {"model": "another"}, f", step .* pass `--checkpoint {run.step}` "),
+        (run, {"fingerprint": "another"}, "it does not belong to the parameters of run, step"),
+        (later, {"fingerprint": "another"}, f", step .* pass `--checkpoint {run.step}` "),
     ):
         other = PLAIN._replace(about=dataclasses.replace(about, **change))
         with pytest.raises(UserError, match=message):
