@@ -19,7 +19,7 @@ from mlstm_jax.corpora.documents import clean
 from mlstm_jax.errors import UserError
 from mlstm_jax.fields import InvalidField
 from mlstm_jax.interop import arrays, weights
-from mlstm_jax.model import int8_product
+from mlstm_jax.model import blas, int8_product
 from mlstm_jax.model.architecture import Sizes
 from mlstm_jax.model.numpy_model import KINDS, NumpyModel
 from mlstm_jax.options import Cleaning
@@ -117,7 +117,7 @@ class SmallModel(Loaded):
     @cached_property
     def model(self) -> NumpyModel:
         """What reads byte by byte, and writes."""
-        return NumpyModel(self.kind, weights.named(self.params))
+        return NumpyModel(self.kind, weights.named(self.params), **blas.fastest())
 
     @cached_property
     def whole_texts(self) -> NumpyModel:

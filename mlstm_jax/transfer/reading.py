@@ -1,10 +1,10 @@
 """Who reads texts: NumPy a small model, JAX any other. Both give the same summaries and states."""
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from mlstm_jax.loaded import SmallModel
+from mlstm_jax.model import blas
 from mlstm_jax.model.architecture import StateOutput
 from mlstm_jax.model.numpy_model import Each, NumpyCarry, NumpyModel, Summary
 from mlstm_jax.model.numpy_sampling import Drawn, Request, write
@@ -54,15 +54,6 @@ def bytes_reader_of(loaded: Any) -> BytesReader:
     return writer.DeviceBytes(loaded)
 
 
-@functools.cache
-def _blas() -> Any:
-    """What sets the threads of NumPy's products; finding them takes time."""
-    # Here: machines that only train on GPUs, and read with JAX, may lack it.
-    from threadpoolctl import ThreadpoolController
-
-    return ThreadpoolController()
-
-
 T = TypeVar("T")
 
 
@@ -74,7 +65,7 @@ def _with_one_thread(parts: Iterator[T]) -> Iterator[T]:
     """
     done = object()
     while True:
-        with _blas().limit(limits=1, user_api="blas"):
+        with blas.controller().limit(limits=1, user_api="blas"):
             part: Any = next(parts, done)
         if part is done:
             return

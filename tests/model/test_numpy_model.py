@@ -14,6 +14,7 @@ import mlstm_jax as mlstm
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop import weights
 from mlstm_jax.loaded import SmallModel, load_small
+from mlstm_jax.model.blas import blocked_product
 from mlstm_jax.model.int8_product import int8_product
 from mlstm_jax.model.numpy_model import KINDS
 from mlstm_jax.model.numpy_sampling import Sampling, draw, fold_in, gumbel, threefry
@@ -114,6 +115,18 @@ def test_choice_of_the_reader(monkeypatch, tmp_path) -> None:
         model = mlstm.load(tmp_path / "run", reader=how)
         assert model.encode(["good"]).shape == model.encode(["my guitar is good"]).shape
         assert [key[0] for key in model._featurizers] == readers
+
+
+@pytest.mark.parametrize("shape", [(40, 128), (40, 100), (2_000, 64)])
+def test_blocked_products(shape, random) -> None:
+    """In blocks, with rows beside whole groups, and where blocks do not fit."""
+    v_IO = random.normal(size=shape).astype(np.float32)
+    scale_O = np.geomspace(0.01, 10, shape[1], dtype=np.float32)
+    product = blocked_product(v_IO, scale_O)
+    w_IO = v_IO.astype(np.float64) * scale_O
+    for rows in (1, 7, 8, 9, 16, 21):
+        x = random.normal(size=(rows, shape[0])).astype(np.float32)
+        assert_close(product(x) / scale_O, x @ w_IO / scale_O, shape[0])
 
 
 def test_int8_products(random) -> None:
