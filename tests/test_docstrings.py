@@ -1,9 +1,10 @@
-"""Public docstrings: they name every parameter and field, and their examples run."""
+"""Public docstrings name what is taken, returned and raised, and every field; examples run."""
 
 import dataclasses
 import doctest
 import importlib
 import inspect
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,24 +15,30 @@ import pytest
 
 import mlstm_jax as mlstm
 from mlstm_jax import config
+from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.planning import Row
 from mlstm_jax.run import Run
 from mlstm_jax.training.evaluation import Score
 from mlstm_jax.training.sweep import RunSummary
+from mlstm_jax.transfer.classifier import Classifier
 from mlstm_jax.transfer.experiment import Result
 from mlstm_jax.transfer.finetune import Finetuned
 from mlstm_jax.transfer.heatmap import Heatmap
+from mlstm_jax.transfer.trace import Stream
 from mlstm_jax.transfer.transfer import Transferred
 
 PUBLIC = sorted({*mlstm.__all__} - {"__version__"})
 MODULES = ["analysis", "layers"]
 SECTIONS = [config.Data, config.Optimizer, config.Precision, config.Train, config.Devices]
-RESULTS = [Finetuned, Heatmap, Result, Row, RunSummary, Score, Transferred]
+RESULTS = [Classifier, Corpus, Finetuned, Heatmap, Result, Row, RunSummary, Score, Transferred]
+
+
+def parsed(of: Any) -> docstring_parser.Docstring:
+    return docstring_parser.parse(inspect.getdoc(of) or "")
 
 
 def described(of: Any) -> set[str]:
-    named = docstring_parser.parse(inspect.getdoc(of) or "").params
-    return {one.arg_name for one in named}
+    return {one.arg_name for one in parsed(of).params}
 
 
 def public(name: str) -> Any:
@@ -51,14 +58,31 @@ def functions(of: Any) -> Iterator[Any]:
             yield member
 
 
+def require_complete(function: Any) -> None:
+    """What is taken, returned, and raised by the function itself is named."""
+    name = function.__qualname__
+    signature = inspect.signature(function)
+    taken = {*signature.parameters} - {"self"}
+    assert taken <= described(function), name
+    sections = parsed(function)
+    is_nothing = signature.return_annotation in (None, "None")
+    assert is_nothing or sections.returns, f"{name}: Returns"
+    raises = re.search(r"\n +(raise |require\w*\()", inspect.getsource(function))
+    assert not raises or sections.raises, f"{name}: Raises"
+
+
 @pytest.mark.parametrize("name", [*PUBLIC, *MODULES])
-def test_parameters(name: str) -> None:
+def test_functions(name: str) -> None:
     of = public(name)
     for function in functions(of):
-        taken = {*inspect.signature(function).parameters} - {"self"}
-        assert taken <= described(function), function.__qualname__
+        require_complete(function)
     if dataclasses.is_dataclass(of):
         assert {field.name for field in dataclasses.fields(of)} <= described(of)
+
+
+@pytest.mark.parametrize("function", [Heatmap.save, Stream.feed, config.load_file])
+def test_functions_of_results(function: Any) -> None:
+    require_complete(function)
 
 
 @pytest.mark.parametrize("kind", SECTIONS + RESULTS)

@@ -94,6 +94,9 @@ class Features(TransformerMixin, _TextEstimator):
 
         Returns:
             This object.
+
+        Raises:
+            ValueError: an argument of the constructor is wrong, or the model has no such state.
         """
         require_kind("batch_size", self.batch_size, Count | None)
         if not isinstance(texts, Iterator):
@@ -108,13 +111,20 @@ class Features(TransformerMixin, _TextEstimator):
 
     @public
     def transform(self, texts: Iterable[str]) -> NDArray[np.float32]:
-        """Return the features of texts.
+        """Read texts.
 
         Args:
             texts: in memory.
 
         Returns:
             float32 [texts, units]; after `set_output`, a table with the index of `texts`.
+
+        Raises:
+            ValueError: as `fit` does.
+
+        Examples:
+            >>> mlstm.Features("sentiment", state="mean_h").transform(["A great film."]).shape
+            (1, 1024)
         """
         return self._loaded().encode(
             as_texts(texts),
@@ -125,10 +135,17 @@ class Features(TransformerMixin, _TextEstimator):
         )
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
-        """Return "c_0", ..., "mean_h_0", ...; with all layers "layer0_c_0", ...
+        """Name the columns of `transform`.
 
         Args:
             input_features: ignored.
+
+        Returns:
+            str [units]: "c_0", ..., "mean_h_0", ...; with all layers "layer0_c_0", ...
+
+        Examples:
+            >>> mlstm.Features("sentiment", state="mean_h").get_feature_names_out()[:2].tolist()
+            ['mean_h_0', 'mean_h_1']
         """
         (state,) = self._states()
         architecture = self._loaded().loaded.architecture
@@ -198,6 +215,10 @@ class FineTuned(ClassifierMixin, _TextEstimator):
 
         Returns:
             This object.
+
+        Raises:
+            ValueError: as `TrainedModel.finetune` does, or `y` has several dimensions, numbers, or
+                classes with one name as text, such as 1 and "1".
         """
         strings = as_texts(texts)
         if getattr(y, "ndim", 1) != 1:
@@ -242,16 +263,16 @@ class FineTuned(ClassifierMixin, _TextEstimator):
 
     @public
     def predict_proba(self, texts: Iterable[str]) -> NDArray[np.float64]:
-        """Return the probability of each of `classes_`.
+        """Classify texts.
 
         Args:
             texts: in memory.
 
         Returns:
-            float64 [texts, classes].
+            The probability of each of `classes_`, float64 [texts, classes].
 
         Raises:
-            ValueError: a text is blank.
+            ValueError: a text is blank, or the model is not fitted.
         """
         check_is_fitted(self)
         strings = as_texts(texts)
@@ -263,10 +284,16 @@ class FineTuned(ClassifierMixin, _TextEstimator):
 
     @public
     def predict(self, texts: Iterable[str]) -> NDArray[Any]:
-        """Return the class of each text.
+        """Choose the most probable class of each text.
 
         Args:
-            texts: in memory, none blank.
+            texts: in memory.
+
+        Returns:
+            Of `classes_`, [texts].
+
+        Raises:
+            ValueError: as `predict_proba` does.
         """
         best_N = self.predict_proba(texts).argmax(axis=1)
         predicted: NDArray[Any] = self.classes_[best_N]

@@ -116,6 +116,9 @@ def plot_metrics(
         runs: run folders, or folders of run folders.
         x: the quantity on the horizontal axis.
 
+    Returns:
+        A figure of matplotlib, with a panel for each.
+
     Raises:
         ValueError: there is no run, or the extra `notebooks` is missing.
 

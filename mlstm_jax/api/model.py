@@ -176,8 +176,11 @@ class TrainedModel:
         Args:
             x: the quantity on the horizontal axis.
 
+        Returns:
+            A figure of matplotlib, with a panel for each.
+
         Raises:
-            ValueError: matplotlib or pandas, the extra `notebooks`, is missing.
+            ValueError: the model has no training log, or the extra `notebooks` is missing.
 
         Examples:
             >>> mlstm.load("runs/mine").plot().savefig("curve.png")
@@ -226,8 +229,7 @@ class TrainedModel:
         """Return the features of texts (Radford et al. 2017; Puri et al. 2018, section VI).
 
         Up to rounding, a text's features depend only on that text: not on other texts, their order
-        or `batch_size`. A text that repeats a letter for hundreds of bytes amplifies rounding,
-        which differs between batch sizes.
+        or `batch_size`.
 
         Args:
             texts: any number, of any length; or a `Path`: a file of any kind that `prepare` reads.
@@ -242,6 +244,9 @@ class TrainedModel:
 
         Returns:
             float32 [texts, H]; of all layers [texts, layers · H]; of c+mean_h twice as many.
+
+        Raises:
+            ValueError: the model has no such state, or a file cannot be read.
 
         Examples:
             >>> model.encode(["Good.", "Bad."], "mean_h").shape
@@ -267,8 +272,11 @@ class TrainedModel:
             text_column: field or column in a file; unset: text, reviewText, sentence, ...
             show_progress: on standard error.
 
+        Returns:
+            Bits per byte, over all texts together.
+
         Raises:
-            ValueError: no text has two bytes.
+            ValueError: no text has two bytes, or the model does not predict the next byte.
 
         Examples:
             >>> model.bits_per_character(["It is a film."]) < 3
@@ -317,6 +325,10 @@ class TrainedModel:
         Returns:
             Of each text a dict from class to probability.
 
+        Raises:
+            ValueError: no classifier is given and the model has none; or the classifier belongs to
+                another model, or has no such class.
+
         Examples:
             >>> (shares,) = model.classify(["No complaints."])
             >>> max(shares, key=shares.get)
@@ -343,7 +355,7 @@ class TrainedModel:
         text_column: str | None = None,
         show_progress: bool = False,
     ) -> Iterator[tuple[Sequence[str], list[dict[str, float]]]]:
-        """Yield texts, a file's in parts, with the probabilities of each.
+        """Classify texts part by part, as a file is read.
 
         Args:
             texts: any number, of any length; or a `Path`: a file of any kind that `prepare` reads.
@@ -352,6 +364,12 @@ class TrainedModel:
             at_most: see `classify`.
             text_column: see `classify`.
             show_progress: on standard error.
+
+        Returns:
+            An iterator of parts: some texts, and of each what `classify` returns.
+
+        Raises:
+            ValueError: as `classify` does.
 
         Examples:
             >>> for texts, shares in model.classify_parts(["Good.", "Bad."]):
@@ -369,7 +387,7 @@ class TrainedModel:
 
     @public
     def generate(self, prompt: str = "", options: SamplingOptions = SAMPLING, **fields: Any) -> str:
-        """Return the prompt and the text that the model generates after it.
+        """Write one text; `generate_pieces` gives several.
 
         Args:
             prompt: text to continue; "" starts a document.
@@ -377,7 +395,11 @@ class TrainedModel:
             fields: of these options, such as `bytes=100`.
 
         Returns:
-            The text; `generate_pieces` gives several.
+            The prompt and the text after it; � for bytes that are not UTF-8.
+
+        Raises:
+            ValueError: `samples` is not 1, the model does not predict the next byte, or has no
+                unit of `set_unit`.
 
         Examples:
             >>> text = model.generate("The film", bytes=40, seed=1)
@@ -394,14 +416,18 @@ class TrainedModel:
     def generate_pieces(
         self, prompt: str = "", options: SamplingOptions = SAMPLING, **fields: Any
     ) -> Iterator[list[bytes]]:
-        """Yield continuations of a prompt as they come: a piece of each of up to 1,000 samples.
-
-        A sample does not depend on their number.
+        """Write up to 1,000 samples at once, each of which does not depend on their number.
 
         Args:
             prompt: see `generate`.
             options: how to generate.
             fields: of these options.
+
+        Returns:
+            An iterator of the next piece of each sample, without the prompt.
+
+        Raises:
+            ValueError: as `generate` does, when the first piece is asked for.
 
         Examples:
             >>> pieces = list(model.generate_pieces("The film", bytes=9, samples=2))
@@ -421,7 +447,7 @@ class TrainedModel:
         options: HeatmapOptions = HEATMAP,
         **fields: Any,
     ) -> Heatmap:
-        """Return a unit's value, or a classifier's score, after each character of a text.
+        """Read a unit's value, or a classifier's score, after each character of a text.
 
         Args:
             text: the text to read.
@@ -433,6 +459,10 @@ class TrainedModel:
 
         Returns:
             What a notebook shows in colours, and `save` writes as a page.
+
+        Raises:
+            ValueError: the text is blank; both or neither of `unit` and `score` are given; or there
+                is no such unit, layer, state or class.
 
         Examples:
             >>> model.heatmap("It was good.", 236).save("heat.html")
@@ -459,6 +489,9 @@ class TrainedModel:
         Returns:
             float32 [bytes, H]; a row of 768 units takes 3 kB.
 
+        Raises:
+            ValueError: the model has no such state.
+
         Examples:
             >>> model.states("Good.").shape  # the cleaned text is "\\n Good. "
             (8, 1024)
@@ -478,6 +511,9 @@ class TrainedModel:
 
         Returns:
             float32 [bytes - 1]; of a blank text, none.
+
+        Raises:
+            ValueError: the model does not predict the next byte.
 
         Examples:
             >>> model.log_probabilities("Good.").shape
@@ -509,6 +545,9 @@ class TrainedModel:
         Returns:
             Of each text float32 [spans, H].
 
+        Raises:
+            ValueError: a span is not in its text, or a text has no list of spans.
+
         Examples:
             >>> (words,) = model.spans(["I loved it."], [[(0, 1), (2, 7)]])
             >>> words.shape
@@ -518,10 +557,16 @@ class TrainedModel:
 
     @public
     def reader(self, state: State | None = None) -> Stream:
-        """Return a reader of one text that comes in pieces.
+        """Read one text that comes in pieces.
 
         Args:
             state: see `states`.
+
+        Returns:
+            A reader that has read nothing.
+
+        Raises:
+            ValueError: the model does not predict the next byte, or has no such state.
 
         Examples:
             >>> reader = model.reader().feed(b"It was ")
@@ -533,10 +578,13 @@ class TrainedModel:
 
     @public
     def cleaned(self, text: str) -> bytes:
-        """Return the bytes that the model reads of a text; b"" of a blank one.
+        """Clean a text as the training texts were.
 
         Args:
             text: any text.
+
+        Returns:
+            The bytes that the model reads, in UTF-8; b"" of a blank text.
 
         Examples:
             >>> model.cleaned("Good &amp; bad")
@@ -553,12 +601,18 @@ class TrainedModel:
         corpus: str | Path | None = None,
         show_progress: bool = False,
     ) -> "Score":
-        """Return the bits per character of a split with a carried state (Puri et al. 2018, VI).
+        """Score a split of a corpus with a carried state (Puri et al. 2018, VI).
 
         Args:
             split: which part of the corpus.
             corpus: corpus folder; unset: the one that the model was trained on.
             show_progress: on standard error.
+
+        Returns:
+            Its bits per character and loss.
+
+        Raises:
+            ValueError: the corpus is missing or damaged, or the split has too little text.
 
         Examples:
             >>> mlstm.load("runs/mine").evaluate("valid").bpc < 9
@@ -574,6 +628,12 @@ class TrainedModel:
 
         Args:
             corpus: corpus folder; unset: the one that the model was trained on.
+
+        Returns:
+            Lines of text, to print.
+
+        Raises:
+            ValueError: as `evaluate` does.
 
         Examples:
             >>> "gzip" in mlstm.load("runs/mine").report()
@@ -625,6 +685,10 @@ class TrainedModel:
         Returns:
             The classifier and the results; `.result.test` is the test accuracy, a fraction, and
             `.result.together["test"]` the accuracy with `words`, given or not.
+
+        Raises:
+            ValueError: the texts have fewer than two classes, or too few texts of one; test texts
+                have another class; or `out` has other files.
 
         Examples:
             >>> made = mlstm.load("runs/mine").transfer("reviews.csv")
@@ -685,6 +749,10 @@ class TrainedModel:
         Returns:
             The run, its classifier and accuracies.
 
+        Raises:
+            ValueError: as `transfer` does, or there is too little text for a batch.
+            mlstm_jax.errors.KnownError: the run diverged or was interrupted.
+
         Examples:
             >>> mine = mlstm.load("runs/mine")
             >>> short = mlstm.FinetuneOptions(epochs=1)
@@ -728,6 +796,9 @@ class TrainedModel:
             classifier: of a .pyz; unset: the one that comes with a pretrained model.
             overwrite: replace an existing file.
 
+        Returns:
+            The file that was written.
+
         Raises:
             ValueError: the path has another suffix, or exists; or a parameter is too large for
                 float16.
@@ -765,12 +836,15 @@ class TrainedModel:
         states: tuple[FeatureState, ...] | None,
         **how: Any,
     ) -> Featurizer:
-        """Return what reads some texts, for the package's own programs; it keeps what it compiles.
+        """Choose what reads some texts, for the package's own programs.
 
         Args:
             texts: in memory, or a file.
             states: the features.
             how: further arguments of `Featurizer`.
+
+        Returns:
+            A reader with NumPy or JAX; it keeps what it compiles.
         """
         loaded = self.loaded
         if isinstance(loaded, SmallModel) and self._how == "auto" and self.compute != "int8":
@@ -817,6 +891,9 @@ def load(
             `encode` do, with int8 products by onnxruntime (docs/without_jax.md); the rest is fp32.
         reader: numpy, in fp32; or jax; auto: numpy where it can, unless JAX has a GPU, or the CPU
             multiplies bf16 and the texts of a call are many (docs/without_jax.md).
+
+    Returns:
+        The model, ready to read.
 
     Raises:
         ValueError: the model or the checkpoint does not exist.

@@ -106,11 +106,14 @@ class Config(Checked):
 
 
 def load_file(path: Config | Path | str) -> Config:
-    """Run a config file, which is the user's own Python code, and return its ``config``.
+    """Run a config file, which is the user's own Python code.
 
     Args:
         path: of the file; or the name of a config of the package, such as small_512. A `Config` is
             returned unchanged.
+
+    Returns:
+        What the file sets as ``config``.
 
     Raises:
         ValueError: there is no such file, or it sets no config.
@@ -153,7 +156,7 @@ def _place(path: Path, error: Exception) -> str:
 
 
 def vary(config: Config, **values: Any) -> Config:
-    """The config with changed fields, each given as section__field=value.
+    """Change fields of a config, each given as section__field=value.
 
     A new `data__batch` replaces `data.batch_per_device`; a new `optimizer__name` unsets the fields
     that only other optimizers have.
@@ -161,6 +164,9 @@ def vary(config: Config, **values: Any) -> Config:
     Args:
         config: it stays as it is.
         values: the new values.
+
+    Returns:
+        A new config.
 
     Raises:
         ValueError: there is no such field, or a value is invalid.

@@ -105,16 +105,28 @@ class Description:
 
 
 class Classifier(NamedTuple):
-    """Scores are features · weights + intercepts; with two classes, only of the second."""
+    """Scores are features · weights + intercepts; with two classes, only of the second.
+
+    Attributes:
+        weights_KD: float64 [classes, features]; with two classes [1, features].
+        intercepts_K: float64 [classes], or [1].
+        classes: their names, sorted.
+        C: inverse strength of the penalty; infinite for a head without one.
+        softmax: over more than two classes; otherwise one against the rest.
+        deviations_D: of the features, in the texts of the fit.
+        words: TF-IDF; its weight says how both probabilities are combined.
+        texts: digests of the texts of the fit (classify.py).
+        about: which features of which model it reads.
+    """
 
     weights_KD: Floats
     intercepts_K: Floats
     classes: list[str]
-    C: float  # infinite for a head without a penalty
-    softmax: bool = False  # over more than two classes; otherwise one against the rest
-    deviations_D: Floats | None = None  # of the features, in the texts of the fit
-    words: Words | None = None  # its weight says how both probabilities are combined
-    texts: NDArray[np.uint32] | None = None  # digests of the texts of the fit (classify.py)
+    C: float
+    softmax: bool = False
+    deviations_D: Floats | None = None
+    words: Words | None = None
+    texts: NDArray[np.uint32] | None = None
     about: Description = Description("c", False, "", None)
 
     def __repr__(self) -> str:

@@ -80,7 +80,15 @@ class Heatmap(NamedTuple):
         return f"Heatmap: {self.name} from {ends} over {len(self.texts):,} characters"
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Write an .html page; UserError if the file exists, or for another suffix."""
+        """Write a page.
+
+        Args:
+            path: of the .html file.
+            overwrite: replace an existing file.
+
+        Raises:
+            ValueError: the file exists, or has another suffix.
+        """
         path = Path(path)
         output.require_file(path, overwrite=overwrite, name="path")
         require_suffix(path)

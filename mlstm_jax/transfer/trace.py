@@ -76,7 +76,17 @@ class Stream:
         self._logits_1V = np.zeros((0, VOCABULARY), np.float32)  # of the next byte
 
     def feed(self, piece: bytes) -> Self:
-        """Read any number of bytes."""
+        """Read any number of bytes.
+
+        Args:
+            piece: they follow those of the call before.
+
+        Returns:
+            This object.
+
+        Raises:
+            ValueError: the piece is not `bytes`.
+        """
         require(isinstance(piece, bytes), "piece", piece, "bytes, such as text.encode()")
         states = [self.states[:0]]
         logits = [self._logits_1V]
