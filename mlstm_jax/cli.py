@@ -40,6 +40,9 @@ _ON_CPU = ("configs", "prepare", "inspect", "plan", "import", "export")
 # Commands whose first word is a model.
 _OF_MODELS = ("evaluate", "report", "transfer", "finetune", "export", *_MODULES["texts"])
 
+# An option or a field in a message: `text_column`, or as its subject, "at_most is 0".
+_NAMED = re.compile(r"`([a-z_0-9.]+)(?:=True)?`|^([a-z_0-9.]+)(?= is )", re.MULTILINE)
+
 # What a second word is meant for, in commands whose only word is a model.
 _SECOND = {
     **{"evaluate": "--corpus", "report": "--corpus", "transfer": "--train", "finetune": "--train"},
@@ -128,9 +131,15 @@ def _with_options(text: str, name: str) -> str:
     from mlstm_jax import commands
 
     known = commands.options(_command(name))
-    for option in known.intersection(re.findall("`([a-z_]+)(?:=True)?`", text)):
-        text = re.sub(f"`{option}(=True)?`", f"--{option.replace('_', '-')}", text)
-    return text
+    has_fields = COMMANDS[name] == "training"  # of a config, such as data.batch
+
+    def spelled(found: re.Match[str]) -> str:
+        option = found[1] or found[2]
+        section, _, _ = option.partition(".")
+        is_known = option in known or (has_fields and section in known)
+        return f"--{option.replace('_', '-')}" if is_known else found[0]
+
+    return _NAMED.sub(spelled, text)
 
 
 def _command(name: str) -> Callable[..., None]:

@@ -213,7 +213,7 @@ class CheckedBytes:
                 ) from error
             if not count:
                 raise UserError(
-                    f"{self._path}: became shorter while it was read: it ends at byte {start:,}, "
+                    f"{self._path} became shorter while it was read: it ends at byte {start:,}, "
                     f"not {self._size:,}; copy the corpus again, or run prepare again."
                 )
             buffer = buffer[count:]

@@ -43,8 +43,8 @@ def process_info(options: Distributed, environment: Mapping[str, str]) -> tuple[
     if count is None or index is None:
         name = "processes" if count is None else "index"
         raise UserError(
-            f"distributed.{name} is not set; srun, mpirun or Kubernetes would, but none of them "
-            "started this process."
+            f"set `distributed.{name}`: srun, mpirun or Kubernetes would, but none of them started "
+            "this process."
         )
     require(0 <= index < count, "distributed.index", index, f"0 to {count - 1}")
     return index, count

@@ -54,12 +54,12 @@ def require_file(
         require_folder(path.parent, name)
         return
     if not path.is_file():
-        raise UserError(f"{name} {path} exists, and is not a file; choose another name.")
+        raise UserError(f"`{name}` {path} exists, and is not a file; choose another name.")
     if source and source.exists() and path.samefile(source):
-        raise UserError(f"{name} {path} is the input, which would be lost; choose another file.")
+        raise UserError(f"`{name}` {path} is the input, which would be lost; choose another file.")
     if not overwrite:
         raise UserError(
-            f"{name} {path} exists; choose another file, or replace it with `overwrite=True`."
+            f"`{name}` {path} exists; choose another file, or replace it with `overwrite=True`."
         )
 
 

@@ -127,11 +127,12 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
                 about = checkpoints.meta(step)
                 require_function(about.function, config, f"the checkpoint of step {step}")
                 params = checkpoints.restore_params(step, shapes)
-            except Damaged:
+            except Damaged as error:
                 checkpoints.look_again()
                 # A run that trains deletes old checkpoints.
                 if set(steps) <= set(checkpoints.steps()):
-                    raise
+                    advice = "Restore it from a copy, or choose another step with `checkpoint`."
+                    raise Damaged(f"{error}. {advice}") from error
             else:
                 return Run(folder, config, step, about.cleaning, model, params, about.corpus)
 
@@ -139,8 +140,7 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
 def _of_weights(folder: Path, file: Path, config: Config | None, checkpoint: str) -> Run:
     if checkpoint not in ("best", "latest"):
         raise UserError(
-            f"checkpoint {checkpoint}: {folder} has weights and no checkpoints; "
-            "leave the option out."
+            f"{folder} has weights, and no checkpoint {checkpoint}; leave `checkpoint` out."
         )
     imported = weights.load_weights(file)
     config = config or Config(out=str(folder), model=imported.model)
@@ -206,7 +206,7 @@ def _choose(checkpoints: Checkpoints, folder: Path, wanted: str) -> int:
         return checkpoints.best()
     if wanted not in map(str, steps):
         raise UserError(
-            f"checkpoint {wanted}: {folder} has checkpoints at {', '.join(map(str, steps))}; "
-            "choose one of these steps, best or latest."
+            f"{folder} has no checkpoint {wanted}, only {', '.join(map(str, steps))}; choose one "
+            "of these steps, best or latest."
         )
     return int(wanted)

@@ -259,7 +259,7 @@ def view(
     if not classifier and (classifier := shipped.classifier(run)):
         score = True
     if (score or label) and not classifier:
-        raise UserError("score and label need `classifier`, a folder of `mlstm-jax transfer`.")
+        raise UserError("`score` and `label` need `classifier`, a folder of `mlstm-jax transfer`.")
     chosen = load_classifier(classifier) if classifier else None
     if chosen and (score or label):
         chosen.require_no_words("the score after each character")
@@ -352,8 +352,8 @@ def _classifier_and_input(run: Path, given: tuple[Path, ...]) -> tuple[Path, Pat
         return own, given[0]
     have = "a pretrained model has its own classifier" if own else f"{run} has none of its own"
     raise UserError(
-        f"classify takes a classifier and a file of texts, {run} DIR INPUT, where DIR is a folder "
-        f"of `mlstm-jax transfer`; {have}."
+        f"write a classifier and a file of texts, `mlstm-jax classify {run} DIR INPUT`, where DIR "
+        f"is a folder of `mlstm-jax transfer`; {have}."
     )
 
 

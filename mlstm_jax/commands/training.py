@@ -67,7 +67,7 @@ def parse(command: Callable[..., None], words: Sequence[str], program: str) -> C
     options = {word.partition("=")[0].replace("_", "-") for word in words}
     if "--data.batch" in options:
         if "--data.batch-per-device" in options:
-            raise UserError("set data.batch or data.batch_per_device, not both.")
+            raise UserError("set `data.batch` or `data.batch_per_device`, not both.")
         config = vary(config, data__batch_per_device=None)
     known = RENAMED | dict.fromkeys(flatten(config), "")
     return commands.parse(command, words, program, known, config=config)

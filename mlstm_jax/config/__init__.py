@@ -133,8 +133,8 @@ def run_python(path: Path, what: str) -> dict[str, Any]:
     """Run a user's Python file, `what` it is in messages; return the names that it sets."""
     if path.suffix != ".py":
         raise UserError(
-            f"{path} is not a {what}, which must be a Python file (.py). Name a corpus with "
-            "`data.corpus`, and a run to resume with `out`."
+            f"{path} is not a {what}, which must be a Python file (.py); `mlstm-jax configs` lists "
+            "those of the package. Name a corpus with `data.corpus`, and a run with `out`."
         )
     try:
         return runpy.run_path(str(path))

@@ -69,7 +69,7 @@ def _parquet_rows(
         kind = columns[name][1]
         if kind not in ("VARCHAR", "BLOB"):
             raise UserError(
-                f"{source}: its column {name} is {kind}, not text; name another with `text_column`."
+                f"column {name} of {source} is {kind}, not text; name another with `text_column`."
             )
     wanted = [name for name in columns if name in recipe.columns]
     values = []
@@ -121,8 +121,8 @@ def tfds_records(source: Source, recipe: Recipe) -> Iterator[RecordOrReject]:
     """
     name, _, split = source.name.removeprefix(TFDS).partition(":")
     if not name or not split:
-        why = "must be tfds:NAME[/CONFIG]:SPLIT, such as tfds:imdb_reviews:train"
-        raise UserError(f"{source}: {why}")
+        form = "tfds:NAME[/CONFIG]:SPLIT, such as tfds:imdb_reviews:train"
+        raise UserError(f"{source} is not of the form {form}.")
     examples, features = _open_tfds(source, name, split)
     text_columns(source, recipe, list(features))
     for number, example in enumerate(examples, 1):
@@ -137,7 +137,7 @@ def _plain(value: Any) -> Any:
 
 
 def _open_tfds(source: Source, name: str, split: str) -> tuple[Any, Mapping[str, Any]]:
-    with extra("tfds", f"{source}: needs TensorFlow Datasets"):
+    with extra("tfds", f"{source} needs TensorFlow Datasets"):
         import tensorflow_datasets as tfds
         from tensorflow_datasets.core.read_only_builder import builder_from_files
     made = f"tensorflow_datasets.builder({name!r}, file_format='array_record')"

@@ -43,8 +43,8 @@ def _files_of(name: str, without: Collection[Path]) -> list[str]:
     for is_wrong, why in (
         (name == "-", "prepare reads files; write standard input to a file first."),
         (name and not is_path, "addresses are not read; download the file, and name it."),
-        (not name, "names no file; name one, or . for this folder."),
-        (is_output, "would be both read and written; name another `out`."),
+        (not name, "this name is empty; name a file, or . for this folder."),
+        (is_output, "it would be both read and written; name another `out`."),
     ):
         if is_wrong:
             raise UserError(f"{name or repr(name)}: {why}")

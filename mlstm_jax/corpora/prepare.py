@@ -129,7 +129,7 @@ def _scratch_beside(out: Path, options: PrepareOptions) -> Path:
         return out
     temp_dir = writer.resolved("temp_dir", options.temp_dir)
     if not (temp_dir.is_dir() and os.access(temp_dir, os.W_OK)):
-        raise UserError(f"temp_dir {temp_dir} is not a writable folder; name another.")
+        raise UserError(f"`temp_dir` {temp_dir} is not a writable folder; name another.")
     return temp_dir / out.name
 
 
@@ -241,7 +241,7 @@ def _read_given_again(recipe: Recipe, expected: SourceCounts) -> Iterator[CleanD
     records = _read_given(expected.source, recipe)
     yield from counts.texts(records, lambda reject: None)
     if counts != expected:
-        raise UserError(f"{counts.source}: changed while it was being read; run prepare again.")
+        raise UserError(f"{counts.source} changed while it was being read; run prepare again.")
 
 
 def _read_given(

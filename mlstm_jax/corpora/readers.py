@@ -84,10 +84,11 @@ def _no_text(source: Source, recipe: Recipe, fields: Sequence[str], kinds: Count
     """Why no record of a file has a text: the fields seen, and what they have in its place."""
     if not kinds:
         return f"{source} has no record: it is empty, or has only a header; leave it out."
-    columns = recipe.text_columns
+    found = [name for name in recipe.text_columns if name in fields]
+    columns = found or recipe.text_columns
     why = f"{source}: none of its {kinds.total():,} records has text in {' or '.join(columns)}"
     seen = f"the fields seen are {', '.join(fields) or '(none)'}."
-    others = [f"{kind} in {n:,}" for kind, n in kinds.items() if kind != MISSING]
+    others = [f"{kind} in {n:,}" for kind, n in kinds.items() if found or kind != MISSING]
     if others:
         advice = f"Write strings there, or name another field with `text_column`; {seen}"
         return f"{why} ({', '.join(others)}). {advice}"
@@ -177,8 +178,8 @@ def _damage(source: Source, records: int, error: Exception) -> Reject:
     kind = source.compression or GZIP
     if records and str(error).startswith(kind.behind):
         why = (
-            f"left out the bytes behind its {kind.name} data, which are not {kind.name}; if a part "
-            "is missing, fetch or create the file again."
+            f"the bytes behind its {kind.name} data were left out, because they are not "
+            f"{kind.name}; if a part is missing, fetch or create the file again."
         )
         return reject(f"bytes behind {kind.name} data", source, "", why, is_note=True)
     why = f"the {kind.name} data is cut short or damaged ({error}); fetch or create it again."

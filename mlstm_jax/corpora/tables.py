@@ -78,8 +78,8 @@ def csv_records(
     else:
         form = _with_delimiter(usual, first)
         if form != usual and source != STDIN:
-            why = f"read with the delimiter {form.delimiter!r}, which its first line has, instead"
-            why += f" of {usual.delimiter!r}."
+            why = f"its first line has the delimiter {form.delimiter!r}, so it is used, not "
+            why += f"{usual.delimiter!r}."
             yield reject("another delimiter", source, "", why, is_note=True)
     if recipe.quoting:
         form = form._replace(quoted=recipe.quoting == "yes")

@@ -92,7 +92,7 @@ class DocumentLabels:
                 "a head for labels needs at least two different ratings, but "
                 f"{'all texts' if len(known) else 'the texts'} of the {split.name} split have "
                 f"{'the same one' if len(known) else 'none'}; prepare the corpus with "
-                "`rating_column`, or leave the head out."
+                "`mlstm-jax prepare --rating-column`, or leave the head out."
             )
 
     def of(self, start_B: Int64, inputs_B: Int64, window: int) -> NDArray[np.float32]:
@@ -159,7 +159,7 @@ class TrainStream:
         if not size:
             raise UserError(
                 f"the corpus has no text in its {split.name} split; prepare it again, for example "
-                "with `split` 20,1,1."
+                "with `mlstm-jax prepare --split 20,1,1`."
             )
         documents = len(split.offsets) - 1
         if per_document:
@@ -188,8 +188,8 @@ class TrainStream:
         if is_short or (targets_BK // least).sum(axis=1).min() == 0:
             raise UserError(
                 f"the {split.name} split has {size:,} bytes in {documents:,} documents, too few "
-                f"for data.batch {batch} rows of data.window {window} bytes; lower data.batch or "
-                "data.window, or prepare more text."
+                f"for {batch} rows of {window} bytes; lower `data.batch` or `data.window`, or "
+                "prepare more text."
             )
         self._targets = int(targets_BK.sum())
         self.padding_fraction = 1 - self._targets / (self.steps_per_epoch * batch * window)
@@ -292,7 +292,7 @@ class EvaluationStream:
         if self.scored <= 0:
             raise UserError(
                 f"the {split.name} split has {size} bytes, too few to score; prepare the corpus "
-                "again with a larger share for it, for example with `split` 20,1,1."
+                "again with a larger share for it, such as `mlstm-jax prepare --split 20,1,1`."
             )
         self._bytes = split.bytes
         self._window = window

@@ -144,7 +144,7 @@ def second_moment_decay(optimizer: Optimizer, update_bytes: int) -> float:
         b2 = 2.0 ** (-update_bytes / optimizer.b2_half_life)
     if update_bytes and np.float32(b2) == 1:
         raise UserError(
-            "optimizer.b2 or optimizer.b2_half_life is too large: β2 is 1 in float32, and Adam "
+            "`optimizer.b2` or `optimizer.b2_half_life` is too large: β2 is 1 in float32, and Adam "
             "would divide by zero."
         )
     return b2

@@ -58,12 +58,14 @@ class Reporter:
 
     def begin(self, announced: str, changed: list[str], notes: list[str]) -> None:
         """Report what is trained, what has changed since the run began, and notes."""
+        step = self._start.step
+        is_finished = step >= self._rows.steps
         lines = [announced]
         if changed:
-            lines.append(f"changed since the run began: {', '.join(changed)}")
+            what = "this change had no effect" if is_finished else "changed since the run began"
+            lines.append(f"{what}: {', '.join(changed)}")
         self._progress.say("\n".join(lines + notes))
-        step = self._start.step
-        if step >= self._rows.steps:
+        if is_finished:
             return
         if step > 0:
             self._log.write("event", step, event="resumed", changed=changed, notes=notes)

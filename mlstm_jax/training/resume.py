@@ -209,8 +209,8 @@ def refuse_other_run(config: Config, saved: Meta, expected: Meta) -> None:
     if now != saved.start:
         began = f"fingerprint {saved.start[:12]}…" if saved.start else "new ones"
         raise UserError(
-            f"train.start_from: the run began with other parameters ({began}) than {path} has now "
-            f"(fingerprint {now[:12]}…). Leave `train.start_from` out to resume the run, or "
+            f"`train.start_from`: the run began with other parameters ({began}) than {path} has "
+            f"now (fingerprint {now[:12]}…). Leave `train.start_from` out to resume the run, or "
             "start a new one with `out`."
         )
 

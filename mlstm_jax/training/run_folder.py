@@ -42,7 +42,7 @@ def lock(config: Config, *, resume: bool) -> Iterator[list[str]]:
         )
     if resume and not steps_in(folder):
         raise UserError(
-            f"resume: {folder} has no checkpoint to resume from; start the run without `resume`."
+            f"{folder} has no checkpoint to resume from; start the run without `resume`."
         )
     before = run.read_config(folder)
     has_begun = _has_begun(folder)
@@ -54,8 +54,8 @@ def lock(config: Config, *, resume: bool) -> Iterator[list[str]]:
         if change.forbidden:
             raise UserError(
                 f"the run in {folder} cannot resume with another "
-                f"{', another '.join(change.forbidden)}. Give the config and the options of the "
-                "command that began it, or start a new run with `out`."
+                f"{', another '.join(change.forbidden)}. Repeat the config and the options of "
+                "the command that began it, or start a new run with `out`."
             )
         if run.id_of(folder) is None:
             raise UserError(

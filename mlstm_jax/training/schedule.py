@@ -73,7 +73,7 @@ def resolve(optimizer: Optimizer, batch: int, steps: int, steps_per_epoch: float
     if optimizer.schedule != "constant" and warmup >= decay:
         raise UserError(
             f"the warm-up is {warmup:,} updates, but the learning rate's decay ends at {decay:,}; "
-            "reduce optimizer.warmup_steps or optimizer.warmup_epochs, or train for longer."
+            "reduce `optimizer.warmup_steps` or `optimizer.warmup_epochs`, or train for longer."
         )
     peak = peak_rate(optimizer, batch)
     return Rates(np.float32(peak), np.int32(warmup), np.int32(decay))

@@ -128,6 +128,7 @@ def set_up(stack: ExitStack, config: Config, session: Session) -> Loop:
         notes = set_aside(cluster, checkpoints, found) + notes
     rows = open_rows(config, corpus, start.place)
     rates = _rates(config, rows)
+    scorer = Evaluator(model, corpus.split("valid"), config.data.window, devices)
     notes += _rise_of_rate(rows, rates, start.step)
     identity = None
     if cluster.is_first:
@@ -155,7 +156,7 @@ def set_up(stack: ExitStack, config: Config, session: Session) -> Loop:
         batches=stack.enter_context(closing(batches)),
         train_step=devices.map(make_train_step(config, model), donate=(0, 1)),
         rates=devices.replicate(rates),
-        scorer=Evaluator(model, corpus.split("valid"), config.data.window, devices),
+        scorer=scorer,
         score_labels=session.score_labels,
         require_equal_replicas=parallel.make_comparison(cluster, devices),
         checkpoints=checkpoints,

@@ -149,8 +149,8 @@ def _require_shapes(config: Config, theirs: Arrays) -> None:
         elif shape is None:
             problem = f"this run lacks {name}"
         raise UserError(
-            f"train.start_from: {config.train.start_from}: {problem}; set the same model, hidden, "
-            "embedding, layers and positions."
+            f"`train.start_from` {config.train.start_from} is another model: {problem}; set the "
+            "same model, hidden, embedding, layers and positions."
         )
 
 
@@ -195,5 +195,5 @@ def require_memory(config: Config, devices: Parallel) -> None:
     if needed / _ESTIMATE > limit:
         raise UserError(
             f"the run needs about {needed / 1e9:,.1f} GB, but {name} is {limit / 1e9:,.1f} GB; "
-            "take a smaller model, data.batch or data.window, or raise train.micro_batches."
+            "take a smaller model, `data.batch` or `data.window`, or raise `train.micro_batches`."
         )

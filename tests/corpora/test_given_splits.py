@@ -105,6 +105,6 @@ def test_changed_file(tmp_path, monkeypatch):
         return again(*arguments)
 
     monkeypatch.setattr(preparation, "_read_given_again", changed)
-    with pytest.raises(UserError, match=r"a\.txt: changed while it was being read"):
+    with pytest.raises(UserError, match=r"a\.txt changed while it was being read"):
         prepare({"train": [str(source)]}, tmp_path / "out", clean="none")
     assert os.listdir(tmp_path) == ["a.txt"]

@@ -143,7 +143,7 @@ BAD_OPTIONS = [
     ({"sources": ["twice.jsonl"], "text_column": "body"}, "line 1: its field body occurs more"),
     ({"beam_options": "--runner=X"}, "beam_options is .* without `engine` beam"),
     ({"out": Path("a.jsonl/deep/out")}, r"cannot be .*a\.jsonl is a file"),
-    ({"temp_dir": Path("none")}, "temp_dir .*none is not a writable folder"),
+    ({"temp_dir": Path("none")}, "`temp_dir` .*none is not a writable folder"),
 ]
 BAD_FOLDERS = [
     ("loop", "leads back to itself|Too many levels"),
@@ -164,10 +164,10 @@ BAD_SOURCES = [
     ("a.zip", r"a\.zip: it is of an unknown kind"),
     ("bad.parquet", r"bad\.parquet cannot be read as Parquet"),
     ("columns.parquet", r"no column text or .*its columns are id, body.*`text_column`"),
-    ("numbers.parquet", "its column text is INTEGER, not text"),
+    ("numbers.parquet", "column text of .* is INTEGER, not text"),
     ("https://host/a.csv", "addresses are not read"),
     ("A text, not a file.", r"there is no such file; check the name"),
-    ("", "'': names no file"),
+    ("", "'': this name is empty"),
     ("x" * 256 + ".txt", r"x\.txt: File name too long"),
     ("x" * 256 + "*.txt", r"x\*\.txt: File name too long"),
     (os.fsdecode(b"caf\xe9.parquet"), "parquet: its name is not UTF-8"),

@@ -53,7 +53,7 @@ def test_reviews_downloaded_by_hand(tmp_path, folder, monkeypatch):
         ("amazon_reviews:train", absent.format("amazon_reviews")),
         ("imdb_reviews:train", absent.format("imdb_reviews")),
         ("glue/sst2:train", absent.format("glue/sst2")),
-        ("imdb_reviews", r"must be tfds:NAME\[/CONFIG\]:SPLIT"),
+        ("imdb_reviews", r"not of the form tfds:NAME\[/CONFIG\]:SPLIT"),
     ):
         with pytest.raises(UserError, match=message):
             prepare([f"tfds:{name}"], tmp_path / "out", split=(1, 0, 0))

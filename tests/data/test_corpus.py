@@ -146,7 +146,7 @@ def test_file_that_becomes_shorter(folder: Path) -> None:
     split = open_corpus(folder).split("train")
     assert len(split.bytes[:]) == len(split.bytes)
     os.truncate(folder / "train.bin", 20)
-    with pytest.raises(UserError, match=r"train\.bin: became shorter .* ends at byte 20, not"):
+    with pytest.raises(UserError, match=r"train\.bin became shorter .* ends at byte 20, not"):
         split.bytes.windows(np.array([0, 10]), 30)
 
 

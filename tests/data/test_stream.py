@@ -252,7 +252,7 @@ def test_too_little(split) -> None:
     np.testing.assert_array_equal(few.targets_B, [2, 3])
     for small, batch, window, how, message in (
         (make_split([50] * 4), 8, 8, {"per_document": True}, "4 documents, too"),
-        (make_split([100] * 10), 64, 512, {}, r"data\.batch 64 rows"),
+        (make_split([100] * 10), 64, 512, {}, "too few for 64 rows of 512 bytes"),
         (make_split([16]), 1, 16, {"targets_are_inputs": True}, "16 bytes in 1 documents, too few"),
         (rated(None), 1, 16, {"labels": "ratings"}, "split have none"),
         (rated([3.0, 3.0]), 1, 16, {"labels": "ratings"}, "split have the same one"),

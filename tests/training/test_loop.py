@@ -138,7 +138,7 @@ def test_kept_checkpoints(corpus, tmp_path) -> None:
     assert steps_in(folder) == [5, 15, 25, 30]
     assert run.load_run(folder).step == 15
     assert run.load_run(folder, "latest").step == 30
-    with pytest.raises(UserError, match=r"checkpoint 7: .* has checkpoints at"):
+    with pytest.raises(UserError, match="has no checkpoint 7, only"):
         run.load_run(folder, "7")
 
 

@@ -64,13 +64,22 @@ def test_start_with_the_optimizer(corpus, straight, tmp_path):
     [
         ({"optimizer__name": "lars"}, r"optimizer\.name is 'lars', but it must be adam, as in "),
         ({"train__epochs": 1e-4}, r"train\.epochs is 0\.0001, but it must be above 0"),
-        ({"model__hidden": 8}, r"train\.start_from: .* has the shape"),
+        ({"model__hidden": 8}, r"train\.start_from. .* has the shape"),
         ({"optimizer__warmup_steps": 20, "optimizer__decay_steps": None}, "the warm-up is 20 upd"),
     ],
 )
 def test_start_that_does_not_fit(changes, message, corpus, straight, tmp_path) -> None:
     with pytest.raises(UserError, match=message):
         run_train(following(corpus, straight, tmp_path / "run", **changes))
+    assert not (tmp_path / "run").exists()
+
+
+def test_corpus_without_validation_text(text_file: Path, tmp_path: Path) -> None:
+    """A refused run leaves no folder, of which `evaluate` would say that it has no checkpoint."""
+    made = tmp_path / "corpus"
+    prepare([str(text_file)], made, split=(1, 0, 0))
+    with pytest.raises(UserError, match="the valid split has 0 bytes"):
+        run_train(config_of(made, tmp_path / "run", 2))
     assert not (tmp_path / "run").exists()
 
 
