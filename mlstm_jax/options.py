@@ -56,6 +56,31 @@ def names_meant(name: str, known: Collection[str]) -> list[str]:
     return [section + one for one in longer[:2] or nearest(last, inside)]
 
 
+@dataclass(frozen=True, kw_only=True)
+class CsvOptions(Checked):
+    """How to read .csv and .tsv files, where their first lines do not show it.
+
+    Attributes:
+        delimiter: the character between the fields of .csv and .tsv files, such as ; or \\t, a tab;
+            unset: the comma or the tab, or another one with which the header has a text column.
+        quoting: whether the fields of .csv and .tsv files may be in quotes: yes or no; unset: yes
+            unless tabs separate them, and with tabs if the file shows it.
+    """
+
+    delimiter: str | None = None
+    quoting: Quoting | None = None
+
+    def __post_init__(self) -> None:
+        if self.delimiter == "\\t":
+            object.__setattr__(self, "delimiter", "\t")
+        super().__post_init__()
+        one = "," if self.delimiter is None else self.delimiter
+        rule = "one character, no quote, space or line end; or \\t"
+        require(len(one) == 1 and one not in '\r\n" ', "delimiter", self.delimiter, rule)
+
+
+CSV = CsvOptions()
+
 _MOST_DRAWN = 2**31 - 1  # bytes; the place of each is an int32 of the device
 _LARGEST = (2 - 2**-23) * 2.0**127  # in float32
 

@@ -193,7 +193,22 @@ def test_refused_before_jax(tmp_path, call) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/letter.txt").touch()
     (tmp_path / "a.csv").write_text("text,label\nIt is good.,yes\nIt is bad.,no\n")
+    (tmp_path / "b.csv").write_text("text,n;text;label\na,1;It is good.;yes\n")
     table = (
+        ("transfer run --train b.csv --out x --label-column n", "seen are text, n;text;label."),
+        (
+            "transfer run --train b.csv --out x --label-column n --delimiter ;",
+            "text,n, text, label.",
+        ),
+        (
+            "finetune run --train b.csv --out x --label-column n --delimiter ;",
+            "text,n, text, label.",
+        ),
+        ("classify sentiment b.csv --text-column n --delimiter ;", "text,n, text, label."),
+        (
+            "features sentiment b.csv --text-column n --out x.npz --delimiter ;",
+            "text,n, text, label.",
+        ),
         ("evaluate absent", "absent does not exist"),
         ("evaluate run --corpus mine", "mine is not a corpus"),
         ("evaluate run --json a.csv/x", "a.csv is a file"),

@@ -18,7 +18,7 @@ from mlstm_jax.corpora.documents import (
     note_broken,
 )
 from mlstm_jax.errors import UserError, require
-from mlstm_jax.options import Cleaning
+from mlstm_jax.options import CSV, Cleaning, CsvOptions
 from mlstm_jax.transfer.classifier import Classifier, load_classifier
 from mlstm_jax.transfer.labels import Labelled, of_classes, read_labelled
 
@@ -85,7 +85,10 @@ def _has_columns(values: object) -> bool:
 
 
 def as_labelled(
-    given: Mapping[str, LabelledTexts | None], text_column: str | None, label_column: str | None
+    given: Mapping[str, LabelledTexts | None],
+    text_column: str | None,
+    label_column: str | None,
+    csv: CsvOptions = CSV,
 ) -> dict[str, Labelled]:
     """Return the texts and labels of each set that is given, from files or from memory."""
     column = label_column or "label"
@@ -94,7 +97,8 @@ def as_labelled(
         if part is None:
             continue
         if isinstance(part, (str, Path)):
-            sets[name] = read_labelled(Path(part), text_column, column)._replace(name=str(part))
+            labelled = read_labelled(Path(part), text_column, column, csv)
+            sets[name] = labelled._replace(name=str(part))
             continue
         if isinstance(part, Table):
             part = _columns_of(name, part, text_column, column)

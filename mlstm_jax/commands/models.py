@@ -10,7 +10,15 @@ from mlstm_jax import output
 from mlstm_jax.commands import Checkpoint, Flag, Flat, LabelColumn, Overwrite, RunFolder, TextColumn
 from mlstm_jax.commands.texts import LOAD, LoadOptions
 from mlstm_jax.guard import interruptible
-from mlstm_jax.options import FINETUNE, TRANSFER, FinetuneOptions, SplitName, TransferOptions
+from mlstm_jax.options import (
+    CSV,
+    FINETUNE,
+    TRANSFER,
+    CsvOptions,
+    FinetuneOptions,
+    SplitName,
+    TransferOptions,
+)
 from mlstm_jax.terminal import show
 
 _Corpus = Annotated[
@@ -105,6 +113,7 @@ def transfer(
     options: Flat[TransferOptions] = TRANSFER,
     label_column: LabelColumn = None,
     text_column: TextColumn = None,
+    csv: Flat[CsvOptions] = CSV,
     overwrite: Overwrite = False,
     reading: Flat[LoadOptions] = LOAD,
 ) -> None:
@@ -130,7 +139,7 @@ def transfer(
 
     require_out(out, options.states or ("c+mean_h",), overwrite=overwrite)
     files = {"train": train, "test": test, "valid": valid}
-    labelled = as_labelled(files, text_column, label_column)
+    labelled = as_labelled(files, text_column, label_column, csv)
 
     def resumes() -> str:
         if not any((out / "features").glob("*.npz")):
@@ -164,6 +173,7 @@ def finetune(
     options: Flat[FinetuneOptions] = FINETUNE,
     label_column: LabelColumn = None,
     text_column: TextColumn = None,
+    csv: Flat[CsvOptions] = CSV,
 ) -> None:
     """Fine-tune a model end to end to predict labels, along with its language model loss.
 
@@ -183,7 +193,7 @@ def finetune(
 
     output.require_folder(out)
     files = {"train": train, "valid": valid, "test": test}
-    labelled = as_labelled(files, text_column, label_column)
+    labelled = as_labelled(files, text_column, label_column, csv)
     model = load(run)
     sets = with_held_out(labelled, model.cleaning, "valid")
     from mlstm_jax.transfer.finetune import finetune as run_finetune  # imports JAX

@@ -17,8 +17,10 @@ from mlstm_jax.commands import Checkpoint, Flag, Flat, Overwrite, RunFolder, Tex
 from mlstm_jax.corpora.sources import Source, check_source
 from mlstm_jax.errors import UserError, extra, require
 from mlstm_jax.options import (
+    CSV,
     HEATMAP,
     SAMPLING,
+    CsvOptions,
     FeatureState,
     HeatmapOptions,
     ReadingCompute,
@@ -67,6 +69,7 @@ def features(
     state: tuple[FeatureState, ...] | None = None,
     all_layers: Flag = False,
     text_column: TextColumn = None,
+    csv: Flat[CsvOptions] = CSV,
     overwrite: Overwrite = False,
     reading: Flat[LoadOptions] = LOAD,
 ) -> None:
@@ -89,7 +92,7 @@ def features(
     output.require_file(out, texts, overwrite=overwrite)
     check_source(Source(str(texts)), or_stdin=True)
     model = reading.load(run)
-    file = TextFile(texts, text_column, model.cleaning)
+    file = TextFile(texts, text_column, model.cleaning, csv)
     featurizer = model.featurizer(file, state, all_layers=all_layers)
     started = time.monotonic()
     parts = (read.features for _, read in featurizer.read_each(file, "features", quiet=False))
@@ -107,6 +110,7 @@ def classify(
     ] = (),
     at_most: int | None = None,
     text_column: TextColumn = None,
+    csv: Flat[CsvOptions] = CSV,
     classes: tuple[str, ...] | None = None,
     out: Path | None = None,
     overwrite: Overwrite = False,
@@ -144,7 +148,7 @@ def classify(
         chosen = chosen.between(classes)
     model = reading.load(run)
     chosen.require_model(folder, model.loaded)
-    file = TextFile(source, text_column or chosen.about.text_column, model.cleaning)
+    file = TextFile(source, text_column or chosen.about.text_column, model.cleaning, csv)
     if out is None and is_terminal(sys.stdout):
         first = next(iter(file))[:_SHOWN]
         _show_table(model.classify_parts(first, chosen, at_most=at_most))

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from mlstm_jax.corpora.records import MAX_REJECT_FRACTION
 from mlstm_jax.errors import UserError, require
-from mlstm_jax.fields import Between, Checked
-from mlstm_jax.options import SPLITS, Cleaning, Dedupe, Quoting, SplitName, Unit
+from mlstm_jax.fields import Between
+from mlstm_jax.options import SPLITS, Cleaning, CsvOptions, Dedupe, SplitName, Unit
 
 _MOST_WORKERS = 256
 
@@ -22,7 +22,7 @@ _LEAST_LARGE = 100_000  # documents, of which the large split gives 100 to valid
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareOptions(Checked):
+class PrepareOptions(CsvOptions):
     """How to make a corpus.
 
     Attributes:
@@ -59,8 +59,6 @@ class PrepareOptions(Checked):
     text_column: str | None = None
     rating_column: str | None = None
     document: Unit | None = None
-    delimiter: str | None = None
-    quoting: Quoting | None = None
     split: SplitWeights | None = None
     seed: int = 0
     clean: Cleaning = "radford"
@@ -74,16 +72,11 @@ class PrepareOptions(Checked):
     def __post_init__(self) -> None:
         if isinstance(self.temp_dir, str):
             object.__setattr__(self, "temp_dir", Path(self.temp_dir))
-        if self.delimiter == "\\t":
-            object.__setattr__(self, "delimiter", "\t")
         super().__post_init__()
         split = self.split or _SMALL
         is_split = 0 < sum(split) < math.inf and min(split) >= 0
         needs_beam = self.engine != "beam" and self.beam_options
         column = "the name of a column, or unset"
-        is_delimiter = self.delimiter is None or (
-            len(self.delimiter) == 1 and self.delimiter not in '\r\n" '
-        )
         weights = (
             "three weights, train, valid and test, none negative, at least one above 0; such as "
             "1000,1,1 or 0.8,0.1,0.1, or 0,0,1 for a test set only"
@@ -91,7 +84,6 @@ class PrepareOptions(Checked):
         for name, holds, rule in (
             ("text_column", self.text_column != "", column),
             ("rating_column", self.rating_column != "", column),
-            ("delimiter", is_delimiter, "one character, no quote, space or line end; or \\t"),
             ("split", is_split, weights),
             ("beam_options", not needs_beam, "empty without `engine` beam"),
         ):

@@ -17,7 +17,7 @@ import reprlib
 import weakref
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -31,7 +31,7 @@ from mlstm_jax.corpora.sources import Source, check_source
 from mlstm_jax.errors import UserError, note, require
 from mlstm_jax.loaded import Loaded
 from mlstm_jax.model.architecture import Sizes, StateOutput
-from mlstm_jax.options import Cleaning, FeatureState, State
+from mlstm_jax.options import CSV, Cleaning, CsvOptions, FeatureState, State
 from mlstm_jax.terminal import ProgressLine
 from mlstm_jax.transfer.reading import summaries_of
 
@@ -125,11 +125,13 @@ class TextFile:
     takes a hundred times as long. It has `count` texts, of `size` bytes after cleaning.
     """
 
-    def __init__(self, path: Path | str, text_column: str | None, cleaning: Cleaning) -> None:
+    def __init__(
+        self, path: Path | str, text_column: str | None, cleaning: Cleaning, csv: CsvOptions = CSV
+    ) -> None:
         """Read any source of `prepare`, or `-`, standard input; UserError if it holds no text."""
         check_source(Source(str(path)), or_stdin=True)
         self._source = Source(str(path)).repeatable()
-        self._recipe = Recipe(text_column)
+        self._recipe = Recipe(text_column, **asdict(csv))
         if self._source.copy:
             weakref.finalize(self, self._source.copy.close)
         self.count = 0

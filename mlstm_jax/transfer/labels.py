@@ -9,6 +9,7 @@ import reprlib
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from decimal import Decimal
 from itertools import compress
 from pathlib import Path
@@ -30,7 +31,7 @@ from mlstm_jax.corpora.documents import (
 from mlstm_jax.corpora.readers import kind_of, read_documents
 from mlstm_jax.corpora.sources import Source
 from mlstm_jax.errors import UserError, did_you_mean, nearest, note
-from mlstm_jax.options import Cleaning
+from mlstm_jax.options import CSV, Cleaning, CsvOptions
 
 _SHOWN = 5
 _FEW_NUMBERS = 5  # as many may be classes, such as stars
@@ -112,7 +113,9 @@ def _order(label: str) -> tuple[bool, float, str]:
     return number is None, number or 0, label  # "nan" and "inf" are words
 
 
-def read_labelled(path: Path | str, text_column: str | None, column: str = "label") -> Labelled:
+def read_labelled(
+    path: Path | str, text_column: str | None, column: str = "label", csv: CsvOptions = CSV
+) -> Labelled:
     """Return the texts of a source and their labels; records without text are left out."""
     source = Source(str(path))
     if source.kind in ("txt", "pydoc"):
@@ -124,7 +127,8 @@ def read_labelled(path: Path | str, text_column: str | None, column: str = "labe
     places = []
     values = []
     seen = dict[str, None]()
-    documents = list(read_documents(source, Recipe(text_column, label_column=column)))
+    recipe = Recipe(text_column, label_column=column, **asdict(csv))
+    documents = list(read_documents(source, recipe))
     for number, document in enumerate(documents, 1):
         if document is None or document.record is None or not document.text.strip():
             continue
