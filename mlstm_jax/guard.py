@@ -115,10 +115,8 @@ def interruptible(*signals: signal.Signals, note: Callable[[], str] = str) -> It
     except BaseException as error:
         if not received:
             raise
-        text = f"interrupted by {received[0].name}"
-        if more := note():
-            text += f"; {more}"
-        raise Interrupted(f"{text}.", received[0]) from error
+        parts = [f"interrupted by {received[0].name}", note()]
+        raise Interrupted("; ".join(filter(None, parts)) + ".", received[0]) from error
     finally:
         if sys.unraisablehook is repeat_ignored:
             sys.unraisablehook = hook

@@ -33,6 +33,7 @@ class Meta(NamedTuple):
     corpus: str  # identity of the corpus, a sha256
     cleaning: Cleaning  # of its documents; a prompt is cleaned in the same way
     rows: dict[str, Any]  # what determines which bytes a row reads: batch, window, shards, ...
+    function: dict[str, Any]  # what determines the model's function, see `config.function_of`
     epoch: float = 0.0  # where the rows are in the text
     bytes_seen: int = 0
     # A sha256 of the parameters that train.start_from named, if any.
@@ -41,8 +42,6 @@ class Meta(NamedTuple):
     bpc: float | None = None  # of the validation split, if it was measured at this step
     label_loss: float | None = None  # the same
     metrics: Extent = Extent()  # of metrics.jsonl, up to this step
-    # What determines the model's function, see `config.function_of`; None: an earlier version's.
-    function: dict[str, Any] | None = None
 
     @property
     def update_bytes(self) -> int:

@@ -23,7 +23,7 @@ from tests.marks import FAILED_READS
 pytestmark = FAILED_READS
 
 RUN = "0123456789abcdef"
-ABOUT = Meta("c0ffee", "radford", {"batch": 8, "window": 16}, 0.25, 1000)
+ABOUT = Meta("c0ffee", "radford", {"batch": 8, "window": 16}, {}, 0.25, 1000)
 
 
 @pytest.mark.parametrize(

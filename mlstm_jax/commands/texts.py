@@ -252,12 +252,10 @@ def view(
         port: the port; 0 takes a free one.
     """
     with extra("view", "the page needs Starlette and uvicorn"):
-        import starlette as _
-        import uvicorn as _  # noqa: F401, F811
+        from mlstm_jax.view.server import bind, serve
     from mlstm_jax.api.model import load
     from mlstm_jax.transfer.classifier import load_classifier
     from mlstm_jax.transfer.heatmap import shown_label
-    from mlstm_jax.view.server import bind, serve
     from mlstm_jax.view.viewer import Viewer
 
     if not classifier and (classifier := shipped.classifier(run)):

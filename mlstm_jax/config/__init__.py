@@ -264,8 +264,6 @@ def require_function(recorded: Any, config: Config, what: str) -> None:
 
     `what` has the parameters, in the message.
     """
-    if recorded is None:
-        return
     with fields.named(f"{what} was written by another version of mlstm_jax"):
         trained = fields.build(Config, renamed(recorded))
     before = flatten_dict(function_of(trained), sep=".")

@@ -18,9 +18,8 @@ class Hardware(NamedTuple):
     """The devices that a run trains on, as far as its config depends on them."""
 
     devices: int = 1  # of all processes
-    fastest: Callable[[int], Compute] = lambda units: (
-        "fp32"
-    )  # compute type for layers of so many units
+    # The compute type for layers of so many units.
+    fastest: Callable[[int], Compute] = lambda units: "fp32"
     capability: tuple[int, int] | None = None  # of NVIDIA's GPUs
 
 

@@ -278,8 +278,9 @@ class EvaluationStream:
         scored: number of bytes scored, over all rows.
     """
 
-    def __init__(self, split: Split, *, window: int, rows: int = EVALUATION_ROWS) -> None:
+    def __init__(self, split: Split, *, window: int) -> None:
         size = int(split.offsets[-1])
+        rows = EVALUATION_ROWS
         # Starting from a zero state costs some bits, negligible in a long shard.
         if size >= rows * LEAST_WINDOWS * window:
             bounds = cut(split.offsets, rows)

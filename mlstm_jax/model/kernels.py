@@ -103,6 +103,41 @@ def _look_up(references: list[Any], t: Array, row: Array, units: Any) -> Array:
     return xw[row, units] if len(xw.shape) == 2 else xw[t, row, units]
 
 
+def _multiply(t: Array, row: Array, start: Array, size: int, *references: Any) -> None:
+    """A kernel forward: m = mx · mh of some units of a row, for the product z = m Wh."""
+    scales_4, *read_mx, mh_PBH, mh_buffer, m_BH = references
+    units = pl.ds(start, size)
+    mh = _add(mh_PBH, row, units) * scales_4[1]
+    m_BH[row, units] = operand(_look_up(read_mx, t, row, units) * mh, scales_4[2], m_BH.dtype)
+    mh_buffer[t, row, units] = mh.astype(mh_buffer.dtype)
+
+
+def _advance(t: Array, row: Array, start: Array, size: int, *references: Any) -> None:
+    """A kernel forward: the gates, h and c of some units of a row."""
+    scales_4, z_PBG, b_G, *read_zx, h_BH, c_buffer, h_buffer, gates_buffer, h_operand = references
+    window = h_buffer.shape[0]
+    hidden = h_BH.shape[1]
+    compute = h_buffer.dtype
+    units = pl.ds(start, size)
+    z = []
+    for k in range(4):
+        gate = pl.ds(start + k * hidden, size)
+        mwh = _add(z_PBG, row, gate) * scales_4[3]
+        z.append(_look_up(read_zx, t, row, gate) + mwh + b_G[gate])
+    gates, h, c = advance(tuple(z), c_buffer[t, row, units].astype(float32))
+
+    @pl.when(t == window - 1)
+    def _() -> None:
+        h_BH[row, units] = h
+
+    # A step writes other elements than it reads, see `Grid.launch`.
+    c_buffer[t + 1, row, units] = c.astype(c_buffer.dtype)
+    h_buffer[t, row, units] = h.astype(compute)
+    h_operand[row, units] = operand(h.astype(compute), scales_4[0], h_operand.dtype)
+    for k, value in enumerate(gates):
+        gates_buffer[t, k, row, units] = value.astype(compute)
+
+
 def _forward_loop(
     interpret: bool, carry: LSTMCarry, x_TB: Array, weights: Weights, compute: Any
 ) -> tuple[LSTMCarry, Array, tuple[Array, ...]]:
@@ -120,44 +155,14 @@ def _forward_loop(
     times_wmh = _product(weights["wmh"], _parts(hidden))
     times_wh = _product(weights["wh"], 1)
 
-    def multiply(t: Array, row: Array, start: Array, size: int, *references: Any) -> None:
-        scales_4, *read_mx, mh_PBH, mh_buffer, m_BH = references
-        units = pl.ds(start, size)
-        mh = _add(mh_PBH, row, units) * scales_4[1]
-        m_BH[row, units] = operand(_look_up(read_mx, t, row, units) * mh, scales_4[2], kind)
-        mh_buffer[t, row, units] = mh.astype(compute)
-
-    def advance_units(t: Array, row: Array, start: Array, size: int, *references: Any) -> None:
-        scales_4, z_PBG, b_G, *read_zx, h_BH, c_buffer, h_buffer, gates_buffer, h_operand = (
-            references
-        )
-        units = pl.ds(start, size)
-        z = []
-        for k in range(4):
-            gate = pl.ds(start + k * hidden, size)
-            mwh = _add(z_PBG, row, gate) * scales_4[3]
-            z.append(_look_up(read_zx, t, row, gate) + mwh + b_G[gate])
-        gates, h, c = advance(tuple(z), c_buffer[t, row, units].astype(float32))
-
-        @pl.when(t == window - 1)
-        def _() -> None:
-            h_BH[row, units] = h
-
-        # A step writes other elements than it reads, see `Grid.launch`.
-        c_buffer[t + 1, row, units] = c.astype(carry.c.dtype)
-        h_buffer[t, row, units] = h.astype(compute)
-        h_operand[row, units] = operand(h.astype(compute), scales_4[0], kind)
-        for k, value in enumerate(gates):
-            gates_buffer[t, k, row, units] = value.astype(compute)
-
     def step(t: StepNumber, before: tuple[Array, ...]) -> tuple[Array, ...]:
         h_operand, mh_buffer, *in_place = before
         mx = _input_arrays(x_TB, t, weights["wmx"])
         zx = _input_arrays(x_TB, t, weights["wx"])
         inputs = (scales_4, *mx, times_wmh(h_operand))
-        (mh_buffer,), (m_BH,) = run("multiply", multiply, t, inputs, (mh_buffer,), made)
+        (mh_buffer,), (m_BH,) = run("multiply", _multiply, t, inputs, (mh_buffer,), made)
         inputs = (scales_4, times_wh(m_BH), weights["b"], *zx)
-        arrays, (h_operand,) = run("advance", advance_units, t, inputs, tuple(in_place), made)
+        arrays, (h_operand,) = run("advance", _advance, t, inputs, tuple(in_place), made)
         return h_operand, mh_buffer, *arrays
 
     c_buffer = jax.lax.empty((window + 1, rows, hidden), carry.c.dtype).at[0].set(carry.c)
@@ -169,6 +174,44 @@ def _forward_loop(
     after = run_steps(window, step, before)
     _, mh_buffer, h_BH, c_buffer, h_buffer, gates_buffer = after
     return LSTMCarry(h_BH, c_buffer[window]), h_buffer, (c_buffer, mh_buffer, gates_buffer)
+
+
+def _gate_gradients(k: Array, row: Array, start: Array, size: int, *references: Any) -> None:
+    """A kernel of the k-th step back: dz and dc of some units of a row."""
+    scales_4, dh_PBH, dh_TBH, c_buffer, gates_T4BH, dc_2BH, dz_buffer, dz_BG = references
+    window, _, hidden = dh_TBH.shape
+    compute = dz_buffer.dtype
+    t = window - 1 - k
+    units = pl.ds(start, size)
+    dh = _add(dh_PBH, row, units) * scales_4[3] + dh_TBH[t, row, units].astype(float32)
+    gates = Gates(*(gates_T4BH[t, n, row, units].astype(float32) for n in range(4)))
+    c = c_buffer[t, row, units].astype(float32)
+    dz_gates, dc = step_gradient(gates, c, dh, dc_2BH[k % 2, row, units])
+    dc_2BH[(k + 1) % 2, row, units] = dc
+    for n, dz in enumerate(dz_gates):
+        gate = pl.ds(start + n * hidden, size)
+        dz_buffer[t, row, gate] = dz.astype(compute)
+        dz_BG[row, gate] = operand(dz.astype(compute), scales_4[0], dz_BG.dtype)
+
+
+def _multiply_gradients(k: Array, row: Array, start: Array, size: int, *references: Any) -> None:
+    """A kernel of the k-th step back: dmh and dmx of some units of a row."""
+    scales_4, dm_PBH, mh_TBH, *read_mx, dmh_buffer, dmx_buffer, first_dmh, dmh_operand = references
+    compute = dmh_buffer.dtype
+    t = mh_TBH.shape[0] - 1 - k
+    units = pl.ds(start, size)
+    dm = _add(dm_PBH, row, units) * scales_4[1]
+    dmh = (dm * _look_up(read_mx, t, row, units)).astype(compute)
+    dmx_buffer[t, row, units] = (dm * mh_TBH[t, row, units].astype(float32)).astype(compute)
+    dmh_operand[row, units] = operand(dmh, scales_4[2], dmh_operand.dtype)
+
+    @pl.when(t > 0)
+    def _() -> None:
+        dmh_buffer[t - 1, row, units] = dmh
+
+    @pl.when(t == 0)
+    def _() -> None:
+        first_dmh[row, units] = dmh
 
 
 def _backward(
@@ -192,50 +235,17 @@ def _backward(
     if not is_bytes(x_TB):
         mx = (project(*mx),)
 
-    def gate_gradients(k: Array, row: Array, start: Array, size: int, *references: Any) -> None:
-        scales_4, dh_PBH, dh_TBH, c_buffer, gates_T4BH, dc_2BH, dz_buffer, dz_BG = references
-        t = window - 1 - k
-        units = pl.ds(start, size)
-        dh = _add(dh_PBH, row, units) * scales_4[3] + dh_TBH[t, row, units].astype(float32)
-        gates = Gates(*(gates_T4BH[t, n, row, units].astype(float32) for n in range(4)))
-        c = c_buffer[t, row, units].astype(float32)
-        dz_gates, dc = step_gradient(gates, c, dh, dc_2BH[k % 2, row, units])
-        dc_2BH[(k + 1) % 2, row, units] = dc
-        for n, dz in enumerate(dz_gates):
-            gate = pl.ds(start + n * hidden, size)
-            dz_buffer[t, row, gate] = dz.astype(compute)
-            dz_BG[row, gate] = operand(dz.astype(compute), scales_4[0], kind)
-
-    def multiply_gradients(k: Array, row: Array, start: Array, size: int, *references: Any) -> None:
-        scales_4, dm_PBH, mh_TBH, *read_mx, dmh_buffer, dmx_buffer, first_dmh, dmh_operand = (
-            references
-        )
-        t = window - 1 - k
-        units = pl.ds(start, size)
-        dm = _add(dm_PBH, row, units) * scales_4[1]
-        dmh = (dm * _look_up(read_mx, t, row, units)).astype(compute)
-        dmx_buffer[t, row, units] = (dm * mh_TBH[t, row, units].astype(float32)).astype(compute)
-        dmh_operand[row, units] = operand(dmh, scales_4[2], kind)
-
-        @pl.when(t > 0)
-        def _() -> None:
-            dmh_buffer[t - 1, row, units] = dmh
-
-        @pl.when(t == 0)
-        def _() -> None:
-            first_dmh[row, units] = dmh
-
     def step(k: StepNumber, later: tuple[Array, ...]) -> tuple[Array, ...]:
         dh_PBH, dc_2BH, dz_buffer, *in_place = later
         inputs: tuple[Array, ...] = (scales_4, dh_PBH, dh_TBH, before_c, gates_T4BH)
         made = (Shape((rows, 4 * hidden), kind),)
         (dc_2BH, dz_buffer), (dz_BG,) = run(
-            "gate_gradients", gate_gradients, k, inputs, (dc_2BH, dz_buffer), made
+            "gate_gradients", _gate_gradients, k, inputs, (dc_2BH, dz_buffer), made
         )
         inputs = (scales_4, times_wh(dz_BG), mh_TBH, *mx)
         made = (Shape((rows, hidden), kind),)
         arrays, (dmh_BH,) = run(
-            "multiply_gradients", multiply_gradients, k, inputs, tuple(in_place), made
+            "multiply_gradients", _multiply_gradients, k, inputs, tuple(in_place), made
         )
         return times_wmh(dmh_BH), dc_2BH, dz_buffer, *arrays
 

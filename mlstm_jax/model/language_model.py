@@ -146,7 +146,6 @@ class LanguageModel(linen.Module):
             training: what only a training step gives.
         """
         model = self.architecture
-        zeros = linen.initializers.zeros
         with self.product_precision():
             embedding_VE = self.param(
                 "embedding",
@@ -170,22 +169,26 @@ class LanguageModel(linen.Module):
             kernel_HV = self.param(
                 "decoder_kernel", uniform(model.hidden), (model.hidden, VOCABULARY)
             )
-            bias_V = self.param("decoder_bias", zeros, (VOCABULARY,))
+            bias_V = self.param("decoder_bias", linen.initializers.zeros, (VOCABULARY,))
             if return_states == "each":
                 steps = steps_read(x.shape[0], window.padding_mask_TB)
                 logits_TBV = _logits_by_step(x, kernel_HV, self.compute, steps)
             else:
                 logits_TBV = matmul(x, kernel_HV, self.compute)
             logits_TBV = logits_TBV + bias_V[None, None, :]
-            labels_BTK = None
-            if model.labels:
-                label_HK = self.param("label_kernel", zeros, (model.hidden, model.labels))
-                bias_K = self.param("label_bias", zeros, (model.labels,))
-                if model.label_state == "mean_h":
-                    count_T = jnp.arange(1, x.shape[0] + 1, dtype=jnp.float32)
-                    x = jnp.cumsum(x.astype(jnp.float32), axis=0) / count_T[:, None, None]
-                labels_BTK = matmul(x, label_HK, self.compute).swapaxes(0, 1) + bias_K[None, None]
+            labels_BTK = self._labels(x) if model.labels else None
             return ModelOutput(carry, logits_TBV.swapaxes(0, 1), labels_BTK, states)
+
+    def _labels(self, x_TBH: Array) -> Array:
+        """The outputs of the label head, [B, T, K]."""
+        model = self.architecture
+        zeros = linen.initializers.zeros
+        label_HK = self.param("label_kernel", zeros, (model.hidden, model.labels))
+        bias_K = self.param("label_bias", zeros, (model.labels,))
+        if model.label_state == "mean_h":
+            count_T = jnp.arange(1, x_TBH.shape[0] + 1, dtype=jnp.float32)
+            x_TBH = jnp.cumsum(x_TBH.astype(jnp.float32), axis=0) / count_T[:, None, None]
+        return matmul(x_TBH, label_HK, self.compute).swapaxes(0, 1) + bias_K[None, None]
 
     def init_parameters(self, key: Array) -> Parameters:
         """Draw initial parameters; the same key gives the same values on every device."""

@@ -6,6 +6,7 @@ capability 9.0 and later, and since jax 0.11 for 8.0. On a CPU the same kernels 
 interpreter, which is slow and only meant for tests. kernels.py has the kernels.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -70,12 +71,6 @@ def is_proven(hidden: int, capability: tuple[int, int] | None) -> bool:
     return capability == (9, 0) and missing(hidden, capability) is None
 
 
-def _piece(hidden: int) -> int:
-    """The number of units of a block; the last piece may overlap the previous one."""
-    # A thread reads up to 4 units at once, and their offset must be a multiple of their number.
-    return next((n for n in (512, 256) if hidden % n == 0), min(LEAST_UNITS, hidden))
-
-
 def _is_piece(index: Any) -> bool:
     """Whether an index of a reference ends with a slice of units, and not with a number."""
     last = index[-1] if isinstance(index, tuple) else index
@@ -89,6 +84,7 @@ class _Spread:
         self.reference = reference
         self.size = size
         self.shape = reference.shape
+        self.dtype = reference.dtype
 
     def __getitem__(self, index: Any) -> Array:
         value = self.reference[index]
@@ -109,6 +105,7 @@ class _Counted:
 
     def __init__(self, array: Array | Shape, size: int) -> None:
         self.shape = array.shape
+        self.dtype = array.dtype
         self.piece = Shape((size,), array.dtype)
         self.bytes = 0
 
@@ -153,6 +150,17 @@ class Grid(NamedTuple):
     hidden: int
     interpret: bool
 
+    @property
+    def size(self) -> int:
+        """The number of units of a block; the last piece may overlap the previous one."""
+        # A thread reads up to 4 units at once, and their offset must be a multiple of their number.
+        return next((n for n in (512, 256) if self.hidden % n == 0), min(LEAST_UNITS, self.hidden))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows, and pieces of a row."""
+        return self.rows, pl.cdiv(self.hidden, self.size)
+
     def launch(
         self,
         name: str,
@@ -169,36 +177,45 @@ class Grid(NamedTuple):
         these. It must not read what it writes, because pieces overlap if their size does not
         divide `hidden`. The name is shown in profilers and in the compiled program.
         """
-        hidden = self.hidden
-        size = _piece(hidden)
-        grid = (self.rows, pl.cdiv(hidden, size))
+        size = self.size
         inputs = (jnp.int32(step.turn)[None], *inputs)
-        shapes = [Shape(x.shape, x.dtype) for x in in_place]
         count = len(in_place)
 
         def run_body(row: Array, piece: Array, turn_1: Any, *references: Any) -> None:
-            start = jnp.minimum(piece * size, hidden - size)
+            start = jnp.minimum(piece * size, self.hidden - size)
             body(step(turn_1[0]), row, start, size, *references)
 
-        if self.interpret:
-            # The interpreter passes each in-place array twice: once to read, once to write.
-            first = len(inputs)
-
-            def interpreted(*references: Any) -> None:
-                written = references[first + count :]
-                run_body(pl.program_id(0), pl.program_id(1), *references[:first], *written)
-
-            results = pl.pallas_call(
-                interpreted,
-                out_shape=(*shapes, *outputs),
-                grid=grid,
-                input_output_aliases={first + k: k for k in range(count)},
-                interpret=True,
-                name=name,
-            )(*inputs, *in_place)
+        if not self.interpret:
+            results = self._run_on_gpu(name, run_body, inputs, in_place, outputs)
             return tuple(results[:count]), tuple(results[count:])
+        # The interpreter passes each in-place array twice: once to read, once to write.
+        first = len(inputs)
 
+        def interpreted(*references: Any) -> None:
+            written = references[first + count :]
+            run_body(pl.program_id(0), pl.program_id(1), *references[:first], *written)
+
+        results = pl.pallas_call(
+            interpreted,
+            out_shape=(*_shapes_of(in_place), *outputs),
+            grid=self.shape,
+            input_output_aliases={first + k: k for k in range(count)},
+            interpret=True,
+            name=name,
+        )(*inputs, *in_place)
+        return tuple(results[:count]), tuple(results[count:])
+
+    def _run_on_gpu(
+        self,
+        name: str,
+        run_body: Callable[..., None],
+        inputs: tuple[Array, ...],
+        in_place: tuple[Array, ...],
+        outputs: tuple[Shape, ...],
+    ) -> Any:
         from jax.experimental.pallas import mosaic_gpu
+
+        size = self.size
 
         def kernel(*references: Any) -> None:
             spread = [_Spread(reference, size) for reference in references]
@@ -206,17 +223,21 @@ class Grid(NamedTuple):
 
         call = pl.kernel(
             kernel,
-            mesh=mosaic_gpu.Mesh(grid=grid, grid_names=("row", "piece")),
+            mesh=mosaic_gpu.Mesh(grid=self.shape, grid_names=("row", "piece")),
             compiler_params=mosaic_gpu.CompilerParams(),
             name=name,
         )
         # The compiled program keeps this name, and benchmarks/compiled_program.py reads it there:
         # XLA knows only the arrays of such a kernel, most of which cover all steps.
-        arrays: tuple[Array | Shape, ...] = (*inputs, *shapes, *outputs)
+        arrays: tuple[Array | Shape, ...] = (*inputs, *_shapes_of(in_place), *outputs)
         counted = [_Counted(x, size) for x in arrays]
         jax.eval_shape(lambda row: run_body(row, row, *counted), Shape((), jnp.int32))
-        moved = "_".join(str(grid[0] * grid[1] * array.bytes) for array in counted)
+        blocks = math.prod(self.shape)
+        moved = "_".join(str(blocks * array.bytes) for array in counted)
         unwritten = [jax.lax.empty(x.shape, x.dtype) for x in outputs]
         with jax.named_scope(f"moves_{moved}_bytes"):
-            results = pl.run_state(lambda written: call(*inputs, *written))((*in_place, *unwritten))
-        return tuple(results[:count]), tuple(results[count:])
+            return pl.run_state(lambda written: call(*inputs, *written))((*in_place, *unwritten))
+
+
+def _shapes_of(arrays: tuple[Array, ...]) -> list[Shape]:
+    return [Shape(x.shape, x.dtype) for x in arrays]

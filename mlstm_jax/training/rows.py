@@ -48,8 +48,7 @@ def meta_of(config: Config, corpus: Corpus) -> Meta:
     rows = dataclasses.asdict(config.data)
     del rows["corpus"], rows["batch_per_device"]
     rows["slack"] = TRAINING_SLACK
-    function = function_of(config)
-    return Meta(corpus.identity, corpus.manifest.cleaning, rows, function=function)
+    return Meta(corpus.identity, corpus.manifest.cleaning, rows, function_of(config))
 
 
 def train_stream(config: Config, corpus: Corpus, start: Place = BEGINNING) -> TrainStream:

@@ -245,6 +245,13 @@ def _update(
     return optax.apply_updates(state.params, updates), opt_state, has_target
 
 
+def _history(state: TrainState, maxima_3: Array | None, positions: int) -> Array | None:
+    """The maxima of fp8's operands with this step's, the same on every device; None without fp8."""
+    if state.maxima_U3 is None:
+        return None
+    return fp8.with_newest(state.maxima_U3, jax.lax.pmax(maxima_3, AXIS), positions)
+
+
 def make_train_step(config: Config, model: LanguageModel) -> TrainStep:
     """The step: state, carry, batch, stop, rates → state, carry, metrics.
 
@@ -295,11 +302,7 @@ def _make_train_step(config: Config, model: LanguageModel) -> TrainStep:
         finite = jnp.isfinite(loss) & jnp.isfinite(square)
 
         params, opt_state, has_target = _update(tx, state, gradient, batch)
-        history_U3 = state.maxima_U3
-        if history_U3 is not None:
-            maxima_3 = jax.lax.pmax(maxima_3, AXIS)
-            positions = batch.inputs_BT.size // micro_batches
-            history_U3 = fp8.with_newest(history_U3, maxima_3, positions)
+        history_U3 = _history(state, maxima_3, batch.inputs_BT.size // micro_batches)
         params, opt_state, after, history_U3 = _select(
             finite,
             (params, opt_state, after, history_U3),

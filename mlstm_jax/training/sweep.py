@@ -206,28 +206,34 @@ def sweep(
         for config in runs.values():
             require_same_run(config)
     elsewhere: list[str] = []
-    by_folder = {config.out: key for key, config in runs.items()}
     for number, (key, config) in enumerate(runs.items(), 1):
         if table_only or result(key, config).status in ("done", "diverged"):
             continue
         name = " / ".join(key)
         tell(f"\n{number} of {len(runs)}: {name}")
-        before = by_folder.get(str(config.train.start_from))
-        if before and result(before, runs[before]).status != "done":
-            tell(f"it starts from {' / '.join(before)}, which is not done")
-            elsewhere.append(name)
-            continue
-        try:
-            train(config, Session(owns_process=owns_process))
-        except Diverged as error:  # a divergence is a result, and the run is not repeated
-            tell(f"diverged: {message(error.reason)}")
-        except InUse:
-            tell("another process trains this run")
+        if not _train(config, runs, owns_process=owns_process):
             elsewhere.append(name)
         write_tables(runs, out)
     if elsewhere:
         tell(f"\nleft to other processes: {', '.join(elsewhere)}")
     return write_tables(runs, out)
+
+
+def _train(config: Config, runs: Runs, *, owns_process: bool) -> bool:
+    """Train a run until it is done or diverges; False, and say why, if others have to go on."""
+    for before, other in runs.items():
+        is_start = other.out == config.train.start_from
+        if is_start and result(before, other).status != "done":
+            tell(f"it starts from {' / '.join(before)}, which is not done")
+            return False
+    try:
+        train(config, Session(owns_process=owns_process))
+    except Diverged as error:  # a divergence is a result, and the run is not repeated
+        tell(f"diverged: {message(error.reason)}")
+    except InUse:
+        tell("another process trains this run")
+        return False
+    return True
 
 
 def write_tables(runs: Runs, out: Path) -> list[RunSummary]:

@@ -100,11 +100,16 @@ def transfer(
         folder = out / state if out and len(states) > 1 else out
         transferred[state] = Transferred(classifier, result, folder)
         if folder:
-            folder.mkdir(exist_ok=True)
-            (folder / REPORT).unlink(missing_ok=True)
-            classifier.save(folder)
-            write_report(folder, result, run.name)
+            _save(folder, transferred[state], run.name)
     return transferred
+
+
+def _save(folder: Path, made: Transferred, run_name: str) -> None:
+    """Write the classifier and the report, whose last file says that all are complete."""
+    folder.mkdir(exist_ok=True)
+    (folder / REPORT).unlink(missing_ok=True)
+    made.classifier.save(folder)
+    write_report(folder, made.result, run_name)
 
 
 def _with_notes(

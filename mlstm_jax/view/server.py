@@ -8,10 +8,21 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mlstm_jax import fields
 from mlstm_jax.errors import UserError, require
@@ -32,40 +43,50 @@ _HEADERS = {
 }
 
 
-def make_app(
-    viewer: Viewer, hosts: set[str] | None, is_stopping: Callable[[], bool] = lambda: False
-) -> Any:
-    """Return the ASGI application; requests may use these host names, as in a URL (None: any)."""
-    from starlette.applications import Starlette
-    from starlette.concurrency import run_in_threadpool
-    from starlette.exceptions import HTTPException
-    from starlette.middleware import Middleware
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
-    from starlette.requests import ClientDisconnect, Request
-    from starlette.responses import FileResponse, Response
-    from starlette.routing import Route
+def _reply(content: dict[str, Any], status: int = 200) -> Response:
+    # ASCII only: a class or run name may hold a lone surrogate, which UTF-8 cannot encode.
+    text = json.dumps(content, allow_nan=False)
+    return Response(text, status, headers=_HEADERS, media_type="application/json")
 
-    def reply(content: dict[str, Any], status: int = 200) -> Response:
-        # ASCII only: a class or run name may hold a lone surrogate, which UTF-8 cannot encode.
-        text = json.dumps(content, allow_nan=False)
-        return Response(text, status, headers=_HEADERS, media_type="application/json")
 
-    def refuse(message: str, status: int) -> Response:
-        return reply({"error": message}, status)
+def _refuse(message: str, status: int) -> Response:
+    return _reply({"error": message}, status)
 
-    async def page(request: Request) -> FileResponse:
-        return FileResponse(_PAGE / _FILES[request.scope["path"]], headers=_HEADERS)
 
-    async def body_of(request: Request) -> bytes:
-        body = b""
+async def _refused(request: Request, error: Exception) -> Response:
+    """The answer to a request that Starlette itself refuses."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return _refuse(f"{request.url.path} does not exist.", 404)
+    return _refuse(f"{request.method} {request.url.path}: {error.detail}.", error.status_code)
+
+
+async def _page(request: Request) -> FileResponse:
+    return FileResponse(_PAGE / _FILES[request.scope["path"]], headers=_HEADERS)
+
+
+async def _asked(request: Request) -> dict[str, Any]:
+    """The JSON object of a request's body."""
+    # A page of another site must ask before it sends this type, and is refused.
+    if request.headers.get("content-type") != "application/json":
+        raise RequestError("the content type must be application/json.", 415)
+    body = b""
+    async with asyncio.timeout(_SECONDS_TO_ASK):
         async for piece in request.stream():
             body += piece
             if len(body) > _MOST_BODY:
                 raise RequestError(f"the request is larger than {_MOST_BODY:,} bytes.", 413)
-        return body
+    asked = fields.parse(body)
+    require(isinstance(asked, dict), "the request", asked, "a JSON object")
+    return asked
 
-    async def work(request: Request, method: Callable[..., Any], asked: dict[str, Any]) -> Any:
-        """The result of a method, which ends early if the client or the server does."""
+
+def _handler(
+    method: Callable[..., dict[str, Any]], is_stopping: Callable[[], bool]
+) -> Callable[[Request], Awaitable[Response]]:
+    """What answers by a method of `Viewer`, which ends early if the client or the server does."""
+
+    async def work(request: Request, asked: dict[str, Any]) -> dict[str, Any]:
         gone = threading.Event()
 
         def check() -> None:
@@ -83,50 +104,34 @@ def make_app(
             gone.set()
             waiting.cancel()
 
-    def answer(method: Callable[..., dict[str, Any]]) -> Any:
-        async def handle(request: Request) -> Response:
+    async def handle(request: Request) -> Response:
+        try:
+            result = await work(request, await _asked(request))
             try:
-                # A page of another site must ask before it sends this type, and is refused.
-                if request.headers.get("content-type") != "application/json":
-                    raise RequestError("the content type must be application/json.", 415)
-                async with asyncio.timeout(_SECONDS_TO_ASK):
-                    body = await body_of(request)
-                asked = fields.parse(body)
-                require(isinstance(asked, dict), "the request", asked, "a JSON object")
-                result = await work(request, method, asked)
-                try:
-                    return reply(result)
-                except ValueError as error:  # JSON has no inf or NaN
-                    message = "the model computes inf or NaN here; its weights are too large."
-                    raise RequestError(message, 422) from error
-            except UserError as error:
-                return refuse(str(error), getattr(error, "status", 400))
-            except TimeoutError:
-                return refuse(f"the request took longer than {_SECONDS_TO_ASK:g} s.", 408)
-            except ClientDisconnect:
-                return refuse("the request is incomplete.", 400)  # the client has gone
+                return _reply(result)
+            except ValueError as error:  # JSON has no inf or NaN
+                message = "the model computes inf or NaN here; its weights are too large."
+                raise RequestError(message, 422) from error
+        except UserError as error:
+            return _refuse(str(error), getattr(error, "status", 400))
+        except TimeoutError:
+            return _refuse(f"the request took longer than {_SECONDS_TO_ASK:g} s.", 408)
+        except ClientDisconnect:
+            return _refuse("the request is incomplete.", 400)  # the client has gone
 
-        return handle
+    return handle
 
-    async def refused(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        if error.status_code == 404:
-            return refuse(f"{request.url.path} does not exist.", 404)
-        return refuse(f"{request.method} {request.url.path}: {error.detail}.", error.status_code)
 
+def make_app(viewer: Viewer, hosts: set[str] | None, is_stopping: Callable[[], bool]) -> Starlette:
+    """The ASGI application; requests may use these host names, as in a URL (None: any)."""
+    routes = [Route(path, _page) for path in _FILES]
+    for method in (viewer.model, viewer.read, viewer.generate):
+        handle = _handler(method, is_stopping)
+        routes.append(Route(f"/{method.__name__}", handle, methods=["POST"]))
+    # A site may point its own name here (DNS rebinding).
+    guard = Middleware(TrustedHostMiddleware, allowed_hosts=hosts or {"*"}, www_redirect=False)
     return Starlette(
-        routes=[
-            *(Route(path, page) for path in _FILES),
-            *(
-                Route(f"/{method.__name__}", answer(method), methods=["POST"])
-                for method in (viewer.model, viewer.read, viewer.generate)
-            ),
-        ],
-        # A site may point its own name here (DNS rebinding).
-        middleware=[
-            Middleware(TrustedHostMiddleware, allowed_hosts=hosts or {"*"}, www_redirect=False)
-        ],
-        exception_handlers={HTTPException: refused},
+        routes=routes, middleware=[guard], exception_handlers={HTTPException: _refused}
     )
 
 
@@ -169,36 +174,30 @@ def bind(host: str, port: int) -> Address:
     return Address(listening, url, None if everywhere else hosts)
 
 
-def _protocol() -> type[Any]:
+class _Protocol(H11Protocol):
     """uvicorn's protocol, with a time limit for the lines before a request's body."""
-    from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    class Limited(H11Protocol):
-        limit: asyncio.TimerHandle | None = None
+    limit: asyncio.TimerHandle | None = None
 
-        def connection_made(self, transport: asyncio.Transport) -> None:
-            super().connection_made(transport)
-            self.limit = self.loop.call_later(_SECONDS_TO_ASK, transport.close)
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self.limit = self.loop.call_later(_SECONDS_TO_ASK, transport.close)
 
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            is_asked = self.cycle is not None and not self.cycle.response_complete
-            if is_asked and self.limit:
-                self.limit.cancel()
-                self.limit = None
-            elif not is_asked and self.limit is None:
-                self.limit = self.loop.call_later(_SECONDS_TO_ASK, self.transport.close)
-
-    return Limited
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        is_asked = self.cycle is not None and not self.cycle.response_complete
+        if is_asked and self.limit:
+            self.limit.cancel()
+            self.limit = None
+        elif not is_asked and self.limit is None:
+            self.limit = self.loop.call_later(_SECONDS_TO_ASK, self.transport.close)
 
 
 def serve(viewer: Viewer, address: Address) -> None:
     """Serve the page until the process is stopped."""
-    import uvicorn
-
     config = uvicorn.Config(
         make_app(viewer, address.hosts, lambda: server.should_exit),
-        http=_protocol(),
+        http=_Protocol,
         limit_concurrency=_MOST_CONNECTIONS,
         backlog=_MOST_CONNECTIONS,  # asyncio accepts as many before any is handled
         log_level="warning",
