@@ -160,9 +160,9 @@ def _forward_loop(
         mx = _input_arrays(x_TB, t, weights["wmx"])
         zx = _input_arrays(x_TB, t, weights["wx"])
         inputs = (scales_4, *mx, times_wmh(h_operand))
-        (mh_buffer,), (m_BH,) = run("multiply", _multiply, t, inputs, (mh_buffer,), made)
+        (mh_buffer,), (m_BH,) = run(_multiply, t, inputs, (mh_buffer,), made)
         inputs = (scales_4, times_wh(m_BH), weights["b"], *zx)
-        arrays, (h_operand,) = run("advance", _advance, t, inputs, tuple(in_place), made)
+        arrays, (h_operand,) = run(_advance, t, inputs, tuple(in_place), made)
         return h_operand, mh_buffer, *arrays
 
     c_buffer = jax.lax.empty((window + 1, rows, hidden), carry.c.dtype).at[0].set(carry.c)
@@ -239,14 +239,10 @@ def _backward(
         dh_PBH, dc_2BH, dz_buffer, *in_place = later
         inputs: tuple[Array, ...] = (scales_4, dh_PBH, dh_TBH, before_c, gates_T4BH)
         made = (Shape((rows, 4 * hidden), kind),)
-        (dc_2BH, dz_buffer), (dz_BG,) = run(
-            "gate_gradients", _gate_gradients, k, inputs, (dc_2BH, dz_buffer), made
-        )
+        (dc_2BH, dz_buffer), (dz_BG,) = run(_gate_gradients, k, inputs, (dc_2BH, dz_buffer), made)
         inputs = (scales_4, times_wh(dz_BG), mh_TBH, *mx)
         made = (Shape((rows, hidden), kind),)
-        arrays, (dmh_BH,) = run(
-            "multiply_gradients", _multiply_gradients, k, inputs, tuple(in_place), made
-        )
+        arrays, (dmh_BH,) = run(_multiply_gradients, k, inputs, tuple(in_place), made)
         return times_wmh(dmh_BH), dc_2BH, dz_buffer, *arrays
 
     # The cotangent of c, before and after a step.

@@ -6,7 +6,6 @@ capability 9.0 and later, and since jax 0.11 for 8.0. On a CPU the same kernels 
 interpreter, which is slow and only meant for tests. kernels.py has the kernels.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -156,14 +155,8 @@ class Grid(NamedTuple):
         # A thread reads up to 4 units at once, and their offset must be a multiple of their number.
         return next((n for n in (512, 256) if self.hidden % n == 0), min(LEAST_UNITS, self.hidden))
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows, and pieces of a row."""
-        return self.rows, pl.cdiv(self.hidden, self.size)
-
     def launch(
         self,
-        name: str,
         body: Callable[..., None],
         step: StepNumber,
         inputs: tuple[Array, ...],
@@ -175,8 +168,9 @@ class Grid(NamedTuple):
         The kernel reads `inputs`, and reads and writes `in_place`; `outputs` are shapes and types.
         The `body` is called with (step, row, first unit, number of units) and then references to
         these. It must not read what it writes, because pieces overlap if their size does not
-        divide `hidden`. The name is shown in profilers and in the compiled program.
+        divide `hidden`. Its name is shown in profilers and in the compiled program.
         """
+        name = body.__name__.removeprefix("_")
         size = self.size
         inputs = (jnp.int32(step.turn)[None], *inputs)
         count = len(in_place)
@@ -198,7 +192,7 @@ class Grid(NamedTuple):
         results = pl.pallas_call(
             interpreted,
             out_shape=(*_shapes_of(in_place), *outputs),
-            grid=self.shape,
+            grid=(self.rows, pl.cdiv(self.hidden, size)),
             input_output_aliases={first + k: k for k in range(count)},
             interpret=True,
             name=name,
@@ -216,6 +210,7 @@ class Grid(NamedTuple):
         from jax.experimental.pallas import mosaic_gpu
 
         size = self.size
+        grid = (self.rows, pl.cdiv(self.hidden, size))
 
         def kernel(*references: Any) -> None:
             spread = [_Spread(reference, size) for reference in references]
@@ -223,7 +218,7 @@ class Grid(NamedTuple):
 
         call = pl.kernel(
             kernel,
-            mesh=mosaic_gpu.Mesh(grid=self.shape, grid_names=("row", "piece")),
+            mesh=mosaic_gpu.Mesh(grid=grid, grid_names=("row", "piece")),
             compiler_params=mosaic_gpu.CompilerParams(),
             name=name,
         )
@@ -232,8 +227,7 @@ class Grid(NamedTuple):
         arrays: tuple[Array | Shape, ...] = (*inputs, *_shapes_of(in_place), *outputs)
         counted = [_Counted(x, size) for x in arrays]
         jax.eval_shape(lambda row: run_body(row, row, *counted), Shape((), jnp.int32))
-        blocks = math.prod(self.shape)
-        moved = "_".join(str(blocks * array.bytes) for array in counted)
+        moved = "_".join(str(grid[0] * grid[1] * array.bytes) for array in counted)
         unwritten = [jax.lax.empty(x.shape, x.dtype) for x in outputs]
         with jax.named_scope(f"moves_{moved}_bytes"):
             return pl.run_state(lambda written: call(*inputs, *written))((*in_place, *unwritten))
