@@ -683,8 +683,7 @@ class TrainedModel:
             show_progress: on standard error.
 
         Returns:
-            The classifier and the results; `.result.test` is the test accuracy, a fraction, and
-            `.result.together["test"]` the accuracy with `words`, given or not.
+            The classifier and the results; `.result.accuracy` is its test accuracy, a fraction.
 
         Raises:
             ValueError: the texts have fewer than two classes, or too few texts of one; test texts
@@ -692,7 +691,7 @@ class TrainedModel:
 
         Examples:
             >>> made = mlstm.load("runs/mine").transfer("reviews.csv")
-            >>> 0 <= made.result.test <= 1
+            >>> 0 <= made.result.accuracy <= 1
             True
         """
         from mlstm_jax.transfer.transfer import require_out

@@ -38,7 +38,7 @@ class Result:
         C: the chosen inverse strength of the penalty.
         train: accuracy on the training texts.
         valid: on the validation texts; cross-validated where there are none.
-        test: on the test texts.
+        test: on the test texts, from the features alone; see `accuracy`.
         majority: test accuracy of always predicting the most common class of train.
         has_prior: whether the model's own classifier, or a fit with its log-odds, was chosen.
         units: by the absolute value of their weight, the largest first.
@@ -55,6 +55,7 @@ class Result:
         sources: which records were used, by file.
         notes: on texts that are known; see classify.py.
         is_known: whether the model or its classifier has learned many of the texts.
+        keeps_words: whether the classifier that is kept also reads words.
     """
 
     classes: list[str]
@@ -81,11 +82,17 @@ class Result:
     sources: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     is_known: bool = False
+    keeps_words: bool = False
+
+    @property
+    def accuracy(self) -> float:
+        """The test accuracy of the classifier that is kept."""
+        return self.together["test"] if self.keeps_words else self.test
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The test accuracy's 95% confidence interval (Wilson 1927)."""
-        return self._interval(self.test)
+        """Its 95% confidence interval (Wilson 1927)."""
+        return self._interval(self.accuracy)
 
     @property
     def is_chance(self) -> bool:
@@ -103,8 +110,7 @@ class Result:
     def __repr__(self) -> str:
         low, high = self.interval
         texts = f"{self.texts['test']:,} texts"
-        score = f"test accuracy {self.test:.3f} ({low:.3f} to {high:.3f}, 95% of {texts})"
-        score += f", with words {self.together['test']:.3f}"
+        score = f"test accuracy {self.accuracy:.3f} ({low:.3f} to {high:.3f}, 95% of {texts})"
         return f"{score}; {named(self.classes)}; state {self.state}"
 
 

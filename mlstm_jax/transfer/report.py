@@ -29,10 +29,11 @@ def as_markdown(result: Result, run_name: str, pictures: list[str]) -> str:
     units = list(map(str, result.units[:10]))
     best = result.best_unit
     fitted = f"C = {result.C:g}. " if result.C else ""
+    low, high = result.interval
     confusion: list[list[object]] = [["", *classes]]
     for name, row in zip(classes, result.confusion, strict=True):
         confusion.append([f"**{name}**", *row])
-    curve: list[list[object]] = [["labelled examples", "test accuracy, %", "over three draws"]]
+    curve: list[list[object]] = [["labelled examples", "mean of three draws", "least to largest"]]
     for point in result.learning_curve:
         ends = f"{_percent(point['least'])} to {_percent(point['largest'])}"
         curve.append([f"{int(point['examples']):,}", _percent(point["mean"]), ends])
@@ -41,14 +42,17 @@ def as_markdown(result: Result, run_name: str, pictures: list[str]) -> str:
         f"{', '.join(counts)} texts of {len(classes)} classes: {', '.join(classes)}"
         f"{''.join(f'; {markdown(source)}' for source in result.sources)}. Features: the "
         f"{STATE_NAMES[result.state]} (`{result.state}`).",
-        "Accuracy, % of the texts, with a 95% confidence interval:",
+        f"**The classifier kept here is right on {_percent(result.accuracy)}% of the "
+        f"{result.texts['test']:,} test texts** (95% interval: {_percent(low)} to "
+        f"{_percent(high)}%). The rest is for comparison; accuracies in %:",
         _table(_accuracies(result)),
         *_remarks(result, run_name),
         f"{fitted}The features of largest weight: {', '.join(units)}.",
         f"To view the best unit: `mlstm-jax heatmap RUN --state {best.state} --layer "
         f"{best.layer} --unit {best.unit} --text TEXT --out heat.html`.",
-        "Confusion matrix of the test texts, one row per true class:",
+        "Test texts by class (rows) and by the answer from the features (columns):",
         _table(confusion),
+        "Test accuracy with fewer labelled examples, from the features:",
         _table(curve),
         "\n".join(f"![{Path(name).stem}]({name})" for name in pictures)
         or "(No pictures: matplotlib is not installed.)",
@@ -67,24 +71,26 @@ def _percent(value: float | None) -> str:
 
 
 def _accuracies(result: Result) -> list[list[object]]:
-    """The table of accuracies."""
-    checked = "valid" if result.texts.get("valid") else "cross-validated"
-    rows: list[list[object]] = [["", "train", checked, "**test**"]]
+    """The table of accuracies; the row of the classifier that is kept is bold."""
+    fitting = "validation texts" if result.texts.get("valid") else "cross-validation"
+    rows: list[list[object]] = [["classifier of", "training texts", fitting, "test texts"]]
 
     def add(name: str, test: float, train: float | None = None, valid: float | None = None) -> None:
-        rows.append([name, _percent(train), _percent(valid), f"**{_percent(test)}**"])
+        rows.append([name, _percent(train), _percent(valid), _percent(test)])
 
-    low, high = result.interval
-    bold = f"**{_percent(result.test)}** ({_percent(low)} to {_percent(high)})"
-    rows.append(["all features", _percent(result.train), _percent(result.valid), bold])
-    add(f"{result.best_unit}, the best alone", result.best_unit_test)
-    for k, score in result.top_units.items():
-        add(f"{k} of largest weight", score)
-    base = result.baseline
-    add(f"TF-IDF, {words.COUNTED[result.counted]}", base["test"], base["train"], base["valid"])
+    add("all features", result.test, result.train, result.valid)
     both = result.together
-    add("features and TF-IDF together, `words`", both["test"], both["train"], both.get("valid"))
-    add("the commonest class", result.majority)
+    add("all features and words (`words`)", both["test"], both["train"], both.get("valid"))
+    kept = rows[-1] if result.keeps_words else rows[1]
+    kept[0] = f"**{kept[0]}, kept**"
+    kept[-1] = f"**{kept[-1]}**"
+    base = result.baseline
+    counted = f"words alone: TF-IDF, {words.COUNTED[result.counted]}"
+    add(counted, base["test"], base["train"], base["valid"])
+    for k, score in result.top_units.items():
+        add(f"the {k} features of largest weight" if k > 1 else "the one of largest weight", score)
+    add(f"the best feature alone, {result.best_unit}", result.best_unit_test)
+    add("nothing: always the commonest class", result.majority)
     return rows
 
 

@@ -93,6 +93,7 @@ def transfer(
                 examples, classes, state, units, tfidf, _prior(own, units), progress.update
             )
         result = _with_notes(result, sets, own, *known)
+        result = dataclasses.replace(result, keeps_words=options.words)
         about = Description(state, options.all_layers, run.fingerprint, text_column, step=run.step)
         counted = classifier.words if options.words else None
         fitted_to = np.unique(sets.digests["train"])

@@ -47,9 +47,10 @@ def test_transfer_and_classify(run, tmp_path, random, capsys, refused) -> None:
     assert 1 > result["best_unit_test"] >= result["majority"] - 0.05
     assert f"**{100 * result['test']:.1f}**" in said
     # The report says what word counts would give, which only `words` keeps.
-    assert "features and TF-IDF together" in said
-    low, high = re.search(r"\*\* \((\S+) to (\S+)\) \|", said).groups()
-    assert float(low) < 100 * result["test"] <= float(high)
+    assert "all features and words (`words`)" in said
+    right, low, high = re.search(r"(\S+)% of the 100 .*: (\S+) to (\S+)%\)", said).groups()
+    assert float(right) == pytest.approx(100 * result["test"])
+    assert float(low) < float(right) <= float(high)
     assert re.search(r"; 70 of the 72 records of \S*70.csv; 100 of the 100 records of", said)
     assert load_classifier(out).words is None
     for picture in ("best_unit.png", "learning_curve.png"):

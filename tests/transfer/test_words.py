@@ -177,10 +177,14 @@ def test_saved_classifier(model, made) -> None:
     together = made.result.together
     assert together["test"] == np.mean(np.array(best) == labels)
     assert list(together) == ["train", "valid", "test"]
-    assert f", with words {together['test']:.3f}; 3 classes" in repr(made.result)
+    assert f"test accuracy {together['test']:.3f} (" in repr(made.result)
     percent = 100 * np.array([*together.values()])
-    row = "| features and TF-IDF together, `words` | {:.1f} | {:.1f} | **{:.1f}** |"
-    assert row.format(*percent) in (made.folder / "report.md").read_text()
+    report = (made.folder / "report.md").read_text()
+    assert f"kept here is right on {percent[2]:.1f}% of the {len(texts)} test texts" in report
+    row = "| **all features and words (`words`), kept** | {:.1f} | {:.1f} | **{:.1f}** |"
+    assert row.format(*percent) in report
+    alone = as_markdown(replace(made.result, keeps_words=False, test=0.5), "mine", [])
+    assert f"kept here is right on 50.0% of the {len(texts)} test texts" in alone
 
 
 def test_refused_with_words(model, made, tmp_path, refused) -> None:
