@@ -35,7 +35,7 @@ class PrepareOptions(CsvOptions):
             unset: the comma or the tab, or another one with which the header has a text column.
         quoting: whether the fields of .csv and .tsv files may be in quotes: yes or no; unset: yes
             unless tabs separate them, and with tabs if the file shows it.
-        split: weights of train, valid and test, in documents, such as 8,1,1 or 0.8,0.1,0.1; 0,0,1
+        split: weights of train, valid and test in documents: 8,1,1 or 0.8,0.1,0.1; 0,0,1
             makes only a test set. Valid and test get at least one document each unless their
             weight is 0. Unset: 20,1,1, or 1000,1,1 from 100,000 distinct documents on.
         seed: seed of the document order, which depends only on the seed and the documents.

@@ -80,13 +80,12 @@ def _accuracies(result: Result) -> list[list[object]]:
 
     add("all features", result.test, result.train, result.valid)
     both = result.together
-    add("all features and words (`words`)", both["test"], both["train"], both.get("valid"))
+    add("all features and TF-IDF (`words`)", both["test"], both["train"], both.get("valid"))
     kept = rows[-1] if result.keeps_words else rows[1]
     kept[0] = f"**{kept[0]}, kept**"
     kept[-1] = f"**{kept[-1]}**"
     base = result.baseline
-    counted = f"words alone: TF-IDF, {words.COUNTED[result.counted]}"
-    add(counted, base["test"], base["train"], base["valid"])
+    add(f"TF-IDF, {words.COUNTED[result.counted]}", base["test"], base["train"], base["valid"])
     for k, score in result.top_units.items():
         add(f"the {k} features of largest weight" if k > 1 else "the one of largest weight", score)
     add(f"the best feature alone, {result.best_unit}", result.best_unit_test)

@@ -181,7 +181,7 @@ def test_saved_classifier(model, made) -> None:
     percent = 100 * np.array([*together.values()])
     report = (made.folder / "report.md").read_text()
     assert f"kept here is right on {percent[2]:.1f}% of the {len(texts)} test texts" in report
-    row = "| **all features and words (`words`), kept** | {:.1f} | {:.1f} | **{:.1f}** |"
+    row = "| **all features and TF-IDF (`words`), kept** | {:.1f} | {:.1f} | **{:.1f}** |"
     assert row.format(*percent) in report
     alone = as_markdown(replace(made.result, keeps_words=False, test=0.5), "mine", [])
     assert f"kept here is right on 50.0% of the {len(texts)} test texts" in alone
