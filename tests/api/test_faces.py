@@ -124,7 +124,7 @@ def test_several_samples(model, capsys) -> None:
 # A line; the name of the function and its arguments; and the field that both messages name.
 REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("generate MODEL --bytes -1", "generate", {"bytes": -1}, "bytes"),
-    ("generate MODEL --set-unit 9999=1", "generate", {"set_unit": {9999: 1.0}}, "set_unit"),
+    ("generate MODEL --set-unit 9999=1", "generate", {"set_unit": {9999: 1.0}}, "a unit, 0 to 63"),
     ("generate MODEL --set-unit 3", "generate", {"set_unit": "3"}, "set_unit"),
     ("generate MODEL --stop é", "generate", {"stop": "é"}, "stop"),
     ("heatmap MODEL --text a --out x.html", "heatmap", {"text": "a"}, "unit"),
@@ -134,7 +134,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
      {"train": "IN/a.jsonl", "label_column": "stars", "out": "x"}, "stars"),
     ("classify MODEL none IN/a.jsonl", "classify",
      {"texts": "IN/a.jsonl", "classifier": "none"}, "none"),
-    ("report MODEL --checkpoint 7", "load", {"path": "MODEL", "checkpoint": 7}, "checkpoints"),
+    ("report MODEL --checkpoint 7", "load", {"path": "MODEL", "checkpoint": 7}, "no checkpoint 7"),
     ("inspect none", "inspect", {"corpus": "none"}, "none"),
     ("plan small_512 --machine h200 --gpus 0", "plan",
      {"config": "small_512", "machine": "h200", "devices": [0]}, "devices"),
