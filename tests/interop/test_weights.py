@@ -211,7 +211,7 @@ def test_imported_run(found, tmp_path, refused) -> None:
     assert (imported / run.WEIGHTS).read_bytes() == before
     assert "name one with --corpus" in refused("evaluate", imported)
     for path in (imported, imported / run.WEIGHTS):
-        assert "has weights and no checkpoints" in refused("generate", path, "--checkpoint", "7")
+        assert "has weights, and no checkpoint 7;" in refused("generate", path, "--checkpoint", "7")
     file = imported / "config.json"
     digest.write_json(file, json.loads(file.read_text().replace('"hidden": 7', '"hidden": 8')))
     with pytest.raises(UserError, match=r"config\.json and weights\.safetensors are from diff"):

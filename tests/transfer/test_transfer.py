@@ -261,7 +261,7 @@ def test_moved_run(run, tmp_path, monkeypatch, refused) -> None:
     told = "the run d was trained on corpora/mine, which is not here; name the corpus with"
     for command in ("evaluate", "report"):
         assert f"{told} --corpus." in refused(command, "d")
-    assert f"{told} `data.corpus`." in refused(
+    assert f"{told} --data.corpus." in refused(
         "train", "--data.corpus", "corpora/mine", "--out", "d"
     )
     for words in ([], ["--resume"]):
