@@ -184,7 +184,10 @@ def _unusable(source: Source) -> str | None:
         )
     if not source.kind:
         suffix = path.suffix or "its name has no suffix"
-        return f"it is of an unknown kind ({suffix}); known kinds are {known_kinds()}."
+        return (
+            f"it is of an unknown kind ({suffix}); known kinds are {known_kinds()}. Copy a text to "
+            "a file whose name ends with .txt."
+        )
     try:
         with path.open("rb") as raw:
             start = raw.read(_START)

@@ -140,10 +140,11 @@ def read_labelled(
     if not any(label_of(value) for value in values):
         counts = Counter(map(kind_of, values))
         kinds = ", ".join(f"{kind} in {count:,}" for kind, count in counts.items())
+        what = f"it is {kinds} of {len(texts):,}" if column in seen else "there is no such field"
         near = nearest(column, seen.keys() - {column})
         otherwise = f"; the fields seen are {', '.join(seen)}."
         raise UserError(
-            f"{path} has no label in {column!r}; it is {kinds} of {len(texts):,}. A "
+            f"{path} has no label in {column!r}; {what}. A "
             "label is a string or a number: write one there, or name another field or column "
             f"with `label_column` ({SEVERAL_LABELS}){did_you_mean(near, otherwise)}"
         )

@@ -30,6 +30,7 @@ def as_markdown(result: Result, run_name: str, pictures: list[str]) -> str:
     best = result.best_unit
     fitted = f"C = {result.C:g}. " if result.C else ""
     low, high = result.interval
+    features = "the features alone" if result.keeps_words else "the features"
     confusion: list[list[object]] = [["", *classes]]
     for name, row in zip(classes, result.confusion, strict=True):
         confusion.append([f"**{name}**", *row])
@@ -50,9 +51,9 @@ def as_markdown(result: Result, run_name: str, pictures: list[str]) -> str:
         f"{fitted}The features of largest weight: {', '.join(units)}.",
         f"To view the best unit: `mlstm-jax heatmap RUN --state {best.state} --layer "
         f"{best.layer} --unit {best.unit} --text TEXT --out heat.html`.",
-        "Test texts by class (rows) and by the answer from the features (columns):",
+        f"Test texts by class (rows) and by the answer from {features} (columns):",
         _table(confusion),
-        "Test accuracy with fewer labelled examples, from the features:",
+        f"Test accuracy with fewer labelled examples, from {features}:",
         _table(curve),
         "\n".join(f"![{Path(name).stem}]({name})" for name in pictures)
         or "(No pictures: matplotlib is not installed.)",
@@ -70,9 +71,14 @@ def _percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.1f}"
 
 
+def _fitting(result: Result) -> str:
+    """What chose the classifier, and whether words help."""
+    return "validation texts" if result.texts.get("valid") else "cross-validation"
+
+
 def _accuracies(result: Result) -> list[list[object]]:
     """The table of accuracies; the row of the classifier that is kept is bold."""
-    fitting = "validation texts" if result.texts.get("valid") else "cross-validation"
+    fitting = _fitting(result)
     rows: list[list[object]] = [["classifier of", "training texts", fitting, "test texts"]]
 
     def add(name: str, test: float, train: float | None = None, valid: float | None = None) -> None:
@@ -120,12 +126,20 @@ def _remarks(result: Result, run_name: str) -> list[str]:
     elif result.word_weight == 1:
         other = "" if run_name == shipped.MODEL else f", or use `{shipped.MODEL}`"
         remarks.append(
-            "**Words alone are better here**, and the features add nothing clear to them: use "
-            f"TF-IDF, train the model on more text{other}. (With `words` the classifier reads "
-            "only words.)"
+            f"**Words alone are better here** by {_fitting(result)}, and the features add nothing "
+            "clear to them: add `words` (the classifier then reads only words), train the model "
+            f"on more text{other}."
         )
     elif result.word_weight == 0:
-        remarks.append("Words add nothing clear to the features here: leave `words` out.")
+        remarks.append(
+            f"Words add nothing clear to the features here by {_fitting(result)}: leave `words` "
+            "out."
+        )
+        if result.baseline["test"] > result.interval[1]:
+            remarks.append(
+                "**But on the test texts TF-IDF is clearly better**: label more texts before you "
+                "rely on either."
+            )
     return remarks + [f"**{markdown(text)}**" for text in result.notes]
 
 

@@ -153,6 +153,18 @@ def test_verdict_of_the_report(made) -> None:
         report = as_markdown(result, "mine", [])
         assert ("Nothing is clearly better than the commonest class" in report) == is_chance
         assert ("Words alone are better here" in report) != is_chance
+    # It ends at 0.709.
+    for better, is_said in ((0.70, False), (0.71, True)):
+        scores["baseline"]["test"] = better
+        result = replace(
+            made.result,
+            texts={"test": 100},
+            majority=0.4,
+            word_weight=0,
+            keeps_words=False,
+            **scores,
+        )
+        assert ("TF-IDF is clearly better" in as_markdown(result, "mine", [])) == is_said
 
 
 def test_saved_classifier(model, made) -> None:
