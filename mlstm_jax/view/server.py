@@ -200,6 +200,7 @@ def serve(viewer: Viewer, address: Address) -> None:
         http=_Protocol,
         limit_concurrency=_MOST_CONNECTIONS,
         backlog=_MOST_CONNECTIONS,  # asyncio accepts as many before any is handled
+        log_config=None,  # uvicorn's would close the handlers of the program that calls this
         log_level="warning",
         access_log=False,
     )

@@ -5,6 +5,7 @@ import dataclasses
 import http.client
 import itertools
 import json
+import logging
 import re
 import shutil
 import signal
@@ -247,6 +248,15 @@ def test_answer_without_a_reader(run: Run) -> None:
         assert next(checks) == 2
     whole = viewer.read({"text": request["text"], "unit": 3})  # is not cut short now
     assert len(whole["characters"]) == len("\n ") + len(request["text"])
+
+
+def test_logging_is_left_alone(run, tmp_path) -> None:
+    """The program that shows the page may log to files, and absl to what is standard error."""
+    handler = logging.FileHandler(tmp_path / "log")
+    with serving(run) as address, urllib.request.urlopen(address.url, timeout=60) as answer:
+        assert answer.status == 200
+    assert not handler.stream.closed
+    handler.close()
 
 
 def test_long_text_beside_a_short_one(command_environment) -> None:
