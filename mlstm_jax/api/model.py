@@ -229,7 +229,8 @@ class TrainedModel:
         """Return the features of texts (Radford et al. 2017; Puri et al. 2018, section VI).
 
         Up to rounding, a text's features depend only on that text: not on other texts, their order
-        or `batch_size`.
+        or `batch_size`. A text that repeats a letter for hundreds of bytes amplifies rounding,
+        which differs between batch sizes.
 
         Args:
             texts: any number, of any length; or a `Path`: a file of any kind that `prepare` reads.

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mlstm_jax.corpora import engines, parts
@@ -181,3 +182,16 @@ def test_types_of_parquet(tmp_path: Path) -> None:
     found = list(read_source(Source(f"{tmp_path}/a.parquet"), Recipe(label_column="label")))
     assert attributes(found, "text") == ["good 0", "good 1", "good 2"]
     assert column(attributes(found, "record"), "label") == [0, 0.1, 0.2]
+
+
+def test_keys_of_equal_halves() -> None:
+    """Two keys whose first halves are equal are two documents; two equal keys are one."""
+    draw = random.Random(0)
+    keys = [(draw.randrange(3), draw.randrange(40)) for _ in range(200)]
+    texts = [b"%d,%02d;" % key for key in keys]
+    rows = np.zeros(len(keys), parts._ROW)
+    rows["key"] = keys
+    rows["size"] = len(texts[0])
+    block = parts.in_order(parts.Piece(rows, b"".join(texts)), Recipe())
+    assert block.text == b"".join(sorted(set(texts)))
+    assert parts.kept(rows, Recipe()) == len(block.sizes)
