@@ -58,13 +58,13 @@ def names_meant(name: str, known: Collection[str]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class CsvOptions(Checked):
-    """How to read .csv and .tsv files, where their first lines do not show it.
+    """How to read tables such as .csv files, where their first lines do not show it.
 
     Attributes:
-        delimiter: the character between the fields of .csv and .tsv files, such as ; or \\t, a tab;
-            unset: the comma or the tab, or another one with which the header has a text column.
-        quoting: whether the fields of .csv and .tsv files may be in quotes: yes or no; unset: yes
-            unless tabs separate them, and with tabs if the file shows it.
+        delimiter: the character between the fields of a table such as .csv, for example ; or \\t, a
+            tab; unset: as its suffix says, or another one with which the header has a text column.
+        quoting: whether the fields of a table may be in quotes: yes or no; unset: yes unless tabs
+            separate them, and with tabs if the file shows it.
     """
 
     delimiter: str | None = None

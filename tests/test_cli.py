@@ -14,6 +14,7 @@ import pytest
 
 import mlstm_jax
 from mlstm_jax import cli, config
+from mlstm_jax.corpora.formats import FORMATS
 from mlstm_jax.errors import UserError
 
 REPOSITORY = Path(__file__).parent.parent
@@ -52,6 +53,8 @@ def test_help(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
         assert not re.search(r"None|\[\{|STR|INT|FLOAT", text)
         assert "options options" not in text
         assert "--no-" not in text
+        if command == "prepare":
+            assert set(FORMATS) <= set(re.findall(r"\.[a-z]+", text))
         if command == "train":
             shown = set(re.findall(r"--[a-z][a-z.-]+", text))
             with pytest.raises(SystemExit):

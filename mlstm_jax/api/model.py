@@ -670,8 +670,8 @@ class TrainedModel:
         accuracy that it has without any.
 
         Args:
-            train: texts with labels: a .csv, .tsv, .json, .jsonl or .parquet file, a table, or a
-                tuple of texts and labels.
+            train: texts with labels: a file such as a .csv, .jsonl or .parquet, a table, or a tuple
+                of texts and labels.
             test: as `train`, to measure the accuracy on; unset: a fifth of each class of `train`,
                 chosen by a digest of the texts, so that it is always the same.
             valid: as `train`, to choose C on, the inverse strength of the penalty; unset:

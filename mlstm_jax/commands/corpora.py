@@ -9,12 +9,24 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from mlstm_jax import shipped
 from mlstm_jax.commands import Flag, Flat
+from mlstm_jax.corpora.formats import FORMATS, known_formats
 from mlstm_jax.corpora.options import DEFAULTS, PrepareOptions
+from mlstm_jax.corpora.sources import Source
 from mlstm_jax.errors import UserError, did_you_mean, nearest
 from mlstm_jax.guard import interruptible
 from mlstm_jax.options import SplitName
 from mlstm_jax.terminal import show
 
+_Sources = Annotated[
+    tuple[str, ...],
+    Positional,
+    arg(
+        metavar="[SOURCE ...]",
+        help=f"{known_formats()} files; folders and patterns of them; tfds:NAME[/CONFIG]:SPLIT; "
+        "`pydoc:` for Python's docs.",
+        help_behavior_hint="",
+    ),
+]
 _OfSplit = Annotated[tuple[str, ...], arg(metavar="SOURCE ...", help_behavior_hint="")]
 
 _UNIT = (
@@ -32,9 +44,7 @@ _HEADINGS: dict[shipped.Kind, str] = {
 
 
 def prepare(
-    sources: Annotated[
-        tuple[str, ...], Positional, arg(metavar="[SOURCE ...]", help_behavior_hint="")
-    ] = (),
+    sources: _Sources = (),
     *,
     out: Path,
     train: _OfSplit = (),
@@ -46,8 +56,6 @@ def prepare(
     """Make a corpus folder from text files.
 
     Args:
-        sources: .json, .jsonl, .csv, .tsv and .txt files, each also .gz, and .parquet; folders
-            and patterns of them; tfds:NAME[/CONFIG]:SPLIT; `pydoc:` for Python's docs.
         out: the corpus folder; it is complete or absent.
         train: sources of the train split, if a corpus comes with its splits. All documents are
             kept in their order; with --clean none, byte for byte.
@@ -67,8 +75,8 @@ def prepare(
     with interruptible(note=lambda: "no temporary files are left"):
         made = make_corpus(given or sources, out, options, overwrite=overwrite, show_progress=True)
     show(str(made))
-    names = [source.name.lower() for source in made.manifest.sources]
-    if options.document is None and any(name.endswith((".txt", ".txt.gz")) for name in names):
+    formats = [Source(source.name).format for source in made.manifest.sources]
+    if options.document is None and FORMATS[".txt"] in formats:
         show(f"\n{_UNIT}")
 
 

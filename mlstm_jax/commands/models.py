@@ -125,7 +125,7 @@ def transfer(
     the same command reads them there, and fits the classifier from the beginning.
 
     Args:
-        train: texts with labels: a .csv, .tsv, .json, .jsonl or .parquet file.
+        train: texts with labels: a table or JSON, such as a .csv, .jsonl or .parquet file.
         out: folder for the features, the classifier, report.md, report.json and pictures.
         test: such a file, to measure the accuracy on; unset: a fifth of each class of train, chosen
             by a digest of the texts, so that it is always the same.
@@ -181,7 +181,7 @@ def finetune(
     report.json. The same command resumes a run that was stopped.
 
     Args:
-        train: texts with labels: a .csv, .tsv, .json, .jsonl or .parquet file.
+        train: texts with labels: a table or JSON, such as a .csv, .jsonl or .parquet file.
         out: folder for corpus/, run/, classifier/ and report.json.
         valid: such a file; the loss of its labels after each epoch chooses the checkpoint, and its
             accuracy is reported. Unset: a fifth of train.

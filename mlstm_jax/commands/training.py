@@ -115,14 +115,14 @@ def train(config: "Config", resume: Flag = False, reset_carry: Flag = False) -> 
     """Train a model or resume an unfinished run; without a config, train the quickstart.
 
     CONFIG, or --config CONFIG, sets the fields of a run, and the options override them. A word such
-    as model:lstm, model:gru, model:transformer or model:bert chooses the kind of model. An
-    unfinished run in the same folder is resumed. The fields that one sets first:
+    as model:lstm or model:bert chooses the kind of model; a wrong one lists all. An unfinished run
+    in the same folder is resumed. The fields that one sets first:
 
       --data.corpus FOLDER         the corpus, made by `mlstm-jax prepare`
       --out FOLDER                 the run folder
       --model.hidden N             units of a layer; and --model.layers N
       --data.batch N               rows in a step; their bytes: --data.window N
-      --optimizer.name NAME        adam, adamw, lamb, lars or muon
+      --optimizer.name NAME        such as lamb or muon; a wrong one lists all
       --optimizer.learning-rate X  and --optimizer.schedule
       --train.epochs X             how long; or --train.steps N
       --train.eval-every N         steps; and --train.checkpoint-every N

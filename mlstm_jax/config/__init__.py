@@ -20,6 +20,7 @@ from mlstm_jax import digest, fields, shipped
 from mlstm_jax.config.sections import (
     MOST_STEPS,
     OPTIMIZERS,
+    RENAMED,
     Data,
     Devices,
     Distributed,
@@ -214,10 +215,6 @@ def _require_field(section: Any, name: str, before: str = "") -> None:
 def field_names(section: Any) -> list[str]:
     """The names of the fields of a config or of a section."""
     return [field.name for field in dataclasses.fields(section)]
-
-
-# Fields of earlier versions by their dotted names, and what each is called now, in its section.
-RENAMED: dict[str, str] = {}
 
 
 def to_json(config: Config) -> str:

@@ -12,6 +12,9 @@ from mlstm_jax.fields import Between, Checked, Count, Fraction, Positive, Seed
 from mlstm_jax.model.architecture import ObjectiveName
 from mlstm_jax.options import Compute
 
+# Fields of earlier versions by their dotted names, and what each is called now, in its section.
+RENAMED: dict[str, str] = {}
+
 # Devices count steps in int32.
 MOST_STEPS = 2**31 - 1
 
@@ -350,3 +353,8 @@ class Train(Checked, section="train"):
         require(has_end, "train.steps", None, "set, or train.epochs")
         fits = self.start_from is not None or not self.start_optimizer
         require(fits, "train.start_optimizer", True, "false without train.start_from")
+
+    @property
+    def first_save(self) -> int:
+        """The step of the first checkpoint; an evaluation writes one, too."""
+        return min(self.eval_every, self.checkpoint_every)

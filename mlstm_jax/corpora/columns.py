@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mlstm_jax.corpora.documents import SEVERAL_LABELS, Recipe
+from mlstm_jax.corpora.formats import TFDS
 from mlstm_jax.corpora.records import RecordOrReject, no_column, text_columns
-from mlstm_jax.corpora.sources import TFDS, Source
+from mlstm_jax.corpora.sources import Source
 from mlstm_jax.errors import UserError, extra, first_line
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def tfds_records(source: Source, recipe: Recipe) -> Iterator[RecordOrReject]:
 
     The source is `tfds:NAME[/CONFIG]:SPLIT`, such as ``tfds:glue/sst2:train[:10%]``.
     """
-    name, _, split = source.name.removeprefix(TFDS).partition(":")
+    name, _, split = source.name.removeprefix(TFDS.suffix).partition(":")
     if not name or not split:
         form = "tfds:NAME[/CONFIG]:SPLIT, such as tfds:imdb_reviews:train"
         raise UserError(f"{source} is not of the form {form}.")

@@ -7,7 +7,8 @@ import stat
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from mlstm_jax.corpora.sources import KINDS, Source, check_source, known_kinds, status_of
+from mlstm_jax.corpora.formats import FORMATS, known_formats
+from mlstm_jax.corpora.sources import Source, check_source, status_of
 from mlstm_jax.errors import UserError, note
 
 _MOST_SHOWN = 5  # names of files
@@ -73,14 +74,14 @@ def _files_in(folder: Path, without: Collection[Path]) -> list[Path]:
         for path in inner.iterdir():
             if path.name[0] in "._" or path.is_dir() or _is_under(path, without):
                 continue
-            if Source(str(path)).kind not in KINDS:
+            if Source(str(path)).format not in FORMATS.values():
                 unknown.append(path)
             elif path.is_file() and not path.stat().st_size:
                 empty.append(path)
             else:
                 files.append(path)
     if not files:
-        why = f"this folder has no file of a known kind; known kinds are {known_kinds()}."
+        why = f"this folder has no file of a known kind; known kinds are {known_formats()}."
         if empty:
             why = f"all files of a known kind in this folder are empty, such as {min(empty)}."
         raise UserError(f"{folder}: {why}")
@@ -89,7 +90,7 @@ def _files_in(folder: Path, without: Collection[Path]) -> list[Path]:
         more = ", ..." if len(unknown) > _MOST_SHOWN else ""
         note(
             f"{folder}: {len(unknown):,} of its files were left out, because their kinds are "
-            f"unknown: {shown}{more}. Known kinds are {known_kinds()}."
+            f"unknown: {shown}{more}. Known kinds are {known_formats()}."
         )
     return sorted(files)
 

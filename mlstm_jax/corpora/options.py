@@ -31,10 +31,10 @@ class PrepareOptions(CsvOptions):
         rating_column: column or field of a rating to keep; unset: the first non-null of rating,
             overall, star_rating and stars.
         document: what one document of a text file is; unset: a line.
-        delimiter: the character between the fields of .csv and .tsv files, such as ; or \\t, a tab;
-            unset: the comma or the tab, or another one with which the header has a text column.
-        quoting: whether the fields of .csv and .tsv files may be in quotes: yes or no; unset: yes
-            unless tabs separate them, and with tabs if the file shows it.
+        delimiter: the character between the fields of a table such as .csv, for example ; or \\t, a
+            tab; unset: as its suffix says, or another one with which the header has a text column.
+        quoting: whether the fields of a table may be in quotes: yes or no; unset: yes unless tabs
+            separate them, and with tabs if the file shows it.
         split: weights of train, valid and test in documents: 8,1,1 or 0.8,0.1,0.1; 0,0,1
             makes only a test set. Valid and test get at least one document each unless their
             weight is 0. Unset: 20,1,1, or 1000,1,1 from 100,000 distinct documents on.

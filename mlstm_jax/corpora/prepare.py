@@ -35,7 +35,7 @@ from mlstm_jax.corpora.options import (
 )
 from mlstm_jax.corpora.readers import OnRead, limited_lines, read_cleaned
 from mlstm_jax.corpora.records import Rejects, check_rejects_file
-from mlstm_jax.corpora.sources import PYDOC, Source
+from mlstm_jax.corpora.sources import Source
 from mlstm_jax.corpora.writer import Block, Job, SortedDocuments, SourceCounts
 from mlstm_jax.data import corpus
 from mlstm_jax.data.corpus import Corpus, Manifest
@@ -90,7 +90,7 @@ def prepare(
     splits: Mapping[Any, Sources] = sources if isinstance(sources, Mapping) else {"": sources}
     names_of = {split: _names(names) for split, names in splits.items()}
     if not any(names_of.values()):
-        raise UserError(f"no source given; name text files, or {PYDOC}")
+        raise UserError("no source given; name text files, or pydoc:")
     # So that the temporary folder goes next to it, even for "." or a link; and the corpus replaces
     # the folder, so "." would still be the old one.
     out = writer.resolved("out", Path(out))
@@ -247,7 +247,7 @@ def _read_given_again(recipe: Recipe, expected: SourceCounts) -> Iterator[CleanD
 def _read_given(
     source: Source, recipe: Recipe, on_read: OnRead | None = None
 ) -> Iterator[CleanDocument | Reject | None]:
-    if recipe.cleaning == "none" and source.kind == "txt":
+    if recipe.cleaning == "none" and source.format.reader == "text":
         texts = _raw_documents(source, recipe.document or "line", on_read)
         return ((text, nan) for text in texts)
     return read_cleaned(source, recipe, on_read)

@@ -189,31 +189,33 @@ def _damage(source: Source, records: int, error: Exception) -> Reject:
 
 def _records(source: Source, recipe: Recipe, on_read: OnRead | None) -> Iterator[RecordOrReject]:
     column = recipe.text_columns[0]
-    if source.kind in ("tfds", "parquet"):
-        read = tfds_records if source.kind == "tfds" else parquet_records
-        yield from read(source, recipe)
+    reader = source.format.reader
+    if reader == "tfds":
+        yield from tfds_records(source, recipe)
         return
-    if source.kind == "pydoc":
+    if reader == "parquet":
+        yield from parquet_records(source, recipe)
+        return
+    if reader == "pydoc":
         from pydoc_data.topics import topics
 
         for _, topic in sorted(topics.items()):
             numbered = enumerate(io.StringIO(topic), 1)
             yield from text_records(numbered, recipe.document or "paragraph", column)
         return
-    if source == STDIN and source.kind == "csv" and not source.copy:  # is read more than once
+    if source == STDIN and reader == "table" and not source.copy:  # is read more than once
         copied = source.repeatable()
         assert copied.copy
         with copied.copy:
             yield from _records(copied, recipe, on_read)
         return
     lines = _lines(source, recipe, on_read)
-    if source.kind == "txt":
+    if reader == "text":
         yield from text_records(lines, recipe.document or "line", column)
-    elif source.kind in ("csv", "tsv"):
+    elif reader == "table":
         yield from csv_records(source, recipe, lines, partial(_scan, source, recipe))
     else:
-        is_json = source.kind == "json"
-        yield from json_records(source, lines, recipe.columns, may_be_array=is_json)
+        yield from json_records(source, lines, recipe.columns, may_be_array=reader == "json")
 
 
 def _scan(source: Source, recipe: Recipe) -> Iterator[Line]:
@@ -224,7 +226,7 @@ def _scan(source: Source, recipe: Recipe) -> Iterator[Line]:
 
 def _lines(source: Source, recipe: Recipe, on_read: OnRead | None) -> Iterator[Line]:
     """Yield the lines with their numbers and line ends."""
-    needs_lines = source.kind not in ("json", "jsonl") and recipe.document != "file"
+    needs_lines = source.format.reader in ("table", "text") and recipe.document != "file"
     for number, line in enumerate(limited_lines(source, on_read), 1):
         if number == 1 and needs_lines and line[-1:] != b"\n" and b"\r" in line[:-1]:
             raise UserError(

@@ -10,7 +10,7 @@ import stat
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,13 +18,9 @@ from typing import BinaryIO, cast
 
 from mlstm_jax.corpora.compression import BUFFER, COMPRESSIONS, Compression, Unpacked
 from mlstm_jax.corpora.documents import TEXT_COLUMNS
+from mlstm_jax.corpora.formats import FORMATS, PYDOC, TFDS, UNKNOWN, Format, known_formats
 from mlstm_jax.errors import UserError
 
-PYDOC = "pydoc:"
-TFDS = "tfds:"
-
-_TEXT = ("json", "jsonl", "csv", "tsv", "txt")
-KINDS = (*_TEXT, "parquet")
 _START = 8192  # bytes that show what a file or standard input is
 _BEFORE_JSON = codecs.BOM_UTF8 + b" \t\r\n"
 # What programs leave in place of a large file: the beginning of its text, and how to get the file.
@@ -50,7 +46,7 @@ class Source:
     @property
     def is_file(self) -> bool:
         """Whether it names a file, which may not exist."""
-        return self.name not in (PYDOC, "-") and not self.name.startswith(TFDS)
+        return self.name not in (PYDOC.suffix, "-") and not self.name.startswith(TFDS.suffix)
 
     @property
     def path(self) -> Path:
@@ -68,24 +64,20 @@ class Source:
         return next((kind for kind in COMPRESSIONS if kind.suffix == suffix), None)
 
     @property
-    def kind(self) -> str:
-        """A known suffix of a file, without its dot and .gz, else ""; or "pydoc" or "tfds".
+    def format(self) -> Format:
+        """The format of a file by its suffix, or of another source.
 
-        The kind of standard input is found from its beginning.
+        The format of standard input is found from its beginning.
         """
         if self.name == "-":
             if self.copy:
-                return _kind_of(os.pread(self.copy.fileno(), _START, 0))
-            return _kind_of(cast(io.BufferedReader, sys.stdin.buffer).peek(1))
+                return _format_of(os.pread(self.copy.fileno(), _START, 0))
+            return _format_of(cast(io.BufferedReader, sys.stdin.buffer).peek(1))
         if not self.is_file:
-            return self.name.partition(":")[0]
-        path = self.path
-        known: Collection[str] = KINDS
-        if self.compression:
-            path = path.with_suffix("")
-            known = _TEXT
-        suffix = path.suffix.lower()[1:]
-        return suffix if suffix in known else ""
+            return PYDOC if self.name == PYDOC.suffix else TFDS
+        path = self.path.with_suffix("") if self.compression else self.path
+        found = FORMATS.get(path.suffix.lower(), UNKNOWN)
+        return found if found.has_lines or not self.compression else UNKNOWN
 
     @property
     def size(self) -> int:
@@ -119,19 +111,19 @@ class Source:
 STDIN = Source("-")
 
 
-def _kind_of(start: bytes) -> str:
-    """The kind of a text by its beginning: json for an array, jsonl, csv with a header, or txt."""
+def _format_of(start: bytes) -> Format:
+    """The format of a text by its beginning: an array of JSON, JSON lines, CSV by its header."""
     text = start.lstrip(_BEFORE_JSON)
-    kinds = {b"{": "jsonl", b"[": "json"}
-    if text[:1] in kinds:
-        return kinds[text[:1]]
+    suffixes = {b"{": ".jsonl", b"[": ".json"}
+    if text[:1] in suffixes:
+        return FORMATS[suffixes[text[:1]]]
     header, *others = text.decode(errors="replace").splitlines() or [""]
     for delimiter in DELIMITERS:
         fields = header.split(delimiter)
         is_header = len(fields) > 1 and all(map(_HEADER_FIELD.fullmatch, fields))
         if is_header and (not others or delimiter in others[0]):
-            return "csv"
-    return "csv" if header in TEXT_COLUMNS else "txt"
+            return FORMATS[".csv"]
+    return FORMATS[".csv" if header in TEXT_COLUMNS else ".txt"]
 
 
 def manifest_names(sources: Sequence[Source]) -> list[str]:
@@ -154,7 +146,7 @@ def manifest_names(sources: Sequence[Source]) -> list[str]:
 
 
 def check_source(source: Source, *, or_stdin: bool = False) -> None:
-    """Raise UserError if `source` is a file of an unknown kind; reads its beginning.
+    """Raise UserError if `source` is a file of an unknown format; reads its beginning.
 
     `or_stdin`: its user may also name standard input.
     """
@@ -182,11 +174,11 @@ def _unusable(source: Source) -> str | None:
             "it is a pipe, a socket or a device, not a file; write its output to a file and name "
             "that, or leave it out."
         )
-    if not source.kind:
+    if source.format == UNKNOWN:
         suffix = path.suffix or "its name has no suffix"
         return (
-            f"it is of an unknown kind ({suffix}); known kinds are {known_kinds()}. Copy a text to "
-            "a file whose name ends with .txt."
+            f"it is of an unknown kind ({suffix}); known kinds are {known_formats()}. Copy a text "
+            "to a file whose name ends with .txt."
         )
     try:
         with path.open("rb") as raw:
@@ -196,10 +188,10 @@ def _unusable(source: Source) -> str | None:
     for beginning, what in _POINTERS.items():
         if start.startswith(beginning):
             return f"it is not the file, but {what}."
-    if source.kind == "parquet":
+    if not source.format.has_lines:
         if source.name.encode(errors="ignore").decode() == source.name:
             return None
-        return "its name is not UTF-8, so DuckDB cannot open this Parquet file; rename it."
+        return "its name is not UTF-8, so its reader, DuckDB, cannot open it; rename it."
     named = source.compression
     for kind in COMPRESSIONS:
         if start.startswith(kind.magic) and named != kind:
@@ -220,10 +212,3 @@ def status_of(path: Path) -> os.stat_result | None:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             return None
         raise UserError(f"{path}: {error.strerror}; check the name.") from error
-
-
-def known_kinds() -> str:
-    """The suffixes of files that can be read, as a message lists them."""
-    kinds = ", ".join(f".{kind}" for kind in _TEXT)
-    compressed = " or ".join(kind.suffix for kind in COMPRESSIONS)
-    return f"{kinds}, each also with {compressed} after it, and .parquet"

@@ -1,4 +1,4 @@
-"""Find the records of CSV and TSV: delimiter, quotes, header, rows; report bad and doubtful ones.
+"""Find the records of tables such as CSV: delimiter, quotes, header, rows; report doubtful ones.
 
 After a bad record, reading resumes at the next line: only that record is lost.
 """
@@ -68,7 +68,7 @@ def csv_records(
     """
     # A review may exceed the csv module's 131,072 characters; the limit applies to the process.
     csv.field_size_limit(2**31 - 1)
-    usual = CsvFormat(source, recipe, "\t" if source.kind == "tsv" else ",")
+    usual = CsvFormat(source, recipe, source.format.delimiter)
     first = next(filter(str.strip, map(_text_of, scan())), "")
     named = _SEPARATOR.fullmatch(first)
     if recipe.delimiter:

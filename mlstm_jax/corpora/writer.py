@@ -275,7 +275,7 @@ def text_size(sources: Iterable[Source]) -> int:
     """About how many bytes of text the sources have."""
     size = 0
     for source in sources:
-        is_compressed = source.compression or source.kind == "parquet"
+        is_compressed = source.compression or not source.format.has_lines
         size += source.size * (_COMPRESSION if is_compressed else 1)
     return size
 

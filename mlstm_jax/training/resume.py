@@ -106,8 +106,7 @@ def require_new(folder: Path) -> None:
     config = run.read_config(folder)  # of the session that wrote these metrics
     assert config is not None
     # The run goes on after its first save when that checkpoint has been read back.
-    first_save = min(config.train.eval_every, config.train.checkpoint_every)
-    if newest > first_save or "finished" in events or "resumed" in events:
+    if newest > config.train.first_save or "finished" in events or "resumed" in events:
         raise UserError(
             f"the checkpoints of {folder} are missing, although {metrics.FILE} records {newest:,} "
             f"steps. Restore {folder / FOLDER}, or start a new run with `out`."

@@ -118,10 +118,10 @@ def read_labelled(
 ) -> Labelled:
     """Return the texts of a source and their labels; records without text are left out."""
     source = Source(str(path))
-    if source.kind in ("txt", "pydoc"):
+    if not source.format.has_columns:
         raise UserError(
-            f"{path}: a .{source.kind} file has texts, but no labels; use a table or JSON with a "
-            "field for each, such as a .csv file whose first line is label,text."
+            f"{path}: a {source.format.suffix} file has texts, but no labels; use a table or JSON "
+            "with a field for each, such as a .csv file whose first line is label,text."
         )
     texts = []
     places = []

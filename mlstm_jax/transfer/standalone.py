@@ -1,7 +1,7 @@
 """Label texts with Python and NumPy alone: `mlstm-jax export NAME.pyz` packs this with a model.
 
     python NAME.pyz "I loved it." "It broke after a week."
-    python NAME.pyz texts.csv > labels.csv       # or .tsv, .jsonl, .txt; --column NAME
+    python NAME.pyz texts.csv > labels.csv       # or .jsonl, .txt, ...; --column NAME
 
 In Python, where `NAME.classify(texts)` returns the probability of each class for each text::
 
@@ -99,14 +99,15 @@ def classify(texts: Iterable[str]) -> list[dict[str, float]]:
 
 def _texts(path: Path, column: str | None) -> Iterator[str]:
     """The texts of a file."""
+    reader, delimiter = _loaded()[0]["formats"].get(path.suffix, ("text", ""))
     with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-        if path.suffix in (".csv", ".tsv"):
+        if reader == "table":
             csv.field_size_limit(2**31 - 1)
-            rows = csv.DictReader(file, delimiter="," if path.suffix == ".csv" else "\t")
+            rows = csv.DictReader(file, delimiter=delimiter)
             name = _column(path, rows.fieldnames or [], column)
             for row in rows:
                 yield row[name] or ""
-        elif path.suffix in (".jsonl", ".json"):
+        elif reader in ("json", "jsonl"):
             for line in filter(str.strip, file):
                 record = json.loads(line)
                 yield str(record[_column(path, list(record), column)])

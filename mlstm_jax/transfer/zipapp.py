@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mlstm_jax import output
+from mlstm_jax.corpora.formats import FORMATS
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.interop import arrays, weights
 from mlstm_jax.loaded import Loaded
@@ -47,6 +48,7 @@ def pack(path: Path, loaded: Loaded, classifier: Classifier) -> None:
         "softmax": classifier.softmax,
         "familiar": classifier.about.familiar and asdict(classifier.about.familiar),
         "source": loaded.name,
+        "formats": {suffix: (one.reader, one.delimiter) for suffix, one in FORMATS.items()},
     }
     stored: dict[str, Any] = _smallest(weights.flatten(loaded.params))
     for one in ("label_kernel", "label_bias"):

@@ -15,6 +15,7 @@ import pytest
 
 from mlstm_jax.corpora import readers
 from mlstm_jax.corpora.documents import Document, Recipe, clean, normalized
+from mlstm_jax.corpora.formats import FORMATS
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.corpora.readers import read_documents
 from mlstm_jax.corpora.sources import STDIN, Source
@@ -236,11 +237,12 @@ def test_skipped_records(tmp_path: Path) -> None:
         prepare([source.name], tmp_path / "more")
 
 
-@pytest.mark.parametrize("delimiter", [",", "\t"])
+@pytest.mark.parametrize("suffix", [one.suffix for one in FORMATS.values() if one.delimiter])
 @pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
-def test_csv_of_python(tmp_path, delimiter, quoting):
+def test_csv_of_python(tmp_path, suffix, quoting):
+    delimiter = FORMATS[suffix].delimiter
     pieces = ["a", "b ", '"', '""', "\n", "\r\n", "é", "'", delimiter]
-    path = tmp_path / ("a.csv" if delimiter == "," else "a.tsv")
+    path = tmp_path / f"a{suffix}"
     draw = random.Random(0)
     for _ in range(40):
         made = []

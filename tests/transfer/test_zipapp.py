@@ -13,6 +13,7 @@ import pytest
 
 import mlstm_jax as mlstm
 from mlstm_jax.corpora.documents import clean
+from mlstm_jax.corpora.formats import FORMATS
 from mlstm_jax.errors import Note, UserError
 from mlstm_jax.loaded import Loaded
 from mlstm_jax.transfer import standalone, zipapp
@@ -69,13 +70,20 @@ def test_answers_of_a_model_in_int8(tmp_path: Path) -> None:
         assert ours == pytest.approx(theirs, abs=1e-5)
 
 
-@pytest.mark.parametrize(("suffix", "content"), [
-    (".csv", 'n,text\n1,I loved it.\n2,"It broke,\nand smells."\n3,\n'),
-    (".jsonl", '{"text": "I loved it."}\n{"text": "It broke\\rand smells."}\n{"text": ""}\n'),
-    (".txt", "I loved it.\nIt broke, and smells.\n\n"),
-])  # fmt: skip
-def test_labels_of_a_file(program: Path, tmp_path: Path, suffix: str, content: str) -> None:
+JSON = '{"text": "I loved it."}\n{"text": "It broke\\rand smells."}\n{"text": ""}\n'
+CONTENTS = {
+    "table": 'n\ttext\n1\tI loved it.\n2\t"It broke,\nand smells."\n3\t\n',
+    "json": JSON,
+    "jsonl": JSON,
+    "text": "I loved it.\nIt broke, and smells.\n\n",
+}
+
+
+@pytest.mark.parametrize("suffix", [one.suffix for one in FORMATS.values() if one.has_lines])
+def test_labels_of_a_file(program: Path, tmp_path: Path, suffix: str) -> None:
     file = tmp_path / f"new{suffix}"
+    form = FORMATS[suffix]
+    content = CONTENTS[form.reader].replace("\t", form.delimiter)
     file.write_text(content, encoding="utf-8")
     run = [sys.executable, str(program)]
     done = subprocess.run([*run, file], check=True, capture_output=True, timeout=60)
