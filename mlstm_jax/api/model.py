@@ -331,7 +331,7 @@ class TrainedModel:
                 another model, or has no such class.
 
         Examples:
-            >>> (shares,) = model.classify(["No complaints."])
+            >>> (shares,) = model.classify(["Arrived on time, works as it should."])
             >>> max(shares, key=shares.get)
             'positive'
         """
