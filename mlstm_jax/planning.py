@@ -235,8 +235,8 @@ def plan(
         machine: a JSON description, or the name of one in the package, such as h200.
         devices: numbers of devices to plan for, on all nodes together; unset: 1, 2, 4 and so on up
             to 128, if they can share the batch evenly.
-        corpus_bytes: of the training split, such as 40e9; unset: the size of data.corpus, if
-            it exists.
+        corpus_bytes: of the training split, unpacked, such as 40e9; unset: the size of
+            data.corpus, if it exists.
         price: of one device per hour; unset: the price in the description.
 
     Returns:

@@ -79,7 +79,7 @@ def features(
     column. The features of a record without text are zeros.
 
     Args:
-        texts: any file that `prepare` reads; -: standard input, as JSON lines or lines of text.
+        texts: any file that `prepare` reads; -: standard input, as JSON, CSV or lines of text.
         out: .npz file to write.
         state: c, the cell state, or h after the last byte; or mean_h, the mean of h over all bytes;
             or c+mean_h, first all of c and then all of mean_h; or several, all in one pass over the
@@ -118,18 +118,17 @@ def classify(
 ) -> None:
     """Label texts with a classifier of `transfer` or `finetune`: CSV of labels and probabilities.
 
-    The column `record` is the number of the record in INPUT, from 1. A record without text gets
-    neither a label nor probabilities. The classifier of a pretrained model notes how many texts
-    are unlike its own, such as in another language. Without OUT a terminal gets a
-    table of the first ten texts, and a pipe the CSV.
-
-    CSV has texts and labels unchanged, and a spreadsheet runs a text that begins as a formula. For
-    texts of strangers write JSON lines (OUT.jsonl).
+    The columns are `record`, the number of the record in INPUT, from 1; `text`; `label`, the
+    likeliest class; and p(CLASS) for each class; no other column of INPUT (docs/recipes.md joins
+    them). A record without text has only its number. The classifier of a pretrained model notes how
+    many texts are unlike its own. Without OUT a terminal gets a table of the first ten texts, and a
+    pipe the CSV. A spreadsheet runs a text that begins as a formula: for texts of strangers write
+    JSON lines (OUT.jsonl).
 
     Args:
         texts: DIR: folder of `mlstm-jax transfer`, or classifier/ of `finetune`; a model of the
-            package has its own. INPUT: any file that `prepare` reads; -: standard input, as JSON
-            lines or lines of text.
+            package has its own. INPUT: any file that `prepare` reads; -: standard input, as JSON,
+            CSV with a header or lines of text.
         classes: choose between these only, such as `--classes negative positive`; unset: all.
         at_most: read only the head and the tail of a text with more bytes than this, half as many
             of each; unset: all.

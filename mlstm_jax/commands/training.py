@@ -193,7 +193,7 @@ def plan(
         machine: a JSON description, or the name of one in the package, such as h200.
         gpus: numbers of devices to plan for, on all nodes together; unset: 1, 2, 4 and so on up to
             128, if they can share the batch evenly.
-        corpus_bytes: bytes of the training split, such as 40e9; unset: of `data.corpus`.
+        corpus_bytes: bytes of the training split, unpacked, such as 40e9; unset: of `data.corpus`.
         price: of one device per hour; unset: the price in the description.
     """
     from mlstm_jax.planning import plan as make_plan

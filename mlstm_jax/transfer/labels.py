@@ -192,6 +192,11 @@ def with_held_out(
     by_set = dict(zip(kept, np.split(alike_N, ends[:-1]), strict=True))
     if "valid" not in kept:
         _require_folds(kept["train"], by_set["train"])
+    if len(classes) > 2 and all(rating_of(name) is not None for name in classes):
+        note(
+            f"the labels {_some(classes)} are read as {len(classes)} classes, without an order; to "
+            'predict numbers, see "Numbers" in docs/transfer.md.'
+        )
     return Sets(texts, kept, classes, same, by_set)
 
 
@@ -303,17 +308,21 @@ def require_known(labelled: Labelled, classes: Sequence[str]) -> None:
     """Raise UserError if texts to measure on have other classes than the training texts."""
     for name in labelled.classes:
         if name not in classes:
-            more = ", ..." if len(classes) > _SHOWN else ""
             raise UserError(
                 f"{labelled.name} has the label {name!r}, which the training texts do not have; "
-                f"theirs: {', '.join(classes[:_SHOWN])}{more}{did_you_mean(nearest(name, classes))}"
+                f"theirs: {_some(classes)}{did_you_mean(nearest(name, classes))}"
             )
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first names, for a message."""
+    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
 
 
 def require_classes(labelled: Labelled) -> list[str]:
     """The classes of training texts; UserError unless there are several, and not too many."""
-    names = labelled.classes
     require_no_numbers(labelled)
+    names = labelled.classes
     if len(names) < 2:
         only = ", ".join(names)
         raise UserError(
@@ -321,8 +330,8 @@ def require_classes(labelled: Labelled) -> list[str]:
         )
     if len(names) > max(100, len(labelled.texts) // 2):
         raise UserError(
-            f"{labelled.name} has {len(names):,} different labels ({', '.join(names[:_SHOWN])}, "
-            f"...) for {len(labelled.texts):,} texts; is `label_column` right?"
+            f"{labelled.name} has {len(names):,} different labels ({_some(names)}) for "
+            f"{len(labelled.texts):,} texts; is `label_column` right?"
         )
     alike = defaultdict[object, list[str]](list)
     for name in names:
@@ -340,16 +349,16 @@ def require_classes(labelled: Labelled) -> list[str]:
 def require_no_numbers(labelled: Labelled) -> None:
     """Raise UserError if labels are values on a scale, such as 4.987, and not classes, 1 to 5."""
     names = labelled.classes
-    numbers = [rating_of(name) for name in names]
-    broken = [number for number in numbers if number is not None and not number.is_integer()]
-    if len(numbers) <= _FEW_NUMBERS or None in numbers:
+    numbers = [number for name in names if (number := rating_of(name)) is not None]
+    if len(numbers) < len(names) or len(names) <= _FEW_NUMBERS:
         return
-    if 2 * len(broken) > len(numbers) or 2 * len(numbers) > len(labelled.texts):
+    broken = sum(not number.is_integer() for number in numbers)
+    if 2 * broken > len(names) or 2 * len(names) > len(labelled.texts):
         raise UserError(
-            f"{labelled.name} has {len(names):,} different labels ({', '.join(names[:_SHOWN])}, "
-            "...): these labels are numbers, not classes. To predict numbers, fit a regression to "
-            '`mlstm_jax.Features` ("Numbers" in docs/transfer.md). If they are names, write a '
-            "letter before each, such as v3.1."
+            f"{labelled.name} has {len(names):,} different labels ({_some(names)}): these labels "
+            "are numbers, not classes. To predict numbers, fit a regression to `mlstm_jax.Features`"
+            ' ("Numbers" in docs/transfer.md). If they are names, write a letter before each, such '
+            "as v3.1."
         )
 
 

@@ -4,7 +4,7 @@ const WAIT = 120; // milliseconds from the first key to reading the text; more k
 const PATIENCE = 1000; // milliseconds that the reading of an older text may take
 
 const MEANINGS = {
-  score: "Score after each character, as log-odds: 0 is even, 2.2 is 90 %, 4.6 is 99 % for this class.",
+  score: "Score after each character, as log-odds: 0 is even, 2.2 is 90%, 4.6 is 99% for this class.",
   c: "c: the cell state, the memory of the unit, after each character.",
   h: "h: the output of the unit, from which the next byte is predicted, after each character.",
   mean_h: "Mean of h so far: the mean of the unit's output from the first byte to each character.",
@@ -63,7 +63,7 @@ function drawHeat({ characters, ...found }) {
     const span = document.createElement("span");
     const [red, green, blue] = colour(one.value, scale);
     span.textContent = shown(one.text);
-    span.title = one.value.toFixed(3);
+    span.title = digits(one.value);
     span.style.background = `rgb(${red},${green},${blue})`;
     span.style.color = 0.299 * red + 0.587 * green + 0.114 * blue < 110 ? "#fff" : "#111";
     return span;
@@ -148,6 +148,7 @@ function typedUnit() {
   return number;
 }
 
+const digits = (value) => value.toFixed(3).replace("-", "−");
 const percent = (share) => (share < 0.001 ? "< 0.1%" : (100 * share).toFixed(1) + "%");
 
 // What is shown is of the text in the box; or of an older one, and the newer is being read.
@@ -188,7 +189,7 @@ async function read() {
       ({ name: label(one.name), value: one.probability, positive: !isFirst(number),
          shown: percent(one.probability) })));
     bars("active", found.active.map((one) =>
-      ({ name: unitButton(one.unit), value: one.value, shown: one.value.toFixed(3) })));
+      ({ name: unitButton(one.unit), value: one.value, shown: digits(one.value) })));
     bars("next", found.next.map((one) =>
       ({ name: label(one.text), value: one.probability, shown: percent(one.probability) })));
     showState(again ? "reading" : "");

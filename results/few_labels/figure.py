@@ -84,12 +84,13 @@ def main() -> None:
     """Draw and print."""
     files = ("table.csv", "others.csv", "other_programs.csv")
     table = pd.concat([pd.read_csv(HERE / name) for name in files])
-    figure, panels = plt.subplots(1, 4, figsize=(11, 3.6), layout="constrained", sharey=True)
+    figure, panels = plt.subplots(1, 4, figsize=(11, 3.9), layout="constrained", sharey=True)
     for axes, (texts, (title, commonest)) in zip(panels, PANELS.items(), strict=True):
         rows = table[(table.texts == texts) & (table.labels <= 1000)]
         draw(axes, rows, commonest)
         axes.set_title(title, fontsize=10)
     panels[0].set_ylabel("test accuracy, %")
+    figure.suptitle("With reviews-1024, reviews hardly need labels; for tweets MiniLM leads from 100 on")
     handles = panels[0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=6, fontsize=8)
     figure.savefig(HERE.parents[1] / "docs/few_labels.png", dpi=100)
@@ -110,7 +111,7 @@ def main() -> None:
         if any(zero):
             print("|", " | ".join([title, *zero]), "|")
         for name, ours in kinds.items():
-            for labels in (20, 100, 1000):
+            for labels in (100, 1000):
                 shown = cells(rows[rows.labels == labels], ours)
                 if shown:
                     print("|", " | ".join([name, f"{labels:,}", *shown]), "|")

@@ -231,15 +231,22 @@ N = np.arange(80)
         ("{}", N % 5 + 1, False),
         ("{:g}", N % 9 / 2 + 1, False),  # half stars
         ("{:g}", N % 3 / 2, False),
+        ("{}", N % 2, False),
         ("{}", N % 30, False),  # codes of classes
         ("v{:.3f}", N / 7, False),
     ],
 )
 def test_numbers_and_classes(shown, numbers, are_numbers) -> None:
+    """Numbers are refused; numbers that are classes are noted, if there are more than two."""
     labels = [*map(shown.format, numbers.tolist())]
-    found = Labelled(["a text"] * 80, labels, name="x")
+    found = Labelled([*map("text {}".format, N)], labels, name="x")
     if are_numbers:
         with pytest.raises(UserError, match=r"^x has .* numbers, not classes.*Features"):
             require_classes(found)
-    else:
-        assert require_classes(found) == found.classes
+        return
+    assert require_classes(found) == found.classes
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with_held_out(dict.fromkeys(["train", "valid", "test"], found), "none", "test")
+    notes = [one for one in told if "classes, without an order; to" in str(one.message)]
+    assert len(notes) == (shown.startswith("{") and len(found.classes) > 2)

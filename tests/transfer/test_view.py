@@ -343,6 +343,7 @@ def use(page: str, tab: Any, expect: Any) -> None:
     assert tab.locator("#heat b").count() == 0
     assert tab.locator("#classes li").count() == 3
     assert tab.locator("#active li").count() == 8
+    assert "-" not in (tab.locator("#active").text_content() or "-")  # a minus sign
     assert tab.locator("#next li").count() == 8
     tab.locator("#shown").select_option("score of fine")
     expect(tab.locator("#heat ruby")).to_have_count(5)
