@@ -32,6 +32,11 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def first_of(names: Sequence[str], most: int = 5) -> str:
+    """The first of some names, as text."""
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
 def nearest(word: str, known: Iterable[str]) -> list[str]:
     """At most two known names that resemble a word in any case, the nearest first."""
     names = {name.casefold(): name for name in known}

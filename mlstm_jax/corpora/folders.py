@@ -9,9 +9,8 @@ from pathlib import Path
 
 from mlstm_jax.corpora.formats import FORMATS, known_formats
 from mlstm_jax.corpora.sources import Source, check_source, status_of
-from mlstm_jax.errors import UserError, note
+from mlstm_jax.errors import UserError, first_of, note
 
-_MOST_SHOWN = 5  # names of files
 _URL = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -86,11 +85,10 @@ def _files_in(folder: Path, without: Collection[Path]) -> list[Path]:
             why = f"all files of a known kind in this folder are empty, such as {min(empty)}."
         raise UserError(f"{folder}: {why}")
     if unknown:
-        shown = ", ".join(path.name for path in sorted(unknown)[:_MOST_SHOWN])
-        more = ", ..." if len(unknown) > _MOST_SHOWN else ""
+        shown = first_of([path.name for path in sorted(unknown)])
         note(
             f"{folder}: {len(unknown):,} of its files were left out, because their kinds are "
-            f"unknown: {shown}{more}. Known kinds are {known_formats()}."
+            f"unknown: {shown}. Known kinds are {known_formats()}."
         )
     return sorted(files)
 

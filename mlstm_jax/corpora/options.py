@@ -44,8 +44,7 @@ class PrepareOptions(CsvOptions):
             and white space; exact: compare bytes; none: keep all. Paper: duplicates removed.
             Unset: normalized, or none if the splits are given.
         workers: processes that read, at most one for a source and for 32 MB; unset: all cores.
-        temp_dir: folder for temporary files, about twice the text, unpacked; unset: next to the
-            corpus.
+        temp_dir: folder for temporary files, twice the unpacked text; unset: next to the corpus.
         max_reject_fraction: largest fraction of unreadable records, which are listed in
             OUT.rejects.jsonl; above it, no corpus is written.
         engine: beam: run as an Apache Beam pipeline, for clusters; the corpus is the same.

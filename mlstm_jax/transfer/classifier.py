@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax import digest, fields, output, shipped
-from mlstm_jax.errors import UserError, did_you_mean, nearest, require
+from mlstm_jax.errors import UserError, did_you_mean, first_of, nearest, require
 from mlstm_jax.fields import Between
 from mlstm_jax.interop import arrays
 from mlstm_jax.loaded import Loaded
@@ -26,7 +26,6 @@ from mlstm_jax.transfer.standalone import shares_of
 from mlstm_jax.transfer.words import MEAN, Counted, Words
 
 FORMAT = 3
-_SHOWN = 10  # names of classes
 
 Labels = NDArray[np.int64]  # see `labels.codes`
 Floats = NDArray[np.float64]
@@ -60,8 +59,7 @@ def subset(examples: Examples, count: int, seed: int) -> Examples:
 
 def named(classes: Sequence[str]) -> str:
     """How many classes there are, and the first few names."""
-    more = ", ..." if len(classes) > _SHOWN else ""
-    return f"{len(classes)} classes: {', '.join(classes[:_SHOWN])}{more}"
+    return f"{len(classes)} classes: {first_of(classes, 10)}"
 
 
 def nats(probabilities_NK: Floats, labels: Labels) -> Floats:

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from decimal import Decimal
-from itertools import compress
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -30,10 +30,9 @@ from mlstm_jax.corpora.documents import (
 )
 from mlstm_jax.corpora.readers import kind_of, read_documents
 from mlstm_jax.corpora.sources import Source
-from mlstm_jax.errors import UserError, did_you_mean, nearest, note
+from mlstm_jax.errors import UserError, did_you_mean, first_of, nearest, note
 from mlstm_jax.options import CSV, Cleaning, CsvOptions
 
-_SHOWN = 5
 _FEW_NUMBERS = 5  # as many may be classes, such as stars
 
 Digests = NDArray[np.uint32]
@@ -194,8 +193,8 @@ def with_held_out(
         _require_folds(kept["train"], by_set["train"])
     if len(classes) > 2 and all(rating_of(name) is not None for name in classes):
         note(
-            f"the labels {_some(classes)} are read as {len(classes)} classes, without an order; to "
-            'predict numbers, see "Numbers" in docs/transfer.md.'
+            f"the labels {first_of(classes)} are read as {len(classes)} classes, without an order; "
+            'to predict numbers, see "Numbers" in docs/transfer.md.'
         )
     return Sets(texts, kept, classes, same, by_set)
 
@@ -233,14 +232,9 @@ def hold_out(labelled: Labelled, cleaning: Cleaning) -> tuple[Labelled, Labelled
     groups = defaultdict[frozenset[str], list[int]](list)
     for same in sorted(labels_of):
         groups[frozenset(labels_of[same])].append(same)
-    held = set()
-    number = 0
-    for group in groups.values():
-        for same in group:
-            # Of five texts the third; the first of a group may be the only one of its class.
-            if number % 5 == 2 and same != group[0]:
-                held.add(same)
-            number += 1
+    ordered = [*chain.from_iterable(groups.values())]
+    # Of five texts the third; the first of a group may be the only one of its class.
+    held = {*ordered[2::5]} - {group[0] for group in groups.values()}
     train = labelled.select([same not in held for same in same_N])
     return train, labelled.select([same in held for same in same_N])
 
@@ -310,13 +304,8 @@ def require_known(labelled: Labelled, classes: Sequence[str]) -> None:
         if name not in classes:
             raise UserError(
                 f"{labelled.name} has the label {name!r}, which the training texts do not have; "
-                f"theirs: {_some(classes)}{did_you_mean(nearest(name, classes))}"
+                f"theirs: {first_of(classes)}{did_you_mean(nearest(name, classes))}"
             )
-
-
-def _some(names: Sequence[str]) -> str:
-    """The first names, for a message."""
-    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
 
 
 def require_classes(labelled: Labelled) -> list[str]:
@@ -330,7 +319,7 @@ def require_classes(labelled: Labelled) -> list[str]:
         )
     if len(names) > max(100, len(labelled.texts) // 2):
         raise UserError(
-            f"{labelled.name} has {len(names):,} different labels ({_some(names)}) for "
+            f"{labelled.name} has {len(names):,} different labels ({first_of(names)}) for "
             f"{len(labelled.texts):,} texts; is `label_column` right?"
         )
     alike = defaultdict[object, list[str]](list)
@@ -355,9 +344,9 @@ def require_no_numbers(labelled: Labelled) -> None:
     broken = sum(not number.is_integer() for number in numbers)
     if 2 * broken > len(names) or 2 * len(names) > len(labelled.texts):
         raise UserError(
-            f"{labelled.name} has {len(names):,} different labels ({_some(names)}): these labels "
-            "are numbers, not classes. To predict numbers, fit a regression to `mlstm_jax.Features`"
-            ' ("Numbers" in docs/transfer.md). If they are names, write a letter before each, such '
+            f"{labelled.name} has {len(names):,} different labels ({first_of(names)}): these are "
+            "numbers, not classes. To predict numbers, fit a regression to `mlstm_jax.Features` "
+            '("Numbers" in docs/transfer.md). If they are names, write a letter before each, such '
             "as v3.1."
         )
 

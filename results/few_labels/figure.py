@@ -90,7 +90,9 @@ def main() -> None:
         draw(axes, rows, commonest)
         axes.set_title(title, fontsize=10)
     panels[0].set_ylabel("test accuracy, %")
-    figure.suptitle("With reviews-1024, reviews hardly need labels; for tweets MiniLM leads from 100 on")
+    figure.suptitle(
+        "With reviews-1024, reviews hardly need labels; for tweets MiniLM leads from 100 on"
+    )
     handles = panels[0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=6, fontsize=8)
     figure.savefig(HERE.parents[1] / "docs/few_labels.png", dpi=100)
