@@ -116,7 +116,6 @@ class BlockSums:
         self._size = 0
 
     def update(self, data: bytes | memoryview) -> None:
-        """Take the next bytes."""
         rest = memoryview(data)
         while rest:
             piece = rest[: BLOCK - self._size]

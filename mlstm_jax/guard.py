@@ -184,7 +184,6 @@ class Watchdog:
         self._file: int | None = None
 
     def beat(self) -> None:
-        """Record progress."""
         if self._file is not None:
             faulthandler.dump_traceback_later(self._seconds, exit=True, file=self._file)
 

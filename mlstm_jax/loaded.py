@@ -59,7 +59,6 @@ class Loaded(ABC):
 
     @cached_property
     def fingerprint(self) -> str:
-        """See `weights.fingerprint`."""
         return weights.fingerprint(self.params)
 
     @property
@@ -106,12 +105,10 @@ class SmallModel(Loaded):
 
     @property
     def architecture(self) -> Sizes:
-        """Its sizes and states."""
         return self.sizes
 
     @property
     def precision(self) -> list[str]:
-        """See `Loaded`."""
         return ["fp32", "fp32", *([] if self.compute == "fp32" else [self.compute])]
 
     @cached_property

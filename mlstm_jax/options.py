@@ -6,7 +6,7 @@ options of `prepare`.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, NamedTuple, get_args
 
 from mlstm_jax.errors import UserError, nearest, require
 from mlstm_jax.fields import Between, Checked, Count, Fraction, Positive, Seed
@@ -25,6 +25,26 @@ ReadingLibrary = Literal["auto", "numpy", "jax"]
 State = Literal["c", "h", "mean_h", "max_h"]
 # The features of a text: one state, or several side by side.
 FeatureState = Literal[State, "c+mean_h", "h+mean_h+max_h"]
+
+
+class OptimizerKind(NamedTuple):
+    """What a config must know of an optimizer; training/optimizer.py builds it by its name."""
+
+    moments: int  # numbers that it keeps for each parameter of a large matrix
+    fields: tuple[str, ...]  # of `Optimizer`, which not every optimizer has
+
+
+_ADAM = ("b1", "b2", "b2_half_life", "eps")
+_DECAY = ("weight_decay", "weight_decay_bytes")
+_MUON = ("muon_learning_rate", "muon_momentum", "muon_decoder", "muon_steps")
+OPTIMIZERS = {
+    "adam": OptimizerKind(2, _ADAM),
+    "adamw": OptimizerKind(2, (*_ADAM, *_DECAY)),
+    "lamb": OptimizerKind(2, (*_ADAM, *_DECAY)),
+    "lars": OptimizerKind(1, ("b1", *_DECAY, "trust_coefficient")),
+    # The parameters that are no matrices have Adam.
+    "muon": OptimizerKind(1, (*_ADAM, *_DECAY, *_MUON)),
+}
 
 # What other programs call an option or a field.
 _ELSEWHERE = {

@@ -121,7 +121,6 @@ class Plan(list[Row]):
     def __init__(
         self, rows: Iterable[Row], config: Config, machine: Machine, corpus_bytes: float | None
     ) -> None:
-        """Keep what the rows are of."""
         super().__init__(rows)
         self.config = config
         self.machine = machine

@@ -12,6 +12,7 @@ from tyro.conf import Positional, arg
 from mlstm_jax import commands, environment, shipped
 from mlstm_jax.commands import Call, Flag
 from mlstm_jax.errors import UserError, did_you_mean, nearest
+from mlstm_jax.options import OPTIMIZERS
 from mlstm_jax.terminal import show
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def train(config: "Config", resume: Flag = False, reset_carry: Flag = False) -> 
       --out FOLDER                 the run folder
       --model.hidden N             units of a layer; and --model.layers N
       --data.batch N               rows in a step; their bytes: --data.window N
-      --optimizer.name NAME        such as lamb or muon; a wrong one lists all
+      --optimizer.name NAME        OPTIMIZERS
       --optimizer.learning-rate X  and --optimizer.schedule
       --train.epochs X             how long; or --train.steps N
       --train.eval-every N         steps; and --train.checkpoint-every N
@@ -165,6 +166,9 @@ def train(config: "Config", resume: Flag = False, reset_carry: Flag = False) -> 
             show(_NEXT.format(run=folder))
     elif index == 0:
         show(f"\ndone; see the results with `mlstm-jax report {folder}`")
+
+
+train.__doc__ = str(train.__doc__).replace("OPTIMIZERS", ", ".join(OPTIMIZERS))
 
 
 def quickstart(config: "Config", resume: Flag = False, reset_carry: Flag = False) -> None:

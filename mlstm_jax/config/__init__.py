@@ -19,7 +19,6 @@ from flax.traverse_util import flatten_dict
 from mlstm_jax import digest, fields, shipped
 from mlstm_jax.config.sections import (
     MOST_STEPS,
-    OPTIMIZERS,
     RENAMED,
     Data,
     Devices,
@@ -35,7 +34,7 @@ from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.gated import GRU, LSTM
 from mlstm_jax.model.mlstm import MLSTM
 from mlstm_jax.model.transformer import BERT, Transformer
-from mlstm_jax.options import Compute, names_meant
+from mlstm_jax.options import OPTIMIZERS, Compute, names_meant
 
 Model = MLSTM
 
@@ -200,7 +199,7 @@ def vary(config: Config, **values: Any) -> Config:
 
 def _require_field(section: Any, name: str, before: str = "") -> None:
     """Raise UserError unless there is such a field; `before` is the section's name and a dot."""
-    known = field_names(section)
+    known = [field.name for field in dataclasses.fields(section)]
     if name in known:
         return
     meant = names_meant(name, known)
@@ -210,11 +209,6 @@ def _require_field(section: Any, name: str, before: str = "") -> None:
         meant = [RENAMED[before + name].removeprefix(before)]
     near = did_you_mean(meant, f"; its fields are {', '.join(known)}.")
     raise UserError(f"{type(section).__name__} has no field {name!r}{near}")
-
-
-def field_names(section: Any) -> list[str]:
-    """The names of the fields of a config or of a section."""
-    return [field.name for field in dataclasses.fields(section)]
 
 
 def to_json(config: Config) -> str:

@@ -5,12 +5,12 @@ The docstrings are the text of ``--help-all``. The section `model` is a kind of 
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from mlstm_jax.errors import require
 from mlstm_jax.fields import Between, Checked, Count, Fraction, Positive, Seed
 from mlstm_jax.model.architecture import ObjectiveName
-from mlstm_jax.options import Compute
+from mlstm_jax.options import OPTIMIZERS, Compute, OptimizerKind
 
 # Fields of earlier versions by their dotted names, and what each is called now, in its section.
 RENAMED: dict[str, str] = {}
@@ -51,24 +51,6 @@ class Data(Checked, section="data"):
     seed: Seed = 0
 
 
-class OptimizerKind(NamedTuple):
-    """What a config must know of an optimizer; training/optimizer.py builds it by its name."""
-
-    moments: int  # numbers that it keeps for each parameter of a large matrix
-    fields: tuple[str, ...]  # of `Optimizer`, which not every optimizer has
-
-
-_ADAM = ("b1", "b2", "b2_half_life", "eps")
-_DECAY = ("weight_decay", "weight_decay_bytes")
-_MUON = ("muon_learning_rate", "muon_momentum", "muon_decoder", "muon_steps")
-OPTIMIZERS = {
-    "adam": OptimizerKind(2, _ADAM),
-    "adamw": OptimizerKind(2, (*_ADAM, *_DECAY)),
-    "lamb": OptimizerKind(2, (*_ADAM, *_DECAY)),
-    "lars": OptimizerKind(1, ("b1", *_DECAY, "trust_coefficient")),
-    # The parameters that are no matrices have Adam.
-    "muon": OptimizerKind(1, (*_ADAM, *_DECAY, *_MUON)),
-}
 if TYPE_CHECKING:
     OptimizerName = str
 else:

@@ -71,7 +71,6 @@ def _read_bytes(folders: Sequence[Path], name: str) -> bytes:
 
 
 def joined(pieces: Iterable[Piece]) -> Piece:
-    """All documents of pieces."""
     every = [Piece(np.empty(0, _ROW), b""), *pieces]
     rows = np.concatenate([piece.rows for piece in every])
     return Piece(rows, b"".join([piece.text for piece in every]))

@@ -215,7 +215,6 @@ class Rejects:
         self._notes: list[Reject] = []
 
     def add(self, reject: Reject) -> None:
-        """Take a reject or a note."""
         counts = self._noted if reject.is_note else self._counts
         kept = self._notes if reject.is_note else self._kept
         counts[reject.kind] += 1

@@ -33,7 +33,6 @@ class Task(NamedTuple):
     folder: Path
 
     def run(self, on_read: OnRead, on_reject: Callable[[Reject], None]) -> list[SourceCounts]:
-        """Read the sources; return their counts."""
         read = []
         for source in self.sources:
             counts = SourceCounts(source)

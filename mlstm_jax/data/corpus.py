@@ -42,7 +42,6 @@ class SplitFiles(NamedTuple):
 
 
 def files_of(split: str) -> SplitFiles:
-    """The files of a split."""
     return SplitFiles(f"{split}.bin", f"{split}.offsets.npy", f"{split}.ratings.npy")
 
 

@@ -27,7 +27,7 @@ class NumpyCarry(NamedTuple):
     """The state of all layers, which steps change in place."""
 
     h: Array  # [L, B, H]
-    c: Array  # of a GRU unused
+    c: Array  # unused by a kind without one
 
     def rows(self, first: int) -> "NumpyCarry":
         """The rows from one on, in the same memory."""

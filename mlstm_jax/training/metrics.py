@@ -176,7 +176,6 @@ class MetricsLog:
         return self._extent
 
     def close(self) -> None:
-        """Close both files."""
         self._closing.close()
 
 

@@ -51,7 +51,6 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def muon_type(compute: Compute | None) -> Any:
-    """The operand type of Muon's products."""
     return jnp.bfloat16 if compute == "bf16" else jnp.float32
 
 

@@ -52,7 +52,6 @@ def meta_of(config: Config, corpus: Corpus) -> Meta:
 
 
 def train_stream(config: Config, corpus: Corpus, start: Place = BEGINNING) -> TrainStream:
-    """The training rows of a config."""
     data = config.data
     architecture = config.model
     split = corpus.split("train")

@@ -39,8 +39,8 @@ def without_rates(optimizer: Optimizer) -> Optimizer:
     """What a compiled step depends on: the settings without what only its `Rates` need."""
     usual = Optimizer()
     fields = {name: getattr(usual, name) for name in _ONLY_RATES}
-    if "muon_learning_rate" in optimizer.kind.fields:
-        fields.pop("learning_rate")  # Muon's rate is a multiple of it
+    if any(name.endswith("_learning_rate") for name in optimizer.kind.fields):
+        fields.pop("learning_rate")  # Its own rate, such as Muon's, is a multiple of this one.
     return dataclasses.replace(optimizer, **fields)
 
 

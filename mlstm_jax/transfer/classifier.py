@@ -98,7 +98,6 @@ class Description:
     step: int | None = None  # of the checkpoint; 0 for imported weights; None: not recorded
 
     def layers(self, model: Sizes) -> list[tuple[State, int]]:
-        """See `layers_of`."""
         return layers_of(model, self.state, all_layers=self.all_layers)
 
 
@@ -304,10 +303,8 @@ def load_classifier(folder: Path) -> Classifier:
         shapes["deviations"] = (width,)
     loaded = arrays.read_arrays(str(path), stored, shapes, np.float64)
     summed = loaded if texts is None else loaded | {"texts": texts}
-    try:
+    with fields.named(f"{path} is damaged", "; restore it, or create it again"):
         digest.require_arrays(path.name, digest.of_arrays(summed), file.arrays)
-    except fields.InvalidField as error:
-        raise UserError(f"{path} is damaged ({error}); restore it, or create it again.") from error
     about = {name: getattr(file, name) for name in Description.__dataclass_fields__}
     classifier = Classifier(
         loaded["weights"],
@@ -339,13 +336,9 @@ def _read_json(given: Path) -> _File:
         if inside:
             advice = f"pass {' or '.join(inside)}."
         raise UserError(f"{given} has no classifier.json; {advice}")
-    try:
+    advice = "; restore it, or create it again with `mlstm-jax transfer`"
+    with fields.named(f"{path}: the classifier cannot be read", advice):
         values = fields.parse(path.read_bytes())
         if isinstance(values, dict) and values.get("format", FORMAT) != FORMAT:
             raise fields.InvalidField("it was written by another version of this program")
         return fields.build(_File, digest.verified(values))
-    except fields.InvalidField as error:
-        raise UserError(
-            f"{path}: the classifier cannot be read ({error}); restore it, or create it again "
-            "with `mlstm-jax transfer`."
-        ) from error

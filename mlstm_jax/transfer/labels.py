@@ -51,7 +51,6 @@ def digests(texts: Sequence[str], cleaning: Cleaning) -> Digests:
 
 
 def digest_of(cleaned: bytes) -> int:
-    """Return the digest of a cleaned text."""
     return int.from_bytes(_key(_without_breaks(cleaned))[:4], "big")
 
 
@@ -102,7 +101,6 @@ class Labelled(NamedTuple):
         return kept
 
     def select(self, is_chosen: Sequence[bool]) -> "Labelled":
-        """Return the chosen texts with their labels."""
         texts = list(compress(self.texts, is_chosen))
         return self._replace(texts=texts, labels=list(compress(self.labels, is_chosen)))
 

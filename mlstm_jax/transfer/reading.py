@@ -46,7 +46,6 @@ def summaries_of(
 
 
 def bytes_reader_of(loaded: Any) -> BytesReader:
-    """Return the reader of one text of a `Loaded`."""
     if isinstance(loaded, SmallModel):
         return _NumpyBytes(loaded.model)
     from mlstm_jax.transfer import writer  # imports JAX

@@ -16,7 +16,6 @@ REPORT = "report.md"  # written last: if it exists, all files are complete
 
 
 def write_report(folder: Path, result: Result, run_name: str) -> None:
-    """Write the files."""
     written = {"model": run_name} | asdict(result)
     output.write_text(folder / "report.json", json.dumps(written, indent=2))
     output.write_text(folder / REPORT, as_markdown(result, run_name, _draw(folder, result)))

@@ -98,7 +98,6 @@ def classify(texts: Iterable[str]) -> list[dict[str, float]]:
 
 
 def _texts(path: Path, column: str | None) -> Iterator[str]:
-    """The texts of a file."""
     reader, delimiter = _loaded()[0]["formats"].get(path.suffix, ("text", ""))
     with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
         if reader == "table":

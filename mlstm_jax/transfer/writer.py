@@ -94,7 +94,6 @@ class DeviceBytes:
         return model, self._device.replicate((params, model.reading_weights(params)))
 
     def each(self, piece: bytes, reached: Any) -> Iterator[tuple[Any, Each]]:
-        """See `reading.BytesReader`."""
         for step, after, outputs in self._reader.read([piece], reached):
             assert outputs
             carry, logits_BTV = self._reader.fetch(outputs)
@@ -103,7 +102,6 @@ class DeviceBytes:
             yield after, Each(states, logits_BTV[0, : step.size])
 
     def write(self, reached: Any, logits_V: Any, request: Request) -> Iterator[Drawn]:
-        """See `reading.BytesReader`."""
         environment.require_own_jax()
         samples = request.samples
         model, weights = self._writer

@@ -16,6 +16,7 @@ from mlstm_jax.corpora.documents import clean
 from mlstm_jax.corpora.formats import FORMATS
 from mlstm_jax.errors import Note, UserError
 from mlstm_jax.loaded import Loaded
+from mlstm_jax.model.numpy_model import KINDS
 from mlstm_jax.transfer import standalone, zipapp
 from mlstm_jax.transfer.classifier import Classifier, Description
 from tests.tables import column
@@ -111,7 +112,7 @@ def test_cleaning(cleaning: Any) -> None:
         assert standalone.clean(text, cleaning) == clean(text, cleaning)
 
 
-@pytest.mark.parametrize("kind", ["mlstm", "lstm", "gru"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("softmax", [False, True])
 def test_other_kinds_and_classifiers(kind: str, softmax: bool, tmp_path: Path) -> None:
     """Two layers, three classes, a path of states; the same model gives the same bytes."""
