@@ -139,7 +139,7 @@ def _with_options(text: str, name: str) -> str:
         is_known = option in known or (has_fields and section in known)
         return f"--{option.replace('_', '-')}" if is_known else found[0]
 
-    return _NAMED.sub(spelled, text)
+    return _NAMED.sub(spelled, text).replace(" or None", ", or unset")
 
 
 def _command(name: str) -> Callable[..., None]:

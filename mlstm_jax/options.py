@@ -64,16 +64,21 @@ _ELSEWHERE = {
 
 def names_meant(name: str, known: Collection[str]) -> list[str]:
     """The known options or fields, at most two, that a name which there is not may mean."""
-    _, _, last = name.rpartition(".")
+    section, _, last = name.rpartition(".")
     for usual in (last, _ELSEWHERE.get(last)):
         found = [one for one in known if one.rpartition(".")[2] == usual]
         if found:
             return found[:2]
-    section = name.removesuffix(last)
-    inside = [one.removeprefix(section) for one in known if one.startswith(section)]
+    inside = [one for one in known if one.startswith(f"{section}.")]
+    alike = {one.rpartition(".")[2]: one for one in inside or known}
+    alike = {word: alike[one] for word, one in _ELSEWHERE.items() if one in alike} | alike
+    if not inside:
+        last = name
+        alike |= {one: one for one in known}
     begin = last.rstrip("s")
-    longer = [one for one in inside if one.startswith(begin) and len(begin) > 2]
-    return [section + one for one in longer[:2] or nearest(last, inside)]
+    longer = [word for word in alike if word.startswith(begin) and len(begin) > 2]
+    meant = [alike[word] for word in longer or nearest(last, alike)]
+    return list(dict.fromkeys(meant))[:2]
 
 
 @dataclass(frozen=True, kw_only=True)

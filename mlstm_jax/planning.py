@@ -145,7 +145,7 @@ class Plan(list[Row]):
         if self.corpus_bytes is None:
             lines.append("epochs and their hours need `corpus_bytes`, or a corpus that exists")
         if all(row.cost is None for row in self):
-            lines.append("cost needs `price`, and the hours of a run")
+            lines.append("cost needs a price, and the hours of a run")
         if not all(row.fits for row in self):
             usable = self.machine.memory_bytes * MEMORY_FRACTION
             lines += [

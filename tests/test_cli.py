@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import mlstm_jax
-from mlstm_jax import cli, config
+from mlstm_jax import cli, commands, config
 from mlstm_jax.corpora.formats import FORMATS
 from mlstm_jax.errors import UserError
 
@@ -118,7 +118,7 @@ def test_quickstart(text_file, tmp_path, monkeypatch, capsys, refused):
     [
         ("trian", "unknown command 'trian'; did you mean train or transfer? `mlstm-jax --help`"),
         ("prepare absent.jsonl --out x", "absent.jsonl: there is no such file; check the name.\n"),
-        ("prepare pydoc: --out x --split 1;2", "--split 1;2 needs three numbers"),
+        ("prepare pydoc: --out x --split 1;2", "--split: '1;2' needs three numbers"),
         ("prepare pydoc: --out /proc/x", "cannot be created, because /proc cannot be written"),
         ("train --config smal_512", "did you mean small_512 or"),
         ("train small_512 --config=tuned_512", "not small_512 and tuned_512."),
@@ -140,6 +140,15 @@ def test_quickstart(text_file, tmp_path, monkeypatch, capsys, refused):
             "did you mean --epochs? `mlstm-jax finetune --help` lists all",
         ),
         ("generate sentiment --length 9", "there is no option --length; did you mean --bytes?"),
+        ("generate sentiment --lenght=9", "there is no option --lenght; did you mean --bytes?"),
+        (
+            "train --train.steps=None",
+            "--train.steps is None, but it must be set, or --train.epochs.",
+        ),
+        ("heatmap sentiment --out h --scale 0", "it must be above 0 and finite, or unset."),
+        ("generate sentiment -bytes 9", "there is no option -bytes; did you mean --bytes?"),
+        ("train --widnow 9", "did you mean --data.window?"),
+        ("train --dta.widnow 9", "did you mean --data.window?"),
         ("generate sentiment --temp=1", "did you mean --temperature?"),
         ("transfer sentiment --labels x", "did you mean --label-column?"),
         ("classify sentiment x.csv --output y", "did you mean --out?"),
@@ -181,6 +190,23 @@ def test_mistakes(line, message, corpus, tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
     assert message in refused(*line.split())
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("command", sorted({*COMMANDS} - {"plan", "quickstart"}))
+def test_words_of_options(command, capsys) -> None:
+    """A mistyped option names the right one, and a wrong value has no annotation of Python."""
+    names = {*commands.options(cli._command(command))} - {"config"}
+    if command == "train":
+        names |= {*config.flatten(config.Config())}
+    for name in names:
+        option = f"--{name.replace('_', '-')}"
+        mistyped = f"{option[:-2]}{option[-1]}{option[-2]}"
+        if len(name.rpartition(".")[2]) > 2 and mistyped != option:
+            with pytest.raises(UserError, match=rf"{option}\b"):
+                cli.parse(command, [mistyped])
+        with contextlib.suppress(SystemExit, UserError):
+            cli.parse(command, [option, "@", "@"])
+    assert not re.search(r"[\[({]'|None|Union", capsys.readouterr().err)
 
 
 def test_former_name_of_a_field(monkeypatch, refused) -> None:

@@ -141,7 +141,7 @@ ADDRESSES = [
             for name, kind in get_type_hints(Optimizer).items()
             if float in (kind, *get_args(kind))
         ),
-        (Train, {"start_optimizer": True}, "train.start_optimizer", "false without train.start"),
+        (Train, {"start_optimizer": True}, "train.start_optimizer", "false without `train.start"),
         *((Distributed, {"coordinator": x}, "distributed.coordinator", "HOST") for x in ADDRESSES),
         (Config, {"data": "corpora/mine"}, "data", "a Data"),
     ],

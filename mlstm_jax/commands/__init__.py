@@ -18,7 +18,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg
@@ -32,7 +32,7 @@ from mlstm_jax.terminal import uncoloured, write_error
 Call = functools.partial[None]
 T = TypeVar("T")
 
-_OPTION = re.compile(r"--([A-Za-z][\w.-]*)(?:=|$)")  # not a text that begins with --
+_OPTION = re.compile(r"--?([A-Za-z][\w.-]*)(?:=|$)")  # not a text that begins with --
 
 # The fields of an options class, as options of the command.
 Flat = Annotated[T, FlagCreatePairsOff, arg(name="")]
@@ -101,6 +101,13 @@ def parse(
                 registry=_registry(),
             )
             return call
+    except SystemExit as stop:
+        # The parser shows the error of an options class in a box, where names stay Python's.
+        cause = stop.__context__ and stop.__context__.__context__
+        if not isinstance(cause, UserError):
+            raise
+        said = io.StringIO()
+        raise cause from None
     finally:
         if shown.getvalue():
             print(_wrapped(shown.getvalue()) if is_help else shown.getvalue(), end="")
@@ -118,7 +125,8 @@ def _require_options(words: Sequence[str], lists: str, known: Mapping[str, str])
         if given is None:
             continue
         name = given[1].replace("-", "_")
-        if name.startswith("tyro_") or known.get(name.replace(".no_", "."), name) == "":
+        is_known = name.startswith("tyro_") or known.get(name.replace(".no_", "."), name) == ""
+        if is_known and word.startswith("--"):
             continue
         if name == "device":
             raise UserError(
@@ -126,9 +134,9 @@ def _require_options(words: Sequence[str], lists: str, known: Mapping[str, str])
                 "cuda12 or cuda13); in front of the command, JAX_PLATFORMS=cpu takes the CPU."
             )
         names = sorted(one for one, now in known.items() if not now)
-        meant = [known[name]] if name in known else names_meant(name, names)
+        meant = [known[name]] if known.get(name) else names_meant(name, names)
         near = did_you_mean(f"--{one.replace('_', '-')}" for one in meant)
-        raise UserError(f"there is no option --{given[1]}{near} `{lists}` lists all.")
+        raise UserError(f"there is no option {given[0].rstrip('=')}{near} `{lists}` lists all.")
 
 
 def _wrapped(text: str) -> str:
@@ -159,35 +167,37 @@ def options(command: Callable[..., None]) -> set[str]:
 
 
 def _registry() -> ConstructorRegistry:
-    """Return tyro's types, and ours: weights of splits, held units, text, numbers, X or None."""
+    """Return tyro's types, and ours, whose messages show no annotation of Python."""
     registry = ConstructorRegistry()
 
-    registry.primitive_rule(lambda info: _TYPES.get(info.type))
-
     @registry.primitive_rule
-    def optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-        """Of X, or several X, or None: the help shows X, and None as unset."""
-        if info.type_origin not in (Union, UnionType):
-            return None
-        kind = next(part for part in get_args(info.type) if part is not NoneType)
-        given = _spec_of(kind)
-        is_several = get_origin(kind) is tuple and Ellipsis in get_args(kind)
-        return dataclasses.replace(
-            given,
-            metavar=f"{_spec_of(get_args(kind)[0]).metavar} ..." if is_several else given.metavar,
-            instance_from_str=lambda words: (
-                None
-                if words == ["None"]
-                else given.instance_from_str(_chosen(words, given.choices))
-            ),
-            is_instance=lambda value: value is None or given.is_instance(value),
-            str_from_instance=lambda value: (
-                ["unset"] if value is None else given.str_from_instance(value)
-            ),
-            choices=None,  # The parser would list None.
-        )
+    def ours(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+        parts = get_args(info.type)
+        if info.type_origin is Literal:
+            return _type(f"{{{','.join(parts)}}}", functools.partial(_as_choice, parts), str)
+        if info.type_origin is tuple and Ellipsis in parts:
+            one = _spec_of(parts[0])
+            build = functools.partial(_as_several, one.instance_from_str)
+            return _type(f"{one.metavar} ...", build, tuple, lambda x: " ".join(map(str, x)), "*")
+        if info.type_origin in (Union, UnionType):
+            return _optional(_spec_of(next(part for part in parts if part is not NoneType)))
+        return _TYPES.get(info.type)
 
     return registry
+
+
+def _optional(given: PrimitiveConstructorSpec[Any]) -> PrimitiveConstructorSpec[Any]:
+    """Of X or None: the help shows X, and None as unset."""
+    return dataclasses.replace(
+        given,
+        instance_from_str=lambda words: (
+            None if words == ["None"] else given.instance_from_str(words)
+        ),
+        is_instance=lambda value: value is None or given.is_instance(value),
+        str_from_instance=lambda value: (
+            ["unset"] if value is None else given.str_from_instance(value)
+        ),
+    )
 
 
 def _spec_of(kind: Any) -> PrimitiveConstructorSpec[Any]:
@@ -196,11 +206,14 @@ def _spec_of(kind: Any) -> PrimitiveConstructorSpec[Any]:
     return spec
 
 
-def _chosen(words: list[str], choices: Sequence[str] | None) -> list[str]:
-    for word in words:
-        if choices and word not in choices:
-            raise ValueError(f"{word!r} is not one of {', '.join(choices)}")
-    return words
+def _as_choice(choices: Sequence[str], words: list[str]) -> str:
+    if words[0] not in choices:
+        raise ValueError(f"{words[0]!r} is not one of {', '.join(choices)}")
+    return words[0]
+
+
+def _as_several(build: Callable[[list[str]], Any], words: list[str]) -> tuple[Any, ...]:
+    return tuple(build([word]) for word in words)
 
 
 def _as_number(kind: type[float], words: list[str]) -> float:
@@ -216,7 +229,7 @@ def _as_weights(words: list[str]) -> SplitWeights:
         train, valid, test = json.loads(f"[{words[0]}]")
     except ValueError:
         why = "needs three numbers, for train, valid and test, such as 8,1,1, or 8,1,0 without test"
-        raise ValueError(f"--split {words[0]} {why}") from None
+        raise ValueError(f"{words[0]!r} {why}") from None
     return train, valid, test
 
 
@@ -227,7 +240,7 @@ def _as_units(words: list[str]) -> dict[int, float]:
         try:
             units[int(unit)] = float(value)
         except ValueError:
-            raise ValueError(f"set_unit {word!r} is not UNIT=VALUE, such as 236=3") from None
+            raise ValueError(f"{word!r} is not UNIT=VALUE, such as 236=3") from None
     return units
 
 

@@ -84,7 +84,7 @@ def _require_share(config: Config, device_count: int) -> None:
     require(batch % device_count == 0, "data.batch", batch, rule)
     rows = batch // device_count
     micro_batches = config.train.micro_batches
-    rule = f"a divisor of the {rows} rows of a device (data.batch {batch})"
+    rule = f"a divisor of the {rows} rows of a device (`data.batch` {batch})"
     require(rows % micro_batches == 0, "train.micro_batches", micro_batches, rule)
 
 
@@ -103,7 +103,7 @@ def _require_fit(config: Config) -> None:
     places = model.longest_window
     window = config.data.window
     fits = places is None or window <= places
-    require(fits, "data.window", window, f"at most model.positions, {places}")
+    require(fits, "data.window", window, f"at most `model.positions`, {places}")
     cell = config.precision.cell
     rule = f"fp32 for {model.cli_name}, which has no c"
     require(cell == "fp32" or "c" in model.states, "precision.cell", cell, rule)
@@ -115,7 +115,7 @@ def _require_fp8(config: Config, recurrent: str) -> None:
     fits = isinstance(model, MLSTM) and model.layers == 1
     rule = f"compute, unless the model is {MLSTM().cli_name} with one layer"
     require(fits, "precision.recurrent", recurrent, rule)
-    end = f"with precision.recurrent {recurrent}"
+    end = f"with `precision.recurrent` {recurrent}"
     compute = config.precision.compute
     require(compute in (None, "bf16"), "precision.compute", compute, f"bf16 {end}")
     every = config.train.recompute_every

@@ -332,9 +332,9 @@ class Train(Checked, section="train"):
     def __post_init__(self) -> None:
         super().__post_init__()
         has_end = self.steps is not None or self.epochs is not None
-        require(has_end, "train.steps", None, "set, or train.epochs")
+        require(has_end, "train.steps", None, "set, or `train.epochs`")
         fits = self.start_from is not None or not self.start_optimizer
-        require(fits, "train.start_optimizer", True, "false without train.start_from")
+        require(fits, "train.start_optimizer", True, "false without `train.start_from`")
 
     @property
     def first_save(self) -> int:

@@ -48,7 +48,7 @@ def missing(hidden: int, capability: tuple[int, int] | None, *, fp8: bool = Fals
             problem += f"; with jax 0.11 or later {newest[0]}.{newest[1]} is enough"
         return problem
     if hidden < LEAST_UNITS:
-        return f"a model.hidden of {LEAST_UNITS} or more, but it is {hidden}"
+        return f"a `model.hidden` of {LEAST_UNITS} or more, but it is {hidden}"
     return None
 
 

@@ -205,7 +205,7 @@ class Transformer(Architecture, title="Transformer"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rule = f"1 or more, and divide model.hidden, {self.hidden}"
+        rule = f"1 or more, and divide `model.hidden`, {self.hidden}"
         divides = self.heads >= 1 and self.hidden % self.heads == 0
         require(divides, "model.heads", self.heads, rule)
 

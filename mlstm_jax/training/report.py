@@ -111,7 +111,7 @@ class Reporter:
             bad = self._high_steps
             reason = (
                 f"the training loss was above {train.divergence_bpc:g} bits per character "
-                f"(train.divergence_bpc) for {bad} steps in a row, {bpc:.3g} at the last"
+                f"(`train.divergence_bpc`) for {bad} steps in a row, {bpc:.3g} at the last"
             )
         if reason or step % train.log_every == 0:
             self._write_line(step, metrics)
@@ -179,7 +179,7 @@ class Reporter:
         if step == self._rows.steps and not score.bpc <= limit:
             reason = (
                 f"at the end the validation loss is {score.bpc:.3g} bits per character, above "
-                f"{limit:g} (train.divergence_bpc)"
+                f"{limit:g} (`train.divergence_bpc`)"
             )
             raise self._diverged(step, reason, self._high_steps)
 

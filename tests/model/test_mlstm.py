@@ -280,7 +280,7 @@ def test_our_kernels(compute, inputs, recompute_every, sizes):
     [
         ("0.10.2", 512, None, False, "JAX found none"),
         ("0.10.2", 512, (7, 0), False, "this one has 7.0"),
-        ("0.10.2", 64, (9, 0), True, "model.hidden of 128"),
+        ("0.10.2", 64, (9, 0), True, "`model.hidden` of 128"),
         ("0.10.2", 128, (8, 9), True, "capability 9.0 or later"),
         ("0.11.0", 128, (8, 6), True, "capability 8.9 or later"),
         ("0.11.0", 128, (8, 9), True, None),

@@ -107,6 +107,34 @@ def test_copy_of_the_first_device(random: np.random.Generator) -> None:
         np.testing.assert_array_equal(shard.data[0], expected)
 
 
+REFUSED = """
+import jax
+import mlstm_jax as mlstm
+from mlstm_jax.training import parallel
+
+traced = []
+program = jax.jit(lambda x: traced.append(x) or x + 1)
+for most in (10**9, 0):
+    parallel.MAPPINGS = most
+    program(1)
+    try:
+        mlstm.train(mlstm.vary(mlstm.Config(), data__corpus="absent"))
+    except ValueError:
+        program(1)
+    print(len(traced))
+"""
+HAS_MAPPINGS = pytest.mark.skipif(
+    not Path("/proc/self/maps").exists(), reason="it has no mappings to count"
+)
+
+
+@HAS_MAPPINGS
+def test_programs_before_a_run(launcher) -> None:
+    """A run begins without the programs of earlier ones where these take many mappings."""
+    launcher.call(sys.executable, "-c", REFUSED)
+    assert launcher.ended(0) == ["1\n2\n"]
+
+
 RUNS = """
 import mmap, sys
 from pathlib import Path
@@ -127,7 +155,7 @@ for window in (4, 5, 6):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="it has no mappings to count")
+@HAS_MAPPINGS
 def test_runs_of_other_shapes(corpus, tmp_path, launcher) -> None:
     """A process that has many mappings of memory gets no more; at 65,530 it would die."""
     launcher.call(sys.executable, "-c", RUNS, corpus, tmp_path)
