@@ -4,11 +4,11 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
@@ -31,6 +31,7 @@ from mlstm_jax.terminal import file_size, is_terminal, one_line, show
 
 if TYPE_CHECKING:
     from mlstm_jax.api.model import TrainedModel
+    from mlstm_jax.transfer.standalone import Labelled
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,7 @@ def classify(
     """
     from mlstm_jax.transfer.classifier import load_classifier
     from mlstm_jax.transfer.features import TextFile
+    from mlstm_jax.transfer.standalone import write_csv
 
     folder, source = _classifier_and_input(run, texts)
     is_known = out is None or out.suffix in (".csv", ".jsonl")
@@ -156,7 +158,7 @@ def classify(
         return
     labelled = model.classify_parts(file, chosen, at_most=at_most, show_progress=True)
     if out is None:
-        _write_csv(sys.stdout, labelled, chosen.classes)
+        write_csv(sys.stdout, labelled, chosen.classes)
         return
     _write_file(out, labelled, chosen.classes)
     show(f"{out}: {file.count:,} texts")
@@ -278,56 +280,35 @@ def view(
 
 _SHOWN = 10  # texts in a table
 
-# Parts of a file: their texts, and the probability of each class, none of a blank text.
-_Labelled = Iterable[tuple[Sequence[str], list[dict[str, float]]]]
 
-
-def _records(labelled: _Labelled) -> Iterator[tuple[int, str, str, dict[str, float]]]:
-    """Yield number, text, likeliest class and probabilities; of a blank text "" and none."""
-    number = 0
-    for texts, answers in labelled:
-        for text, shares in zip(texts, answers, strict=True):
-            number += 1
-            yield number, text, max(shares, key=lambda name: shares[name], default=""), shares
-
-
-def _show_table(labelled: _Labelled) -> None:
+def _show_table(labelled: "Labelled") -> None:
     """Show each text in a line of the terminal."""
-    records = list(_records(labelled))
-    width = max(len("label"), *(len(one_line(label)) for _, _, label, _ in records))
+    from mlstm_jax.transfer.standalone import records
+
+    rows = list(records(labelled))
+    width = max(len("label"), *(len(one_line(label)) for _, _, label, _ in rows))
     lines = [f"{'record':>6}  {'label':<{width}}  {'p':<6}  text"]
-    for number, text, label, shares in records:
+    for number, text, label, shares in rows:
         best = f"{shares[label]:.4f}" if shares else ""
         lines.append(f"{number:>6}  {one_line(label):<{width}}  {best:<6}  {one_line(text)}")
     columns = shutil.get_terminal_size().columns
     show("\n".join(line[:columns] for line in lines))
 
 
-def _write_csv(file: IO[str], labelled: _Labelled, classes: Sequence[str]) -> None:
-    from mlstm_jax.transfer.standalone import csv_writer
+def _write_file(out: Path, labelled: "Labelled", classes: Sequence[str]) -> None:
+    from mlstm_jax.transfer.standalone import records, write_csv
 
-    writer = csv_writer(file, classes)
-    for number, text, label, shares in _records(labelled):
-        values = [f"{share:.4f}" for share in shares.values()] or [""] * len(classes)
-        writer.writerow([number, text, label, *values])
-
-
-def _write_file(out: Path, labelled: _Labelled, classes: Sequence[str]) -> None:
     with (
         output.atomic_file(out) as partial,
         partial.open("w", newline="", encoding="utf-8", errors="replace") as file,
     ):
-        if out.suffix == ".jsonl":
-            _write_json(file, labelled)
-        else:
-            _write_csv(file, labelled, classes)
-
-
-def _write_json(file: IO[str], labelled: _Labelled) -> None:
-    for number, text, label, shares in _records(labelled):
-        rounded = {name: round(share, 4) for name, share in shares.items()}
-        row = {"record": number, "text": text, "label": label or None, "p": rounded}
-        file.write(json.dumps(row) + "\n")
+        if out.suffix == ".csv":
+            write_csv(file, labelled, classes)
+            return
+        for number, text, label, shares in records(labelled):
+            rounded = {name: round(share, 4) for name, share in shares.items()}
+            row = {"record": number, "text": text, "label": label or None, "p": rounded}
+            file.write(json.dumps(row) + "\n")
 
 
 def _classifier_and_input(run: Path, given: tuple[Path, ...]) -> tuple[Path, Path]:

@@ -1,7 +1,7 @@
 """Label texts with Python and NumPy alone: `mlstm-jax export NAME.pyz` packs this with a model.
 
     python NAME.pyz "I loved it." "It broke after a week."
-    python NAME.pyz texts.csv > labels.csv       # or .jsonl, .txt, ...; --column NAME
+    python NAME.pyz texts.csv > labels.csv       # or .jsonl, .txt, ..., -; --column NAME
 
 In Python, where `NAME.classify(texts)` returns the probability of each class for each text::
 
@@ -13,6 +13,7 @@ It has no other file of the package but model/numpy_model.py, so it says again h
 """
 
 import argparse
+import contextlib
 import csv
 import functools
 import html
@@ -33,6 +34,8 @@ from mlstm_jax.model.numpy_model import NumpyModel
 
 _COLUMNS = ("text", "reviewText", "review_body", "sentence", "content")
 _PART = 8192  # texts in memory
+# Parts of some texts: the texts, and the probability of each class of each, none of a blank one.
+Labelled = Iterable[tuple[Sequence[str], list[dict[str, float]]]]
 _LONG_REFERENCE = re.compile("&#[0-9]{4301,};?")
 
 
@@ -67,13 +70,13 @@ def shares_of(scores_NK: Any, classes: int, *, softmax: bool) -> Any:
     return shares_NK / shares_NK.sum(axis=1, keepdims=True)
 
 
-def _label(texts: Sequence[str]) -> tuple[list[dict[str, float]], int]:
-    """The probabilities of texts, and how many are unlike what the classifier knows."""
+def _label(texts: Sequence[str]) -> tuple[list[dict[str, float]], list[bool]]:
+    """The probabilities of texts, and whether each is unlike what the classifier knows."""
     about, model, weights_KD, intercepts_K = _loaded()
     cleaned = [clean(text, about["cleaning"]) for text in texts]
     familiar = about["familiar"]
     answers: list[dict[str, float]] = [{} for _ in texts]
-    unlike = 0
+    is_unlike = [False for _ in texts]
     for read in model.read(cleaned, score=familiar is not None):
         parts = [read.states[state][:, layer] for state, layer in about["layers"]]
         features = np.concatenate(parts, axis=1).astype(np.float64)
@@ -86,44 +89,90 @@ def _label(texts: Sequence[str]) -> tuple[list[dict[str, float]], int]:
             answers[n] = dict(zip(about["classes"], shares, strict=True))
             if familiar:
                 most = familiar["bits"] * scored + familiar["short"] * scored**0.5
-                unlike += nats > most * np.log(2)
-    return answers, int(unlike)
+                is_unlike[n] = bool(nats > most * np.log(2))
+    return answers, is_unlike
 
 
 def classify(texts: Iterable[str]) -> list[dict[str, float]]:
     """Return the probability of each class of each text, by name; none of a blank one."""
     if isinstance(texts, str):
         raise TypeError("texts is a single str; pass a list of texts, [text].")
-    return _label(list(texts))[0]
+    given = list(texts)
+    for number, text in enumerate(given):
+        if not isinstance(text, str):
+            raise TypeError(f"texts[{number}] is of type {type(text).__name__}; pass strings.")
+    return _label(given)[0]
 
 
-def _texts(path: Path, column: str | None) -> Iterator[str]:
-    reader, delimiter = _loaded()[0]["formats"].get(path.suffix, ("text", ""))
-    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-        if reader == "table":
-            csv.field_size_limit(2**31 - 1)
-            rows = csv.DictReader(file, delimiter=delimiter)
-            name = _column(path, rows.fieldnames or [], column)
-            for row in rows:
-                yield row[name] or ""
-        elif reader in ("json", "jsonl"):
-            for line in filter(str.strip, file):
-                record = json.loads(line)
-                yield str(record[_column(path, list(record), column)])
-        else:
-            for line in file:
-                yield line.rstrip("\r\n")
+def _is_file(text: str) -> bool:
+    """Whether an argument names a file, which may be missing, and is not a text."""
+    path = Path(text)
+    if text == "-" or (path.suffix.lower() in _loaded()[0]["formats"] and " " not in text):
+        return True
+    with contextlib.suppress(OSError):  # a text is too long for a name
+        return path.is_file()
+    return False
 
 
-def _column(path: Path, names: Sequence[str], column: str | None) -> str:
+def _texts(path: str, column: str | None) -> Iterator[str]:
+    """The texts of a file; ends the program, with a message, if it cannot be read."""
+    formats = _loaded()[0]["formats"] | {"-": ("text", "")}
+    suffix = Path(path).suffix.lower() or path
+    if suffix not in formats:
+        sys.exit(f"{path} is of an unknown kind; known kinds are {', '.join(formats)}.")
+    reader, delimiter = formats[suffix]
+    csv.field_size_limit(2**31 - 1)
+    try:
+        with open(0 if path == "-" else path, newline="", encoding="utf-8-sig") as file:
+            if reader == "table":
+                rows = csv.DictReader(file, delimiter=delimiter)
+                for row in rows:
+                    yield row[_column(path, rows.fieldnames or [], column)] or ""
+            elif reader in ("json", "jsonl"):
+                yield from _json_texts(path, file, column)
+            else:
+                for line in file:
+                    yield line.rstrip("\r\n")
+    except OSError as error:
+        sys.exit(f"{path}: {error.strerror}; check the name.")
+    except UnicodeDecodeError as error:
+        sys.exit(f"{path} is not UTF-8 text ({error}); convert it.")
+
+
+def _json_texts(path: str, lines: Iterable[str], column: str | None) -> Iterator[str]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if not isinstance(record, dict):
+            sys.exit(f'{path}, line {number}: write a JSON object, such as {{"text": "..."}}.')
+        text = record[_column(path, list(record), column)]
+        yield text if isinstance(text, str) else ""
+
+
+def _column(path: str, names: Sequence[str], column: str | None) -> str:
     wanted = [name for name in ([column] if column else _COLUMNS) if name in names]
     if not wanted:
-        sys.exit(f"{path} has the columns {', '.join(names)}; name the texts with --column.")
+        missing = column or " or ".join(_COLUMNS)
+        have = ", ".join(names)
+        sys.exit(f"{path} has no column {missing}, but {have}; name the texts with --column.")
     return wanted[0]
 
 
-def csv_writer(file: Any, classes: Sequence[str]) -> Any:
-    """Write the head of a CSV of labels; return what writes its rows."""
+def records(labelled: Labelled) -> Iterator[tuple[int, str, str, dict[str, float]]]:
+    """Yield number, text, likeliest class and probabilities; of a blank text "" and none."""
+    number = 0
+    for texts, answers in labelled:
+        for text, shares in zip(texts, answers, strict=True):
+            number += 1
+            yield number, text, max(shares, key=lambda name: shares[name], default=""), shares
+
+
+def write_csv(file: Any, labelled: Labelled, classes: Sequence[str]) -> None:
+    """Write a CSV of labels."""
 
     def write(row: str) -> None:
         file.write(row.removesuffix("\r\n") + "\n")
@@ -131,7 +180,22 @@ def csv_writer(file: Any, classes: Sequence[str]) -> Any:
     # Python quotes a carriage return within a field only if lines end with one.
     writer = csv.writer(SimpleNamespace(write=write), lineterminator="\r\n")
     writer.writerow(["record", "text", "label", *(f"p({name})" for name in classes)])
-    return writer
+    for number, text, label, shares in records(labelled):
+        values = [f"{share:.4f}" for share in shares.values()] or [""] * len(classes)
+        writer.writerow([number, text, label, *values])
+
+
+def _parts(texts: Iterator[str]) -> Iterator[list[str]]:
+    while part := list(itertools.islice(texts, _PART)):
+        yield part
+
+
+def _labelled(parts: Iterable[list[str]], is_unlike: list[bool]) -> Labelled:
+    """Label texts, and note which are unlike what the classifier knows."""
+    for part in parts:
+        answers, more = _label(part)
+        is_unlike += more
+        yield part, answers
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -139,29 +203,28 @@ def main(arguments: list[str] | None = None) -> None:
     about = _loaded()[0]
     said = f"Label texts: {', '.join(about['classes'])}."
     parser = argparse.ArgumentParser(prog=about["name"], description=said)
-    parser.add_argument("text", nargs="+", help="a text, or one file of texts")
+    kinds = ", ".join(about["formats"])
+    parser.add_argument("text", nargs="+", help=f"texts, or one file: {kinds}; -: standard input")
     parser.add_argument("--column", help="of the texts in a file")
     given = parser.parse_args(arguments)
-    path = Path(given.text[0])
-    is_file = len(given.text) == 1 and len(given.text[0]) < 1000 and path.is_file()
-    texts = _texts(path, given.column) if is_file else iter(given.text)
-    unlike = 0
-    count = 0
-    writer = csv_writer(sys.stdout, about["classes"]) if is_file else None
-    while part := list(itertools.islice(texts, _PART)):
-        answers, more = _label(part)
-        unlike += more
-        for text, shares in zip(part, answers, strict=True):
-            count += 1
-            label = max(shares, key=lambda name: shares[name], default="")
-            if writer:
-                values = [f"{shares[name]:.4f}" if shares else "" for name in about["classes"]]
-                writer.writerow([count, text, label, *values])
-            else:
-                print(f"{label or '-':<10} {max(shares.values(), default=0):.4f}  {text}")
-    if unlike:
+    is_file = any(map(_is_file, given.text))
+    if is_file and len(given.text) > 1:
+        parser.error("name one file, or give texts")
+    texts = _texts(given.text[0], given.column) if is_file else iter(given.text)
+    parts = _parts(texts)
+    first = next(parts, [])  # so a file that is wrong has no output
+    if not first:
+        sys.exit(f"{given.text[0]} has no text.")
+    is_unlike: list[bool] = []
+    labelled = _labelled(itertools.chain([first], parts), is_unlike)
+    if is_file:
+        write_csv(sys.stdout, labelled, about["classes"])
+    else:
+        for _, text, label, shares in records(labelled):
+            print(f"{label or '-':<10} {max(shares.values(), default=0):.4f}  {text}")
+    if any(is_unlike):
         print(
-            f"note: {unlike:,} of {count:,} texts are unlike the texts that the classifier knows, "
-            "such as in another language; do not rely on the label.",
+            f"note: {sum(is_unlike):,} of {len(is_unlike):,} texts are unlike the texts that the "
+            "classifier knows, such as in another language; do not rely on the label.",
             file=sys.stderr,
         )

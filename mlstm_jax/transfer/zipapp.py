@@ -48,7 +48,9 @@ def pack(path: Path, loaded: Loaded, classifier: Classifier) -> None:
         "softmax": classifier.softmax,
         "familiar": classifier.about.familiar and asdict(classifier.about.familiar),
         "source": loaded.name,
-        "formats": {suffix: (one.reader, one.delimiter) for suffix, one in FORMATS.items()},
+        "formats": {
+            suffix: (one.reader, one.delimiter) for suffix, one in FORMATS.items() if one.has_lines
+        },
     }
     stored: dict[str, Any] = _smallest(weights.flatten(loaded.params))
     for one in ("label_kernel", "label_bias"):

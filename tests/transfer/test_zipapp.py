@@ -96,6 +96,61 @@ def test_labels_of_a_file(program: Path, tmp_path: Path, suffix: str) -> None:
     run += [file, "--column", "x"]
     wrong = subprocess.run(run, capture_output=True, text=True, timeout=60)
     assert ("name the texts with --column" in wrong.stderr) == (suffix != ".txt")
+    assert bool(wrong.stdout) == (suffix == ".txt")
+
+
+REFUSED = {
+    "missing.csv": (None, "No such file"),
+    "empty.csv": (b"", "has no text"),
+    "head.csv": (b"text\n", "has no text"),
+    "latin.txt": (b"caf\xe9\n", "is not UTF-8"),
+    "texts.csv.gz": (b"\x1f\x8b", "unknown kind"),
+    "array.json": (b'[{"text": "a"},\n{"text": "b"}]\n', "line 1: write a JSON object"),
+    "cut.jsonl": (b'{"text": "a"}\n{"te', "line 2: write a JSON object"),
+}
+
+
+def run_all(program: Path, calls: list[list[str]], folder: Path, given: str = "") -> list[Any]:
+    """The exit code or message of each call of a program, and what all wrote."""
+    code = f"{BLOCKED}\nimport json\nsys.path.insert(0, {str(program)!r})\nimport {program.stem}\n"
+    code += f"""said = []
+for words in {calls!r}:
+    try:
+        said.append({program.stem}.main(words))
+    except SystemExit as stop:
+        said.append(stop.code)
+print(json.dumps(said))"""
+    run = [sys.executable, "-c", code]
+    done = subprocess.run(
+        run, check=True, cwd=folder, capture_output=True, timeout=60, text=True, input=given
+    )
+    *lines, said = done.stdout.splitlines()
+    return [json.loads(said), lines]
+
+
+def test_files_that_cannot_be_read(program: Path, tmp_path: Path) -> None:
+    for name, (content, _) in REFUSED.items():
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+    calls = [[name] for name in REFUSED]
+    said, lines = run_all(program, [*calls, ["head.csv", "latin.txt"]], tmp_path)
+    assert said.pop() == 2  # two files
+    assert not lines
+    for message, (name, (_, expected)) in zip(said, REFUSED.items(), strict=True):
+        assert message.startswith(name)
+        assert expected in message
+
+
+def test_texts_of_a_command_line_and_of_standard_input(program: Path, tmp_path: Path) -> None:
+    long = "It was a good film. " * 20  # longer than the name of a file may be
+    said, lines = run_all(program, [[long, "A bad end.csv"], ["-"]], tmp_path, "I loved it.\n")
+    assert said == [None, None]
+    assert [line.split()[0] for line in lines[:2]] == ["positive", "negative"]
+    assert lines[-1].startswith("1,I loved it.,positive,")
+    wrong = f"import sys; sys.path.insert(0, {str(program)!r}); import {program.stem} as one; "
+    wrong += "one.classify(['a', None])"
+    done = subprocess.run([sys.executable, "-c", wrong], capture_output=True, text=True, timeout=60)
+    assert done.stderr.endswith("TypeError: texts[1] is of type NoneType; pass strings.\n")
 
 
 @pytest.mark.parametrize("cleaning", ["radford", "none"])
