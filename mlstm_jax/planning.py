@@ -347,9 +347,7 @@ def _format_row(row: Row) -> str:
 
 
 def _optional(value: float | None, style: str) -> str:
-    if value is None:
-        return ""
-    return format(value, style)
+    return "" if value is None else format(value, style)
 
 
 def _digits(value: float) -> str:

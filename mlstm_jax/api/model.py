@@ -702,7 +702,7 @@ class TrainedModel:
             raise UserError("`state` takes one state here; call `transfer` once for each.")
         folder = None if out is None else Path(out)
         if folder:
-            require_out(folder, options.states or ("c+mean_h",), overwrite=overwrite)
+            require_out(folder, options, overwrite=overwrite)
         files = {"train": train, "test": test, "valid": valid}
         given = as_labelled(files, text_column, label_column)
         sets = with_held_out(given, self.cleaning, "test")  # before JAX has the model

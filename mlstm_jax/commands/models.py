@@ -137,7 +137,7 @@ def transfer(
     from mlstm_jax.transfer.transfer import REPORT, require_out
     from mlstm_jax.transfer.transfer import transfer as run_transfer
 
-    require_out(out, options.states or ("c+mean_h",), overwrite=overwrite)
+    require_out(out, options, overwrite=overwrite)
     files = {"train": train, "test": test, "valid": valid}
     labelled = as_labelled(files, text_column, label_column, csv)
 

@@ -35,6 +35,8 @@ _LINES_A_REPORT = 1000
 _END_OF_FILE = b"\x1a"  # Ctrl-Z, which DOS programs write at the end of a text
 _MOST_FIELDS_SHOWN = 20
 MISSING = "missing"
+# Readers of typed columns.
+_OF_COLUMNS = {"parquet": parquet_records, "tfds": tfds_records}
 
 # Called from time to time with the bytes on disk that were read since the last call.
 OnRead = Callable[[int], None]
@@ -190,11 +192,8 @@ def _damage(source: Source, records: int, error: Exception) -> Reject:
 def _records(source: Source, recipe: Recipe, on_read: OnRead | None) -> Iterator[RecordOrReject]:
     column = recipe.text_columns[0]
     reader = source.format.reader
-    if reader == "tfds":
-        yield from tfds_records(source, recipe)
-        return
-    if reader == "parquet":
-        yield from parquet_records(source, recipe)
+    if reader in _OF_COLUMNS:
+        yield from _OF_COLUMNS[reader](source, recipe)
         return
     if reader == "pydoc":
         from pydoc_data.topics import topics

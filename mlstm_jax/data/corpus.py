@@ -63,8 +63,6 @@ class SourceManifest:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitManifest:
-    """Contents of one split."""
-
     documents: Annotated[int, Between(0)]
     bytes: Annotated[int, Between(0)]
     crc32: dict[str, str]  # of each block of each of its files, by file name; see digest.py

@@ -184,8 +184,6 @@ def save(path: Path, weights: ModelWeights, dtype: str = "float32") -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Metadata:
-    """The metadata of a file."""
-
     format: Annotated[int, Between(FORMAT, FORMAT)]
     model: Architecture
     cleaning: Cleaning

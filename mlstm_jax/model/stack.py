@@ -177,8 +177,6 @@ def run_layer(
 
 
 class LayerParameters(linen.Module):
-    """The parameters of one layer."""
-
     kind: "Recurrent"
 
     @linen.compact

@@ -106,8 +106,6 @@ def _draw_parameters(model: LanguageModel, seed: Array) -> Parameters:
 
 
 def state_shapes(config: Config, model: LanguageModel) -> TrainState:
-    """The shapes and types of the state."""
-
     def draw() -> TrainState:
         params = _draw_parameters(model, jnp.uint32(0))
         return _init_state(config.optimizer, config.model, config.precision, params)

@@ -64,8 +64,6 @@ def transfer(
     if chosen is None and own and "+" in own.about.state:
         chosen = (own.about.state,)
     states = features.features_of(run.architecture, chosen)
-    if out:
-        require_out(out, states, overwrite=overwrite)
     classes = sets.classes
     texts = {name: sets.texts[name] for name in PARTS if name in sets.texts}
     known = classify.note_known(run, sets)
@@ -157,8 +155,9 @@ def _prior(own: Classifier | None, units: Sequence[Column]) -> Classifier | None
     return Classifier(weights_KD, own.intercepts_K, own.classes, own.C)
 
 
-def require_out(out: Path, states: Sequence[FeatureState], *, overwrite: bool = False) -> None:
+def require_out(out: Path, options: TransferOptions, *, overwrite: bool = False) -> None:
     """Raise UserError unless `out` is new, is of an earlier call that was stopped, or replaced."""
+    states = options.states or ()
     folders = [out / state for state in states] if len(states) > 1 else [out]
     is_done = all((folder / REPORT).exists() for folder in folders)
     if out.exists() and not out.is_dir():

@@ -136,8 +136,6 @@ def make_app(viewer: Viewer, hosts: set[str] | None, is_stopping: Callable[[], b
 
 
 class Address(NamedTuple):
-    """The address of the page."""
-
     socket: socket.socket
     url: str
     hosts: set[str] | None  # host names that a request may use; None: any
