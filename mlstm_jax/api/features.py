@@ -290,7 +290,7 @@ class FineTuned(ClassifierMixin, _TextEstimator):
             texts: in memory.
 
         Returns:
-            Of `classes_`, [texts].
+            One of `classes_` for each text, [texts].
 
         Raises:
             ValueError: as `predict_proba` does.

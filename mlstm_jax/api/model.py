@@ -113,7 +113,7 @@ class TrainedModel:
 
     @cached_property
     def _jax(self) -> "JaxModel":
-        """The same model for JAX, which starts if it has not."""
+        """The same model in JAX, which this starts."""
         from mlstm_jax.api import jax_model  # imports JAX
 
         if isinstance(self.loaded, SmallModel):
@@ -123,7 +123,7 @@ class TrainedModel:
 
     @property
     def run(self) -> "Run":
-        """The model as JAX has it, which starts."""
+        """The run that the model is from, in JAX, which this starts."""
         return self._jax.run
 
     @property
@@ -324,7 +324,7 @@ class TrainedModel:
             show_progress: on standard error.
 
         Returns:
-            Of each text a dict from class to probability.
+            For each text a dict from class to probability.
 
         Raises:
             ValueError: no classifier is given and the model has none; or the classifier belongs to
@@ -367,7 +367,7 @@ class TrainedModel:
             show_progress: on standard error.
 
         Returns:
-            An iterator of parts: some texts, and of each what `classify` returns.
+            An iterator of parts: some texts, and what `classify` returns for them.
 
         Raises:
             ValueError: as `classify` does.
@@ -417,7 +417,7 @@ class TrainedModel:
     def generate_pieces(
         self, prompt: str = "", options: SamplingOptions = SAMPLING, **fields: Any
     ) -> Iterator[list[bytes]]:
-        """Write up to 1,000 samples at once, each of which does not depend on their number.
+        """Write up to 1,000 samples at once; a sample does not depend on their number.
 
         Args:
             prompt: see `generate`.
@@ -544,7 +544,7 @@ class TrainedModel:
             state: "c" or "h"; unset: c, or h of a model that has no c.
 
         Returns:
-            Of each text float32 [spans, H].
+            For each text float32 [spans, H].
 
         Raises:
             ValueError: a span is not in its text, or a text has no list of spans.
@@ -876,9 +876,9 @@ def load(
     """Load a trained model.
 
     NumPy reads a recurrent model of the package or of `export` at once, and JAX is not imported.
-    For others, compiled programs, and whether the CPU multiplies bf16 faster, are kept for the next
-    process, as the command line does (docs/runs.md). `os.environ["MLSTM_JAX_CACHE"] = ""` turns
-    this off.
+    For other models the compiled programs, and whether the CPU multiplies bf16 faster, are kept for
+    the next process (docs/troubleshooting.md). `os.environ["MLSTM_JAX_CACHE"] = ""` turns this
+    off.
 
     Args:
         path: run folder, trained or imported, or a pretrained model, such as sentiment; or a

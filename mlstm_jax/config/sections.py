@@ -231,8 +231,8 @@ class Distributed(Checked, section="distributed"):
 
     Attributes:
         coordinator: Address of process 0, HOST:PORT (an IPv6 address in brackets, [fd00::1]:8476),
-            the same for all processes; unset: where srun, mpirun or Kubernetes tells JAX that it
-            is.
+            the same for all processes; unset: the one that srun, mpirun or Kubernetes
+            tells JAX.
         processes: Number of processes; unset: from srun or mpirun, otherwise one.
         index: Index of this process, from 0; unset: from srun, mpirun or a Kubernetes Job.
         timeout_seconds: Seconds to wait for all processes at the start.

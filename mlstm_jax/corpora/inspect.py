@@ -38,7 +38,7 @@ def inspect(
 
     Returns:
         What `mlstm-jax inspect --json` prints: identity, counts of records, `splits`, lengths in
-        bytes, `byte_counts` (256 numbers), `ratings`, `epoch` (its steps and padding), `samples`.
+            bytes, `byte_counts` (256 numbers), `ratings`, `epoch` (steps and padding), `samples`.
 
     Raises:
         ValueError: `corpus` is not a corpus, or is damaged.

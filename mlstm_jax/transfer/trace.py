@@ -79,7 +79,7 @@ class Stream:
         """Read any number of bytes.
 
         Args:
-            piece: they follow those of the call before.
+            piece: the bytes after the piece of the call before.
 
         Returns:
             This object.
