@@ -57,7 +57,6 @@ class Run(Loaded):
 
     @property
     def architecture(self) -> Architecture:
-        """Its sizes and states."""
         return self.config.model
 
     @property
