@@ -54,7 +54,7 @@ def test_several_labels(run, tmp_path, monkeypatch) -> None:
     """A rare label and a common one, on texts that the model has not seen labelled."""
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs/transfer.md").read_text(encoding="utf-8")
-    recipe = re.search(r"(?s)\n## Several labels\n.*?```python\n(.*?)```", page)[1]
+    recipe = re.search(r"(?s)\n## Several labels .*?```python\n(.*?)```", page)[1]
     recipe = recipe.replace("reviews-1024", str(run.folder))
     recipe = recipe.replace('scoring="f1"', 'scoring="f1", thresholds=10')  # of 100
     generator = np.random.default_rng(0)
