@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,8 +33,6 @@ _BYTES_A_PART = 1 << 25
 _MOST_PARTS = 1 << 10  # here, where each has two files; of Beam's: parts.MOST
 _BYTES_A_WORKER = 1 << 25  # fewer are read before another process has started
 
-_COUNTS = "source-"
-_PARTS = "parts"
 _OF_WORKER = "the worker on"
 _SHARED = "`out` and `temp_dir` must be in a folder that all workers share."
 
@@ -81,8 +79,10 @@ def sort_with_beam(sources: Sequence[Source], job: Job) -> Iterator[SortedDocume
     with extra("beam", "engine beam needs Apache Beam"):
         import apache_beam as beam
         from apache_beam.options.pipeline_options import PipelineOptions
-    folder = job.scratch / _PARTS
+    # New each time: what a Dask cluster is asked twice, it may answer with an earlier error.
+    folder = job.scratch / uuid.uuid4().hex
     folder.mkdir(parents=True)
+    told = [folder / f"source-{number}" for number in range(len(sources))]
     count = _part_count(sources, parts.MOST)
     job.report("read", 0)
     try:
@@ -91,40 +91,37 @@ def sort_with_beam(sources: Sequence[Source], job: Job) -> Iterator[SortedDocume
         with beam.Pipeline(options=options) as pipeline:
             (
                 pipeline
-                | "sources" >> beam.Create(list(enumerate(sources)))
+                | "sources" >> beam.Create(list(zip(map(str, told), sources, strict=True)))
                 | "spread" >> beam.Reshuffle()
                 | "read" >> beam.FlatMap(_read, job.recipe, count)
                 | "by part" >> beam.GroupByKey()
-                | "write" >> beam.Map(_write_part, job.recipe, str(folder))
+                | "write" >> beam.Map(_write_part, job.recipe)
             )
     except KnownError:
         raise
     except Exception as error:  # about its options or runner, or from a worker
         raise UserError(f"Beam could not run the pipeline: {_reason(error)}") from error
     counts = []
-    wanted = set()
+    files: set[str] = set()
     errors = []
-    for number, source in enumerate(sources):
-        told = folder / f"{_COUNTS}{number}"
-        if not told.exists():
-            raise UserError(_lost(told))
-        result = _Result(*json.loads(told.read_text(encoding="utf-8")))
+    for file, source in zip(told, sources, strict=True):
+        _require_here(file)
+        result = _Result(*json.loads(file.read_text(encoding="utf-8")))
         errors += result.errors
-        wanted |= {f"{name}.npz" for name in result.parts}
+        files.update(result.parts)
         for reject in result.rejected:
             job.rejects.add(Reject(*reject))
         counts.append(SourceCounts(source, *result.counts))
     if errors:
         raise UserError(min(errors))
-    files = sorted(folder.glob("*.npz"))
-    if lost := wanted.difference(file.name for file in files):
-        raise UserError(_lost(folder / min(lost)))
     job.report("read", 1)
     documents = 0
-    for file in files:
+    in_order = list(map(Path, sorted(files)))
+    for file in in_order:
+        _require_here(file)
         with np.load(file, allow_pickle=False) as arrays:
             documents += len(arrays["sizes"])
-    yield SortedDocuments(counts, documents, map(_load, files))
+    yield SortedDocuments(counts, documents, map(_load, in_order))
 
 
 def _reason(error: Exception) -> str:
@@ -133,22 +130,24 @@ def _reason(error: Exception) -> str:
     return found + rest.splitlines()[0] if found else first_line(error)
 
 
-def _lost(part: Path) -> str:
-    return f"{part} was written by a worker, but is not here. {_SHARED}"
+def _require_here(part: Path) -> None:
+    if not part.exists():
+        raise UserError(f"{part} was written by a worker, but is not here. {_SHARED}")
 
 
 class _Result(NamedTuple):
     """What a worker tells about a source."""
 
     errors: list[str]
-    parts: list[str]  # of its documents
+    parts: list[str]  # the files of its documents
     rejected: Sequence[tuple[Any, ...]]
     counts: tuple[Any, ...]  # the fields of SourceCounts behind the source
 
 
-def _read(numbered: tuple[int, Source], recipe: Recipe, count: int) -> Iterator[tuple[str, Any]]:
-    """Yield pieces of a source's documents by the names of their parts; then what is told of it."""
-    number, source = numbered
+def _read(told: tuple[str, Source], recipe: Recipe, count: int) -> Iterator[tuple[str, Any]]:
+    """Yield pieces of a source's documents by the files of their parts; then what is told of it."""
+    file, source = told
+    folder = os.path.dirname(file)
     counts = SourceCounts(source)
     errors = []
     found: set[str] = set()
@@ -156,38 +155,38 @@ def _read(numbered: tuple[int, Source], recipe: Recipe, count: int) -> Iterator[
     try:
         documents = counts.texts(read_cleaned(source, recipe), rejected.append)
         for part, piece in parts.distributed(documents, recipe, count):
-            name = f"{part:05}"
+            name = f"{folder}/{part:05}.npz"
             found.add(name)
             yield name, piece
     except UserError as error:
         # Raised here, it would reach the user inside a traceback from Beam.
-        errors.append(str(error))
-    yield f"{_COUNTS}{number}", _Result(errors, sorted(found), rejected, astuple(counts)[1:])
+        text = str(error)
+        if source.is_file and not os.path.exists(source.path):
+            text = (
+                f"{_OF_WORKER} {socket.gethostname()}: {source.path.absolute()} is not there; all "
+                "workers must see the sources under the same paths."
+            )
+        errors.append(text)
+    yield file, _Result(errors, sorted(found), rejected, astuple(counts)[1:])
 
 
-def _write_part(group: tuple[str, Iterable[Any]], recipe: Recipe, folder: str) -> None:
+def _write_part(group: tuple[str, Iterable[Any]], recipe: Recipe) -> None:
     """Write what is told about a source, or a sorted part; workers may repeat it."""
     name, values = group
-    is_told = name.startswith(_COUNTS)
-    part = Path(folder) / (name if is_told else f"{name}.npz")
+    part = Path(name)
     suffix = f".{uuid.uuid4().hex}.partial"
     try:
-        part.parent.stat()  # is not created where a worker does not see it
+        if not os.path.exists(part.parent):  # It is not created where a worker does not see it.
+            raise UserError(f"{part.parent} is not there. {_SHARED}")
         with output.atomic_file(part, suffix) as partial, partial.open("wb") as file:
-            if is_told:
-                file.write(json.dumps(next(iter(values))).encode())
+            if part.suffix:
+                block = parts.in_order(parts.joined(values), recipe)
+                text = np.frombuffer(block.text, np.uint8)
+                np.savez(file, text=text, sizes=block.sizes, ratings=block.ratings)
             else:
-                _save(file, parts.in_order(parts.joined(values), recipe))
-    except OSError as error:
-        raise RuntimeError(
-            f"{_OF_WORKER} {socket.gethostname()} cannot write {part}: {error.strerror or error}; "
-            f"{_SHARED}"
-        ) from error
-
-
-def _save(file: BinaryIO, block: Block) -> None:
-    text = np.frombuffer(block.text, np.uint8)
-    np.savez(file, text=text, sizes=block.sizes, ratings=block.ratings)
+                file.write(json.dumps(next(iter(values))).encode())
+    except KnownError as error:
+        raise RuntimeError(f"{_OF_WORKER} {socket.gethostname()}: {error}") from error
 
 
 def _load(file: Path) -> Block:

@@ -1,5 +1,6 @@
 """Beam on a Dask cluster of two processes: the local corpus, also if one is killed."""
 
+import gzip
 import os
 import random
 import resource
@@ -8,13 +9,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mlstm_jax.corpora.prepare import prepare
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import KnownError
+from tests.limits import limited
 
 from .written import contents, jsonl
 
@@ -88,7 +91,7 @@ def test_corpus_of_a_cluster(tmp_path: Path, cluster, is_killed: bool) -> None:
     command = [sys.executable, "-c", program, *arguments]
     with subprocess.Popen(command, cwd=REPOSITORY) as process:
         while is_killed and process.poll() is None:
-            if list(tmp_path.glob(".beam.partial-*/scratch/parts/*")):
+            if list(tmp_path.glob(".beam.partial-*/scratch/*/*")):
                 victim.send_signal(signal.SIGKILL)
                 break
             time.sleep(0.02)
@@ -99,25 +102,53 @@ def test_corpus_of_a_cluster(tmp_path: Path, cluster, is_killed: bool) -> None:
     assert (tmp_path / "beam.rejects.jsonl").read_text() == rejects
 
 
-def test_worker_without_files(tmp_path: Path, cluster, monkeypatch) -> None:
-    address, workers = cluster
+def test_faults(tmp_path: Path, cluster, monkeypatch) -> None:
+    """Each is named, nothing half written is left, and repaired it is the local corpus."""
+    address, (one, two) = cluster
+    how: dict[str, Any] = {"engine": "beam", "beam_options": options(address)}
+    folder = tmp_path / "in"
+    write_sources(folder)
+    prepare([folder], tmp_path / "local")
+    sources = sorted(folder.iterdir())
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
-    jsonl(tmp_path / "a.jsonl", [{"text": f"text {n}"} for n in range(50)])
-    jsonl(here / "mine.jsonl", [{"text": "mine"}])
-    (tmp_path / "damaged.txt.gz").write_bytes(b"\x1f\x8b\x08 not gzip")
-    how = {"engine": "beam", "beam_options": options(address)}
-    for name, message in (
-        (tmp_path / "damaged.txt.gz", r"damaged\.txt\.gz, .*the gzip data is cut short"),
-        # Each process has a folder of its own by this name.
-        (Path("/proc/self/cwd/mine.jsonl"), r"mine\.jsonl: there is no such file"),
-    ):
-        with pytest.raises(UserError, match=message):
-            prepare([tmp_path / "a.jsonl", name], tmp_path / "out", **how)
-    for worker in workers:  # as on a disk that is full
-        resource.prlimit(worker.pid, resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
-    with pytest.raises(UserError, match=r"worker on .* cannot write .*/parts/.*File too large"):
-        prepare([tmp_path / "a.jsonl"], tmp_path / "out", **how)
-    left = set(os.listdir(tmp_path))
-    assert left == {"a.jsonl", "damaged.txt.gz", "here", "one", "two"}
+    seen = []
+    for source in sources:  # by a process in `here` or `one`, as each has its own by this name
+        for place in (here, tmp_path / "one"):
+            os.link(source, place / source.name)
+        seen.append(f"/proc/self/cwd/{source.name}")
+    cut = tmp_path / "cut.jsonl.gz"
+    cut.write_bytes(gzip.compress(sources[0].read_bytes())[:-9000])
+    empty = tmp_path / "empty.txt.gz"
+    empty.write_bytes(b"\x1f\x8b\x08 not gzip")
+    before = set(os.listdir(tmp_path))
+
+    def require_named(names: Sequence[str | Path], message: str) -> None:
+        with pytest.raises(KnownError, match=message):
+            prepare(names, tmp_path / "out", **how)
+        (tmp_path / "out.rejects.jsonl").unlink(missing_ok=True)
+        assert set(os.listdir(tmp_path)) == before
+
+    whole = sources[3].read_bytes()
+    third = len(whole) // 3
+    sources[3].unlink()  # the links stay whole
+    sources[3].write_bytes(whole[:third] + b"\xff\n" * 1000 + whole[2 * third :])
+    of_cut = r"1 gzip cut short or damaged: \S+cut\.jsonl\.gz, after record "
+    require_named([folder, cut], rf"(?s){of_cut}.* not UTF-8: \S+in/03\.jsonl, line ")
+    sources[3].write_bytes(whole)
+    require_named([folder, empty], r"empty\.txt\.gz, .*the gzip data is cut short")
+    require_named(seen, r"^the worker on .*: /proc/self/cwd/\d+\.jsonl is not there; all workers")
+    # As on a full disk: of `out`, then of a worker.
+    with limited(resource.RLIMIT_FSIZE, 1 << 20):
+        require_named([folder], r"/out cannot be written: File too large")
+    unlimited = resource.prlimit(two.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(two.pid, resource.RLIMIT_FSIZE, (10, unlimited[1]))
+    require_named(
+        [folder], r"the worker on .*/scratch/.* cannot be written: File too large.*-f\)\.$"
+    )
+    resource.prlimit(two.pid, resource.RLIMIT_FSIZE, unlimited)
+    prepare([folder], tmp_path / "out", **how)
+    assert contents(tmp_path / "out") == contents(tmp_path / "local")
+    assert one.poll() is None
+    assert two.poll() is None
