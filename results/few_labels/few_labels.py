@@ -2,20 +2,23 @@
 
     python results/few_labels/few_labels.py results/few_labels/table.csv sst/ imdb/train.jsonl.gz
     python results/few_labels/few_labels.py results/few_labels/others.csv texts/*.jsonl
+    python results/few_labels/few_labels.py results/few_labels/sentiment.csv sst/ \
+        imdb/train.jsonl.gz texts/*.jsonl --model sentiment --labels 20 50 100 200 --no-words
 
 Labels are drawn from SST's training part, or from the ninth of every ten of IMDB's labelled
 reviews; the tests are SST's 1,821 sentences and every twentieth, 1,250. C is cross-validated on the
-drawn labels. Five folds of IMDB's 5,000 reviews that the model has not read have a fixed C.
-`others.py` writes other texts.
+drawn labels. Five folds of IMDB's 5,000 reviews that `reviews-1024` has not read have a fixed C.
+`others.py` writes other texts. `sentiment` has learned from the texts of SST and IMDB from which
+labels are drawn, so it gets no rows of all labels.
 """
 
+import argparse
 import csv
 import gzip
 import json
-import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,28 +86,34 @@ def of_few(
     test: Examples,
     texts: list[str],
     tests: list[str],
+    counts: Sequence[int],
+    has_words: bool,
 ) -> Iterator[tuple[int, str, list[float]]]:
     """Yield the number of labels, the classifier, and the test accuracy of each draw."""
-    width = own.weights_KD.shape[1]
-    weights_D = np.concatenate([np.zeros(width), own.weights_KD[0]])
+    others = train.features.shape[1] - own.weights_KD.shape[1]  # features that `own` does not read
+    weights_D = np.concatenate([np.zeros(others), own.weights_KD[0]])
     prior = own._replace(weights_KD=weights_D[None], classes=NAMES) if len(names) == 2 else None
     kind = "states and the pretrained classifier" if prior else "states"
-    mean_h = Examples(test.features[:, width:], test.labels)
+    mean_h = Examples(test.features[:, others:], test.labels)
     if names == NAMES:
         yield 0, "the pretrained classifier", [own.score(mean_h)]
     places = Examples(np.arange(len(texts), dtype=np.float32)[:, None], train.labels)
-    for count in [n for n in COUNTS if n <= len(texts)]:
+    for count in [n for n in counts if n <= len(texts)]:
         scores = defaultdict[str, list[float]](list)
         for seed in range(10 if count < 500 else 3):
             draw = classifier.subset(train, count, seed)
             fitted = {kind: (best_fit(draw, None, names, prior).classifier, test)}
-            if names != NAMES:
-                means = draw._replace(features=draw.features[:, width:])
+            if names != NAMES and others:
+                means = draw._replace(features=draw.features[:, others:])
                 own_prior = prior and prior._replace(weights_KD=own.weights_KD)
                 fitted["the mean of h"] = (
                     best_fit(means, None, names, own_prior).classifier,
                     mean_h,
                 )
+            for name, (one, part) in fitted.items():
+                scores[name].append(one.score(part))
+            if not has_words:
+                continue
             drawn = [texts[int(n)] for n in classifier.subset(places, count, seed).features[:, 0]]
             folds = min(5, *np.bincount(draw.labels))
             by_words = words(4.0)
@@ -115,9 +124,9 @@ def of_few(
             words_NK = by_words.fit(drawn, draw.labels).predict_proba(tests)
             shares = {"word counts": words_NK}
             for name, (one, part) in fitted.items():
-                shares[name] = one.probabilities(part.features)
                 both = "all three" if name == kind else name + " and words"
-                shares[both + ": the mean of both probabilities"] = words_NK + shares[name]
+                shares_NK = words_NK + one.probabilities(part.features)
+                shares[both + ": the mean of both probabilities"] = shares_NK
             for name, of_NK in shares.items():
                 scores[name].append(float((of_NK.argmax(axis=1) == test.labels).mean()))
         for name, reached in scores.items():
@@ -165,17 +174,25 @@ def of_folds(
         yield len(y) * 4 // 5, name, reached
 
 
-def main(out: Path, *files: Path) -> None:
+def main() -> None:
     """Write the table as it grows."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("--model", default="reviews-1024")
+    parser.add_argument("--labels", type=int, nargs="+", default=COUNTS)
+    parser.add_argument("--no-words", action="store_true")
+    given = parser.parse_args()
     warnings.filterwarnings("ignore")
-    model = mlstm.load("reviews-1024")
-    own = load_classifier(shipped.model(Path("reviews-1024/sentiment")))
+    model = mlstm.load(given.model, reader="jax")  # as `transfer` reads
+    own = load_classifier(shipped.model(Path(given.model, "sentiment"))).between(NAMES)
+    state = own.about.state if "+" in own.about.state else "c+mean_h"
 
-    def examples(part: tuple[list[str], list[str]], names: list[str]) -> Part:
+    def examples(part: tuple[list[str], list[str]], names: list[str] = NAMES) -> Part:
         labels = codes(part[1], names)
-        return Examples(model.encode(part[0], state="c+mean_h"), labels), part[0]
+        return Examples(model.encode(part[0], state=state), labels), part[0]
 
-    with out.open("w", encoding="utf-8", newline="") as file:
+    with given.out.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file)
         table.writerow(("texts", "labels", "classifier", "draws", "mean", "deviation", "least"))
 
@@ -186,25 +203,29 @@ def main(out: Path, *files: Path) -> None:
                 file.flush()
 
         def write_few(name: str, names: list[str], train: Part, test: Part) -> None:
-            write(name, of_few(own, names, train[0], test[0], train[1], test[1]))
+            how = given.labels, not given.no_words
+            write(name, of_few(own, names, train[0], test[0], train[1], test[1], *how))
 
-        if not files[0].is_dir():
-            for path in files:
+        has_all = given.model == "reviews-1024"
+        for path in given.files:
+            if path.is_dir():
+                train = examples(of_sst(path, "train"))
+                test = examples(of_sst(path, "test"))
+                if has_all:
+                    write("SST", of_all([train, examples(of_sst(path, "dev")), test]))
+                write_few("SST", NAMES, train, test)
+            elif path.suffix == ".gz":
+                train = examples(of_imdb(path, 8, 10))
+                test = examples(of_imdb(path, 9, 20))
+                write_few("IMDB", NAMES, train, test)
+                if has_all:
+                    write("IMDB", of_folds([train, test, examples(of_imdb(path, 19, 20))]))
+            else:
                 parts = of_lines(path)
                 names = sorted(set(parts["train"][1]))
                 train, test = (examples(parts[part], names) for part in ("train", "test"))
                 write_few(path.stem, names, train, test)
-            return
-        sst, imdb = files
-        train, valid, test = (
-            examples(of_sst(sst, name), NAMES) for name in ("train", "dev", "test")
-        )
-        write("SST", of_all([train, valid, test]))
-        write_few("SST", NAMES, train, test)
-        train, test = (examples(of_imdb(imdb, *part), NAMES) for part in ((8, 10), (9, 20)))
-        write_few("IMDB", NAMES, train, test)
-        write("IMDB", of_folds([train, test, examples(of_imdb(imdb, 19, 20), NAMES)]))
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    main()
