@@ -68,6 +68,12 @@ class Loaded(ABC):
         return name if shipped.is_shipped(self.folder) else f"{name}, {self.origin}"
 
     @property
+    def place(self) -> str:
+        """The name in messages: two runs may have one name in different folders."""
+        place = self.folder.name if shipped.is_shipped(self.folder) else self.folder
+        return f"{place}, {self.origin}"
+
+    @property
     def origin(self) -> str:
         """Where the parameters come from."""
         if shipped.is_shipped(self.folder):

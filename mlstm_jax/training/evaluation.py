@@ -59,9 +59,7 @@ def corpus_of(run: Run, given: str | Path | None) -> tuple[Corpus, bool]:
     Also returns whether it is the run's own: then the run has not seen its other splits.
     """
     if given is None and run.imported:
-        raise UserError(
-            f"{run.folder.name}, {run.origin}, comes without a corpus; name one with `corpus`."
-        )
+        raise UserError(f"{run.place}, comes without a corpus; name one with `corpus`.")
     if given is None:
         found = open_corpus_of(run.folder, Path(run.config.data.corpus), "corpus")
     else:

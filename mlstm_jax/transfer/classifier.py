@@ -151,7 +151,8 @@ class Classifier(NamedTuple):
         if step not in (None, run.step) and (run.folder / "checkpoints" / str(step)).is_dir():
             advice = f"pass `--checkpoint {step}` (in Python checkpoint={step})"
         raise UserError(
-            f"{name} does not belong to the parameters of {run.name}; {advice}, or create it again."
+            f"{name} does not belong to the parameters of {run.place}; {advice}, or create it "
+            "again."
         )
 
     def between(self, classes: Sequence[str]) -> "Classifier":

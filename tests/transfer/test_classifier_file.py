@@ -122,7 +122,7 @@ def test_classifier_of_another_model(run) -> None:
     made.require_model("it", run)
     later = dataclasses.replace(run, step=run.step + 100)  # trained further
     for run_now, change, message in (
-        (run, {"fingerprint": "another"}, "it does not belong to the parameters of run, step"),
+        (run, {"fingerprint": "another"}, f"parameters of {run.folder}, step"),
         (later, {"fingerprint": "another"}, f", step .* pass `--checkpoint {run.step}` "),
     ):
         other = PLAIN._replace(about=dataclasses.replace(about, **change))
