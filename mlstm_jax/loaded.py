@@ -41,6 +41,7 @@ class Loaded(ABC):
     cleaning: Cleaning
     params: weights.Parameters  # NumPy, float32
     source: str | None  # where imported parameters come from
+    first_start: str | None = None  # a fingerprint of the parameters with which training began
 
     @property
     @abstractmethod
@@ -51,11 +52,6 @@ class Loaded(ABC):
     def precision(self) -> list[str]:
         """The types that it reads with: of products, of c, and of products of several texts."""
         return ["fp32", "fp32"]
-
-    @property
-    def starts_from(self) -> Path | None:
-        """The model whose training it continued."""
-        return None
 
     @cached_property
     def fingerprint(self) -> str:

@@ -38,6 +38,7 @@ class Meta(NamedTuple):
     bytes_seen: int = 0
     # A sha256 of the parameters that train.start_from named, if any.
     start: str | None = None
+    first_start: str | None = None  # and of those with which that run began, and so on; if any
     high_steps: int = 0  # latest steps in a row whose loss was above train.divergence_bpc
     bpc: float | None = None  # of the validation split, if it was measured at this step
     label_loss: float | None = None  # the same

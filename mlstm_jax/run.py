@@ -54,6 +54,7 @@ class Run(Loaded):
     # Reads several rows, and generates; None: `model` does.
     batch_model: LanguageModel | None = None
     source: str | None = None  # where imported parameters come from
+    first_start: str | None = None
 
     @property
     def architecture(self) -> Architecture:
@@ -65,12 +66,6 @@ class Run(Loaded):
         precision = self.model.precision
         types: list[str] = [precision.compute or "fp32", precision.cell]
         return [*types, "bf16"] if self.batch_model else types
-
-    @property
-    def starts_from(self) -> Path | None:
-        """The model whose training it continued."""
-        start = self.config.train.start_from
-        return Path(start) if start else None
 
 
 def read_config(folder: Path) -> Config | None:
@@ -133,7 +128,9 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
                     advice = "Restore it from a copy, or choose another step with `checkpoint`."
                     raise Damaged(f"{error}. {advice}") from error
             else:
-                return Run(folder, config, step, about.cleaning, model, params, about.corpus)
+                start = about.first_start or about.start
+                run = Run(folder, config, step, about.cleaning, model, params, about.corpus)
+                return dataclasses.replace(run, first_start=start)
 
 
 def _of_weights(folder: Path, file: Path, config: Config | None, checkpoint: str) -> Run:

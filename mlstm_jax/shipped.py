@@ -99,9 +99,16 @@ def classifier(path: Path) -> Path | None:
     return path / "sentiment" if is_shipped(path) else None
 
 
-def rated_texts(path: Path) -> Path | None:
-    """The digests of the texts that a pretrained model has read with their ratings."""
-    return model(path) / "rated_texts.npy" if is_shipped(path) else None
+def rated_texts(fingerprint: str | None) -> Path | None:
+    """The digests of the texts that a pretrained model, by its parameters, has read with ratings.
+
+    A copy or an export of it has another name.
+    """
+    for card in files("model").values():
+        about = json.loads((card.parent / "sentiment/classifier.json").read_bytes())
+        if about["fingerprint"] == fingerprint:
+            return card.parent / "rated_texts.npy"
+    return None
 
 
 def example(path: Path) -> str:

@@ -199,7 +199,10 @@ class Reporter:
     def meta(self, step: int, score: Score | None) -> Meta:
         """What a checkpoint at `step` was trained on, and its score if it was measured."""
         meta = self._rows.meta(step)._replace(
-            start=self._start.meta.start, high_steps=self._high_steps, metrics=self._log.extent()
+            start=self._start.meta.start,
+            first_start=self._start.meta.first_start,
+            high_steps=self._high_steps,
+            metrics=self._log.extent(),
         )
         if score is not None:
             meta = meta._replace(bpc=score.bpc, label_loss=score.label_loss)

@@ -49,6 +49,7 @@ class Start(NamedTuple):
     """What `train.start_from` gives a new run."""
 
     params: Parameters  # NumPy float32
+    first_start: str | None  # a sha256 of the parameters from which these come, if any
     opt_state: Any = None  # NumPy; None: the parameters alone
     meta: Meta | None = None  # of the run, with its optimizer's state
 
@@ -74,7 +75,8 @@ def begin_new(
         {"the fingerprint of train.start_from's parameters": print_of},
         "Give every process the same parameters to start from.",
     )
-    meta = meta._replace(start=print_of)
+    first = None if start is None else start.first_start or print_of
+    meta = meta._replace(start=print_of, first_start=first)
     state = fresh_state(config, model, None if start is None else flatten(start.params))
     if start is not None and start.meta is not None:
         # The learning rate begins anew; Adam's own count goes on.
@@ -122,7 +124,8 @@ def load_start(config: Config) -> Start | None:
         return None
     path = Path(config.train.start_from)
     if not config.train.start_optimizer:
-        return Start(run.load_run(path).params)
+        begun = run.load_run(path)
+        return Start(begun.params, begun.first_start)
     other = run.load_run(path, "latest")
     require(not other.imported, "train.start_optimizer", True, f"false: {path} has only parameters")
     for name in ("name", "muon_decoder"):
@@ -132,7 +135,8 @@ def load_start(config: Config) -> Start | None:
     with closing(Checkpoints(other.folder, run.id_of(other.folder), read_only=True)) as checkpoints:
         shapes = state_shapes(other.config, other.model)
         state, _ = checkpoints.restore(other.step, shapes, None)
-        return Start(state.params, state.opt_state, checkpoints.meta(other.step))
+        meta = checkpoints.meta(other.step)
+        return Start(state.params, other.first_start, state.opt_state, meta)
 
 
 def _changed(opt_state: Any, kind: type, change: Callable[[Any], Any]) -> Any:

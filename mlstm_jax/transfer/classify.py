@@ -82,10 +82,8 @@ def label_texts(
 
 
 def read_with_ratings(run: Loaded) -> Digests:
-    """Digests of the texts that a pretrained model, or what a run starts from, has read so."""
-    path = shipped.rated_texts(run.folder)
-    if path is None and run.starts_from:
-        path = shipped.rated_texts(run.starts_from)
+    """Digests of the texts that a pretrained model has read so, or a run that began with one."""
+    path = shipped.rated_texts(run.fingerprint) or shipped.rated_texts(run.first_start)
     return np.zeros(0, np.uint32) if path is None else _read(path)
 
 

@@ -32,11 +32,9 @@ def main(corpus: Path, fitted: Path) -> None:
         text = bytes(split.bytes[int(start) : int(end)])
         if len(text) >= LEAST:
             found.add(digest_of(text))
-    path = shipped.rated_texts(Path("reviews-1024"))
-    folder = shipped.classifier(shipped.model(Path("reviews-1024")))
-    assert path is not None
-    assert folder is not None
-    np.save(path, np.array(sorted(found), np.uint32))
+    model = shipped.model(Path("reviews-1024"))
+    folder = model / "sentiment"
+    np.save(model / "rated_texts.npy", np.array(sorted(found), np.uint32))
 
     lines = fitted.read_text(encoding="utf-8").splitlines()
     texts = [json.loads(line)["text"] for line in lines]

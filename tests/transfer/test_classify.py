@@ -1,6 +1,5 @@
 """Texts that a model or a classifier has learned from are counted, and named."""
 
-import dataclasses
 import gzip
 import json
 import os
@@ -17,7 +16,8 @@ import mlstm_jax as mlstm
 from mlstm_jax import cli, shipped
 from mlstm_jax.config import vary
 from mlstm_jax.errors import Note, UserError
-from mlstm_jax.run import load_run
+from mlstm_jax.interop.weights import save
+from mlstm_jax.run import as_weights, load_run
 from mlstm_jax.transfer import classify
 from mlstm_jax.transfer.classifier import Classifier, Description
 from mlstm_jax.transfer.labels import digests
@@ -97,15 +97,29 @@ def test_texts_of_the_model(model, monkeypatch, tmp_path) -> None:
         mlstm.Features(model).fit(NEW, LABELS[:6])
 
 
+def test_texts_of_a_run_from_the_model(run, corpus, monkeypatch, tmp_path) -> None:
+    """A run knows what the parameters had read with which it began, also through others."""
+    np.save(tmp_path / "read.npy", np.sort(digests(TEXTS, "radford")))
+    of_run = {run.fingerprint: tmp_path / "read.npy"}
+    monkeypatch.setattr(shipped, "rated_texts", of_run.get)
+    start = run.folder
+    for name in ("first", "second"):
+        config = vary(run.config, out=str(tmp_path / name), train__start_from=str(start))
+        config = vary(config, data__corpus=str(corpus), train__steps=1)
+        made = mlstm.train(config, show_progress=False)
+        assert len(classify.read_with_ratings(made.loaded)) == len(TEXTS)
+        start = (tmp_path / name).rename(tmp_path / f"moved_{name}")
+
+
 def test_texts_of_the_shipped_model(tmp_path: Path) -> None:
     """Of every ten labelled reviews of IMDB the first eight, and the sentences of SST's fit."""
     run = load_run(Path("reviews-1024"))
     read = classify.read_with_ratings(run)
     assert (read.dtype, len(read)) == (np.uint32, 34_147)
     assert (np.diff(read.astype(np.int64)) > 0).all()
-    config = vary(run.config, train__start_from=str(run.folder))
-    tuned = dataclasses.replace(run, folder=tmp_path, config=config)
-    np.testing.assert_array_equal(classify.read_with_ratings(tuned), read)
+    file = tmp_path / "mine.safetensors"
+    save(file, as_weights(run))
+    np.testing.assert_array_equal(classify.read_with_ratings(load_run(file)), read)
     folder = shipped.model(Path("reviews-1024"))
     size = 0
     for path in (*folder.glob("*.npy"), *folder.glob("*/classifier.safetensors")):
