@@ -15,8 +15,8 @@ PACKAGE = Path(mlstm_jax.__file__).parent
 LAYERS = [
     {"__main__", "cli", "commands"},
     {"layers"},
-    {"view"},
     {"api", "analysis"},
+    {"view"},
     {"transfer", "planning"},
     {"training"},
     {"run"},

@@ -476,6 +476,46 @@ class TrainedModel:
         return score_heat(self._reader, text, self._classifier(score), options)
 
     @public
+    def view(
+        self,
+        classifier: Path | str | None = None,
+        *,
+        score: bool = False,
+        label: str | None = None,
+        host: str = "127.0.0.1",
+        port: int = 8000,
+    ) -> None:
+        """Serve a local page, which shows how the model reads a text, until Ctrl-C.
+
+        Args:
+            classifier: folder of `transfer`, to show class probabilities; unset: for a pretrained
+                model the one that comes with it, and its score.
+            score: start with the classifier's score after each character, not with a unit.
+            label: the class of that score; unset: the last, such as positive.
+            host: address to listen on; 127.0.0.1 and ::1 accept only this machine. The page has no
+                login.
+            port: the port; 0 takes a free one. The address is printed.
+
+        Raises:
+            ValueError: `score` or `label` is given without a classifier; the classifier belongs to
+                another model; the port is in use; or the extra "view" is not installed.
+
+        Examples:
+            >>> model.view(port=0)  # doctest: +SKIP
+        """
+        with extra("view", "the page needs Starlette and uvicorn"):
+            from mlstm_jax.view.server import show_page
+        show_page(
+            self._place,
+            lambda: self.loaded,
+            Path(classifier) if classifier else None,
+            score=score,
+            label=label,
+            host=host,
+            port=port,
+        )
+
+    @public
     def states(self, text: str, state: State | None = None) -> NDArray[np.float32]:
         """Return a state of the top layer after each byte of a text.
 

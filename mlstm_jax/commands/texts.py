@@ -252,30 +252,19 @@ def view(
             login.
         port: the port; 0 takes a free one.
     """
-    with extra("view", "the page needs Starlette and uvicorn"):
-        from mlstm_jax.view.server import bind, serve
     from mlstm_jax.api.model import load
-    from mlstm_jax.transfer.classifier import load_classifier
-    from mlstm_jax.transfer.heatmap import shown_label
-    from mlstm_jax.view.viewer import Viewer
 
-    if not classifier and (classifier := shipped.classifier(run)):
-        score = True
-    if (score or label) and not classifier:
-        raise UserError("`score` and `label` need `classifier`, a folder of `mlstm-jax transfer`.")
-    chosen = load_classifier(classifier) if classifier else None
-    if chosen and (score or label):
-        chosen.require_no_words("the score after each character")
-        label = shown_label(chosen, label)
-    address = bind(host, port)
-    loaded = load(run, checkpoint).loaded
-    if chosen:
-        chosen.require_model(str(classifier), loaded)
-    if label:
-        loaded.architecture.require_next_byte("a score after each character")
-    viewer = Viewer(loaded, chosen, label, shipped.example(run).strip())
-    show(f"{address.url} shows {loaded.name}; Ctrl-C stops it")
-    serve(viewer, address)
+    with extra("view", "the page needs Starlette and uvicorn"):
+        from mlstm_jax.view.server import show_page
+    show_page(
+        run,
+        lambda: load(run, checkpoint).loaded,
+        classifier,
+        score=score,
+        label=label,
+        host=host,
+        port=port,
+    )
 
 
 _SHOWN = 10  # texts in a table

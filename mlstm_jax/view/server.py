@@ -24,8 +24,12 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from mlstm_jax import fields
+from mlstm_jax import fields, shipped
 from mlstm_jax.errors import UserError, require
+from mlstm_jax.loaded import Loaded
+from mlstm_jax.terminal import show
+from mlstm_jax.transfer.classifier import load_classifier
+from mlstm_jax.transfer.heatmap import shown_label
 from mlstm_jax.view.viewer import MOST_BYTES, RequestError, Viewer
 
 _MOST_BODY = 4 * MOST_BYTES  # JSON may encode one byte as several
@@ -204,3 +208,33 @@ def serve(viewer: Viewer, address: Address) -> None:
     )
     server = uvicorn.Server(config)
     server.run(sockets=[address.socket])
+
+
+def show_page(
+    model: Path,
+    load: Callable[[], Loaded],
+    classifier: Path | None,
+    *,
+    score: bool,
+    label: str | None,
+    host: str,
+    port: int,
+) -> None:
+    """Serve the page of a model, which is loaded after all else is checked."""
+    if not classifier and (classifier := shipped.classifier(model)):
+        score = True
+    if (score or label) and not classifier:
+        raise UserError("`score` and `label` need `classifier`, a folder of `mlstm-jax transfer`.")
+    chosen = load_classifier(classifier) if classifier else None
+    if chosen and (score or label):
+        chosen.require_no_words("the score after each character")
+        label = shown_label(chosen, label)
+    address = bind(host, port)
+    loaded = load()
+    if chosen:
+        chosen.require_model(str(classifier), loaded)
+    if label:
+        loaded.architecture.require_next_byte("a score after each character")
+    viewer = Viewer(loaded, chosen, label, shipped.example(model).strip())
+    show(f"{address.url} shows {loaded.name}; Ctrl-C stops it")
+    serve(viewer, address)

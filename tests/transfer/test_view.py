@@ -15,7 +15,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ import jax
 import numpy as np
 import pytest
 
+import mlstm_jax
 from mlstm_jax.commands import texts as command
 from mlstm_jax.errors import UserError
 from mlstm_jax.interop.weights import fingerprint
@@ -53,16 +54,30 @@ def classifier(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def page(run: Run, classifier: Path) -> Iterator[str]:
-    """Serve a page by the command, in a thread that ends with this process; its address."""
+def page(run: Run, classifier: Path) -> str:
+    """Serve a page by the command; its address."""
+    return address_of(partial(command.view, run.folder, classifier, port=0))
+
+
+def address_of(view: Callable[[], None]) -> str:
+    """Serve a page in a thread that ends with this process; the address that it prints."""
     said: SimpleQueue[str] = SimpleQueue()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "show", said.put)
-        view = partial(command.view, run.folder, classifier, port=0)
+        patch.setattr(server, "show", said.put)
         threading.Thread(target=view, daemon=True).start()
         line = said.get(timeout=120)
-        assert line.startswith("http://127.0.0.1:")
-        yield line.split()[0]
+    assert line.startswith("http://127.0.0.1:")
+    return line.split()[0]
+
+
+def test_method(run: Run, classifier: Path, page: str) -> None:
+    """A model in Python shows the page of the command."""
+    model = mlstm_jax.load(run.folder)
+    other = address_of(partial(model.view, str(classifier), port=0))
+    request = {"text": "It was good."}
+    assert ask(f"{other}read", request) == ask(f"{page}read", request)
+    with pytest.raises(ValueError, match="need `classifier`"):
+        model.view(score=True)
 
 
 @contextmanager
