@@ -106,7 +106,9 @@ def main() -> None:
         draw(axes, rows, commonest)
         axes.set_title(title, fontsize=10)
     panels[0].set_ylabel("test accuracy, %")
-    figure.suptitle("sentiment hardly needs labels, nor does reviews-1024 for reviews")
+    figure.suptitle(
+        "Praise and blame: sentiment hardly needs labels; who wrote a tweet takes hundreds"
+    )
     handles = panels[0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=7, fontsize=8)
     figure.savefig(HERE.parents[1] / "docs/few_labels.png", dpi=100)
