@@ -65,11 +65,12 @@ def find(path: Path, kind: Kind) -> Path:
 def model(path: Path) -> Path:
     """The path of a model or of something in it, such as sentiment/sentiment.
 
-    It is the path itself if that exists or the package has no model of that name.
+    It is the path itself if no model has that name, or a run or a classifier is there.
     """
     known = files("model")
     name, *inside = path.parts or ("",)
-    if path.exists() or name not in known:
+    own = [path] if inside else [path / "config.json", path / "classifier.json"]
+    if name not in known or any(map(Path.exists, own)):
         return path
     return known[name].parent.joinpath(*inside)
 
@@ -78,7 +79,7 @@ def require_model(path: Path) -> None:
     """Raise UserError unless a path is a folder, a .safetensors file or a pretrained model."""
     if not model(path).exists():
         raise UserError(f"{path} does not exist. {which_model(path)}")
-    if path.is_file() and path.suffix != ".safetensors":
+    if model(path).is_file() and path.suffix != ".safetensors":
         raise UserError(
             f"{path} is not a model. Name the model first: a run folder, a .safetensors file from "
             "`mlstm-jax export`, or a pretrained model, such as sentiment."
@@ -96,7 +97,7 @@ def which_model(path: Path) -> str:
 
 def classifier(path: Path) -> Path | None:
     """The classifier that comes with a pretrained model; None for other models."""
-    return path / "sentiment" if is_shipped(path) else None
+    return model(path) / "sentiment" if is_shipped(path) else None
 
 
 def rated_texts(fingerprint: str | None) -> Path | None:

@@ -46,6 +46,21 @@ def test_names_of_kinds(tmp_path, monkeypatch) -> None:
     assert shipped.find(Path("tuned_512"), "config") == Path("tuned_512")
 
 
+def test_folder_with_a_models_name(tmp_path, monkeypatch) -> None:
+    """Only a run or a classifier stands for the pretrained model of its name."""
+    monkeypatch.chdir(tmp_path)
+    path = Path("sentiment")
+    places = [shipped.model(path), shipped.classifier(path)]
+    (path / "sentiment").mkdir(parents=True)
+    shipped.require_model(path)
+    assert [shipped.model(path), shipped.classifier(path)] == places
+    for name in ("config.json", "classifier.json"):
+        (path / name).touch()
+        assert shipped.model(path) == path
+        assert shipped.classifier(path) is None
+        (path / name).unlink()
+
+
 def test_list_of_files(capsys: pytest.CaptureFixture[str]) -> None:
     lines = call(capsys, "configs").splitlines()
     shown = dict(line.split(maxsplit=1) for line in lines if line.startswith("  "))
