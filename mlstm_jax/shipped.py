@@ -101,10 +101,7 @@ def classifier(path: Path) -> Path | None:
 
 
 def rated_texts(fingerprint: str | None) -> Path | None:
-    """The digests of the texts that a pretrained model, by its parameters, has read with ratings.
-
-    A copy or an export of it has another name.
-    """
+    """The digests of the texts that a pretrained model, in any folder, has read with ratings."""
     for card in files("model").values():
         about = json.loads((card.parent / "sentiment/classifier.json").read_bytes())
         if about["fingerprint"] == fingerprint:

@@ -177,8 +177,14 @@ def _registry() -> ConstructorRegistry:
             return _type(f"{{{','.join(parts)}}}", functools.partial(_as_choice, parts), str)
         if info.type_origin is tuple and Ellipsis in parts:
             one = _spec_of(parts[0])
-            build = functools.partial(_as_several, one.instance_from_str)
-            return _type(f"{one.metavar} ...", build, tuple, lambda x: " ".join(map(str, x)), "*")
+            read = one.instance_from_str
+            return _type(
+                f"{one.metavar} ...",
+                lambda words: tuple(read([word]) for word in words),
+                tuple,
+                lambda values: " ".join(map(str, values)),
+                "*",
+            )
         if info.type_origin in (Union, UnionType):
             return _optional(_spec_of(next(part for part in parts if part is not NoneType)))
         return _TYPES.get(info.type)
@@ -210,10 +216,6 @@ def _as_choice(choices: Sequence[str], words: list[str]) -> str:
     if words[0] not in choices:
         raise ValueError(f"{words[0]!r} is not one of {', '.join(choices)}")
     return words[0]
-
-
-def _as_several(build: Callable[[list[str]], Any], words: list[str]) -> tuple[Any, ...]:
-    return tuple(build([word]) for word in words)
 
 
 def _as_number(kind: type[float], words: list[str]) -> float:
