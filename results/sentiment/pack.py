@@ -34,7 +34,9 @@ def digests_of_training(data: Path, seeds: list[int]) -> np.ndarray:
     """Return the digests of the seeds' labelled training texts of 40 bytes or more."""
     found = set()
     for seed in seeds:
-        some = texts.training(data, 1_000 * seed) + texts.second_training(data, 1_000 * seed)
+        some: list[texts.Text] = []
+        for part in train.TEXTS:
+            some += part(data, 1_000 * seed)
         cleaned = train.RUN.cleaned([text.text for text in some if text.source != "negation"])
         found |= {digest_of(text) for text in cleaned if len(text) >= LEAST}
     return np.array(sorted(found), np.uint32)

@@ -198,6 +198,35 @@ def second_training(data: Path, seed: int) -> list[Text]:
     return chosen
 
 
+def read_written() -> tuple[list[Text], list[Text]]:
+    """Return the texts of written.tsv.gz for training, and the 1,500 that are held out."""
+    found = {}
+    with gzip.open(HERE / "written.tsv.gz", "rt", encoding="utf-8") as file:
+        for line in file:
+            label, text = line.rstrip("\n").split("\t")
+            found[letters(text)] = Text(text, label, "written")
+    every = list(found.values())
+    random.Random(0).shuffle(every)
+    return every[1_500:], every[:1_500]
+
+
+def third_training(data: Path, seed: int) -> list[Text]:
+    """Return the texts of the third part: most real ones, fewer negations, and written ones."""
+    random_ = random.Random(seed + 77)
+    sources = read_training(data)
+    chosen = list(sources["sst"])
+    counts = {"imdb": 1_900, "tweet": 42_000, "phrase": 60_000, "amazon": 3_000, "title": 6_000}
+    for source, count in counts.items():
+        chosen += random_.sample(sources[source], min(count, len(sources[source])))
+    held_out = held_out_letters(data)
+    for text, label in negation.texts(seed + 77, 45_000) + facts.texts(seed + 77, 6_000):
+        if letters(text) not in held_out:
+            chosen.append(Text(text, label, "negation"))
+    written, _ = read_written()
+    chosen += [text for text in written if letters(text.text) not in held_out]
+    return chosen
+
+
 def validation(data: Path) -> dict[str, list[Text]]:
     """Return the held-out texts that choose a model, by name."""
     tweets = read_tweets(data / "tweets/train.tsv.gz")
@@ -218,4 +247,6 @@ def tests(data: Path) -> dict[str, list[Text]]:
         "imdb": read_imdb(data / "imdb/train.jsonl.gz")["test"],
         "negations": read_csv(HERE / "negations.csv"),
         "neutral": read_csv(HERE / "neutral.csv"),
+        "messages": read_csv(HERE / "messages.csv"),
+        "written": read_written()[1],
     }

@@ -1,10 +1,11 @@
 """Train `reviews-1024` further: three classes of sentiment, beside the next byte.
 
     python results/sentiment/train.py DATA OUT SEED
-    python results/sentiment/train.py DATA OUT2 SEED OUT/model.npz
+    python results/sentiment/train.py DATA OUT2 SEED 2 OUT/model.npz
+    python results/sentiment/train.py DATA OUT3 SEED 3 AVERAGE/model.npz
 
 The second command is the second part: it begins with the mean parameters of the first, and half of
-its texts have a negation.
+its texts have a negation. The third begins with the average of both (merge.py).
 
 Unlike `mlstm-jax finetune`, it reads each text by itself, in batches of similar lengths, with a
 gradient of the whole text. The head reads the last h, the mean and the maximum of h over the text
@@ -37,8 +38,9 @@ from mlstm_jax.run import load_run
 from mlstm_jax.training.objective import cross_entropy
 
 Array = jax.Array
-RATES = (1e-3, 7e-4)  # of the first part and of the second
-MEANS_OF = (400, 300)  # updates, of the exponential mean of parameters
+RATES = (1e-3, 7e-4, 5e-4)  # of the parts
+MEANS_OF = (400, 300, 400)  # updates, of the exponential mean of parameters
+TEXTS = (texts.training, texts.second_training, texts.third_training)
 WARM_UP = 0.1  # of the steps
 DROPOUT = 0.15
 LM_WEIGHT = 0.15
@@ -229,17 +231,13 @@ def start() -> Any:
     )
 
 
-def main(data: Path, out: Path, seed: int, first: Path | None) -> None:
+def main(data: Path, out: Path, seed: int, part: int, before: Path | None) -> None:
     """Train, and write a line of the log every hundred updates."""
     out.mkdir(parents=True, exist_ok=True)
     params = start()
-    if first is None:
-        part = 0
-        some = texts.training(data, 1_000 * seed)
-    else:
-        part = 1
-        some = texts.second_training(data, 1_000 * seed)
-        params = load(first, {"last": params, "mean": params})["mean"]
+    some = TEXTS[part](data, 1_000 * seed)
+    if before is not None:
+        params = load(before, {"last": params, "mean": params})["mean"]
     batches = epoch(some, 1_000 * seed)
     steps = len(batches)
     rate = schedule(RATES[part], steps)
@@ -291,5 +289,6 @@ def main(data: Path, out: Path, seed: int, first: Path | None) -> None:
 
 if __name__ == "__main__":
     environment.cache_programs()
-    first = Path(sys.argv[4]) if len(sys.argv) > 4 else None
-    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), first)
+    part = int(sys.argv[4]) - 1 if len(sys.argv) > 4 else 0
+    before = Path(sys.argv[5]) if len(sys.argv) > 5 else None
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), part, before)
