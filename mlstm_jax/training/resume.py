@@ -19,6 +19,7 @@ from mlstm_jax.errors import UserError, require
 from mlstm_jax.interop.weights import fingerprint, flatten
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.record import FOLDER, SET_ASIDE, Meta
+from mlstm_jax.terminal import tell
 from mlstm_jax.training import metrics
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.state import TrainState, fresh_state, state_shapes
@@ -68,7 +69,12 @@ def begin_new(
     config or the corpus, or is read differently by the processes; and Damaged if its checkpoint
     cannot be read.
     """
-    require_new(Path(config.out))
+    lost = require_new(Path(config.out))
+    if lost and cluster.is_first:
+        tell(
+            f"{config.out} ended at step {lost:,}, before its first checkpoint, and starts over; "
+            "`train.checkpoint_every` sets when it saves"
+        )
     start = load_start(config)
     print_of = None if start is None else fingerprint(start.params)
     cluster.require_equal(
@@ -94,8 +100,10 @@ def begin_new(
     return Snapshot(0, devices.copy_first_process(state), None, meta)
 
 
-def require_new(folder: Path) -> None:
-    """Raise UserError if a run has lost its checkpoints, so that it must not start over.
+def require_new(folder: Path) -> int:
+    """Return the step at which a run ended before its first checkpoint, or 0.
+
+    Raises UserError if it has lost its checkpoints, so that it must not start over.
 
     A run that was killed before its first checkpoint was complete, or that diverged before it,
     starts over. If metrics record later steps, or that the run was finished or resumed, it had one.
@@ -103,7 +111,7 @@ def require_new(folder: Path) -> None:
     lines = metrics.read_metrics(folder / metrics.FILE)
     events = [line.get("event") for line in lines]
     if not lines or events[-1] == "diverged":
-        return
+        return 0
     newest = max(line["step"] for line in lines)
     config = run.read_config(folder)  # of the session that wrote these metrics
     assert config is not None
@@ -113,6 +121,7 @@ def require_new(folder: Path) -> None:
             f"the checkpoints of {folder} are missing, although {metrics.FILE} records {newest:,} "
             f"steps. Restore {folder / FOLDER}, or start a new run with `out`."
         )
+    return newest
 
 
 def load_start(config: Config) -> Start | None:

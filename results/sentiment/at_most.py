@@ -39,7 +39,7 @@ def main(data: Path) -> None:
     for limit in LIMITS:
         kinds += [(limit, part) for part in ("head", "tail", "both")]
     with Path(__file__).with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
-        table = csv.writer(file)
+        table = csv.writer(file, lineterminator="\n")
         table.writerow(("bytes", "part", "accuracy", "low", "high", "kB read", "CPU s"))
         for limit, part in kinds:
             given = plain
