@@ -941,7 +941,7 @@ def load(
 
     Examples:
         >>> model = mlstm.load("sentiment")
-        >>> model.classify(["It was boring."])[0]["negative"] > 0.8
+        >>> model.classify(["It broke after a week."])[0]["negative"] > 0.8
         True
     """
     chosen = str(checkpoint)
