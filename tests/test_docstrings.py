@@ -47,15 +47,24 @@ def public(name: str) -> Any:
     return importlib.import_module(f"mlstm_jax.{name}") if name in MODULES else getattr(mlstm, name)
 
 
+def members(of: Any) -> dict[str, Any]:
+    """The public members of a class, or of a module and what it is made of."""
+    found = {}
+    for name, member in vars(of).items():
+        is_own = inspect.isclass(of) or str(getattr(member, "__module__", "")).startswith(
+            of.__name__
+        )
+        if is_own and not name.startswith("_"):
+            found[name] = member
+    return found
+
+
 def functions(of: Any) -> Iterator[Any]:
     """A function itself; the public methods of a class, and functions of a module."""
     if inspect.isfunction(of):
         yield of
         return
-    for name, member in vars(of).items():
-        is_own = inspect.isclass(of) or getattr(member, "__module__", None) == of.__name__
-        if is_own and inspect.isfunction(member) and not name.startswith("_"):
-            yield member
+    yield from filter(inspect.isfunction, members(of).values())
 
 
 def require_complete(function: Any) -> None:
@@ -107,7 +116,11 @@ def folder(run: Run, text_file: Path, tmp_path_factory: pytest.TempPathFactory) 
 def examples_of(name: str) -> Iterator[doctest.DocTest]:
     finder = doctest.DocTestFinder(exclude_empty=True)
     if name in MODULES:
-        first, *others = finder.find(public(name), name)  # the module's own, which they assume
+        module = public(name)
+        first = finder.find(module, name)[0]  # the module's own, which the others assume
+        others = []
+        for member, of in members(module).items():
+            others += finder.find(of, member, module=inspect.getmodule(of))
         doctest.DocTestRunner().run(first, clear_globs=False)
         for one in others:
             one.globs |= first.globs
