@@ -499,9 +499,6 @@ class TrainedModel:
         Raises:
             ValueError: `score` or `label` is given without a classifier; the classifier belongs to
                 another model; the port is in use; or the extra "view" is not installed.
-
-        Examples:
-            >>> model.view(port=0)  # doctest: +SKIP
         """
         with extra("view", "the page needs Starlette and uvicorn"):
             from mlstm_jax.view.server import show_page

@@ -189,10 +189,12 @@ def _by_units(
 
 
 def _confusion(chosen: Classifier, test: Examples) -> list[list[int]]:
-    texts_KK = np.zeros((len(chosen.classes),) * 2, int)
+    from sklearn.metrics import confusion_matrix
+
     predicted_N = chosen.probabilities(test.features).argmax(axis=1)
-    np.add.at(texts_KK, (test.labels, predicted_N), 1)
-    return texts_KK.tolist()
+    classes = range(len(chosen.classes))
+    found: list[list[int]] = confusion_matrix(test.labels, predicted_N, labels=classes).tolist()
+    return found
 
 
 def _baseline(tfidf: words.Fit, examples: Mapping[str, Examples]) -> dict[str, float]:

@@ -9,6 +9,7 @@ import json
 import socket
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -207,7 +208,25 @@ def serve(viewer: Viewer, address: Address) -> None:
         access_log=False,
     )
     server = uvicorn.Server(config)
-    server.run(sockets=[address.socket])
+    run = partial(server.run, sockets=[address.socket])
+    if not _has_event_loop():
+        run()
+        return
+    # A notebook runs its cells in an event loop, and the server needs one of its own.
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        thread.join()
+    finally:
+        server.should_exit = True
+
+
+def _has_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def show_page(

@@ -1,5 +1,6 @@
 """The page of `mlstm-jax view`, by HTTP and in a real browser."""
 
+import asyncio
 import contextlib
 import dataclasses
 import http.client
@@ -78,6 +79,16 @@ def test_method(run: Run, classifier: Path, page: str) -> None:
     assert ask(f"{other}read", request) == ask(f"{page}read", request)
     with pytest.raises(ValueError, match="need `classifier`"):
         model.view(score=True)
+
+
+def test_method_in_a_notebook(run: Run) -> None:
+    """A notebook runs its cells inside of an event loop."""
+
+    async def cell() -> None:
+        mlstm_jax.load(run.folder).view(port=0)
+
+    with urllib.request.urlopen(address_of(lambda: asyncio.run(cell())), timeout=60) as answer:
+        assert answer.status == 200
 
 
 @contextmanager
