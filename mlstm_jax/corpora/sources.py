@@ -148,11 +148,11 @@ def manifest_names(sources: Sequence[Source]) -> list[str]:
 def check_source(source: Source, *, or_stdin: bool = False) -> None:
     """Raise UserError if `source` is a file of an unknown format; reads its beginning.
 
-    `or_stdin`: its user may also name standard input.
+    `or_stdin`: its user may also name standard input, or take a text itself for a source.
     """
     if wrong := _unusable(source):
         if or_stdin and source.is_file and not source.path.exists():
-            wrong += " Standard input is read with -."
+            wrong += " To pass a text itself, pipe it: echo TEXT | mlstm-jax classify sentiment -"
         raise UserError(f"{source}: {wrong}")
 
 

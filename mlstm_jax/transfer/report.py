@@ -48,8 +48,9 @@ def as_markdown(result: Result, run_name: str, pictures: list[str]) -> str:
         _table(_accuracies(result)),
         *_remarks(result, run_name),
         f"{fitted}The features of largest weight: {', '.join(units)}.",
-        f"To view the best unit: `mlstm-jax heatmap RUN --state {best.state} --layer "
-        f"{best.layer} --unit {best.unit} --text TEXT --out heat.html`.",
+        "To view the best unit, with the folder or name of the model as RUN, on a text TEXT: "
+        f"`mlstm-jax heatmap RUN --state {best.state} --layer {best.layer} --unit {best.unit} "
+        "--text TEXT --out heat.html`.",
         f"Test texts by class (rows) and by the answer from {features} (columns):",
         _table(confusion),
         f"Test accuracy with fewer labelled examples, from {features}:",
@@ -131,8 +132,8 @@ def _remarks(result: Result, run_name: str) -> list[str]:
         )
     elif result.word_weight == 0:
         remarks.append(
-            f"Words add nothing clear to the features here by {_fitting(result)}: leave `words` "
-            "out."
+            f"Words add nothing clear to the features here by {_fitting(result)}: the classifier "
+            "does not need `words`."
         )
         if result.baseline["test"] > result.interval[1]:
             remarks.append(

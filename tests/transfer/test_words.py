@@ -136,7 +136,7 @@ def test_weight_of_words(states, counts, weight) -> None:
 
 
 def test_verdict_of_the_report(made) -> None:
-    for weight, said in ((1, "Words alone are better here"), (0, "leave `words` out")):
+    for weight, said in ((1, "Words alone are better here"), (0, "does not need `words`")):
         result = replace(made.result, word_weight=weight)
         assert said in as_markdown(result, "mine", [])
     assert made.result.word_weight == made.classifier.words.weight == WEIGHT
