@@ -31,8 +31,8 @@ TIME = [
 ]
 # NVIDIA's runs and ours: a style and a label.
 KINDS = {
-    ("ours", "mean_h"): ("o-", "#0072B2", "ours, mean of h (98 MB or less)"),
-    ("ours", "c"): ("o--", "#0072B2", "ours, c (98 MB or less)"),
+    ("ours", "mean_h"): ("o-", "#0072B2", "ours, mean of h (98 to 1,625 MB read)"),
+    ("ours", "c"): ("o--", "#0072B2", "ours, c (98 to 1,625 MB read)"),
     ("NVIDIA", "c"): ("s-", "black", "NVIDIA, c (40 GB)"),
 }
 
@@ -81,7 +81,7 @@ def main() -> None:
     time.set_title("An hour on one core: 512 and 768 units end together")
     draw_accuracy(sst, points, "sst")
     draw_accuracy(imdb, points, "imdb")
-    sst.set_title("Sentences (SST): larger models are more accurate")
+    sst.set_title("Sentences (SST), by units; larger ones read more")
     imdb.set_title("Reviews (IMDB), 20,000 of which ours read with stars")
     sst.legend(loc="lower right")
     for axes in (loss, time, sst, imdb):
