@@ -70,8 +70,9 @@ class TrainedModel:
     """A trained or imported model; `load` and `train` return one.
 
     It is immutable. It keeps the programs that it compiles, so a second call compiles nothing. A
-    copy is the model itself, and it is pickled as the path it was loaded from. A wrong argument of
-    a method is a ValueError that names it; one of another name is a TypeError.
+    copy is the model itself. It is pickled as the path it was loaded from, which must then have the
+    same parameters. A wrong argument of a method is a ValueError that names it; one of another name
+    is a TypeError.
 
     Attributes:
         path: run folder, or file of weights.
@@ -117,7 +118,9 @@ class TrainedModel:
         from mlstm_jax.api import jax_model  # imports JAX
 
         if isinstance(self.loaded, SmallModel):
-            return jax_model.load(self._place, self.checkpoint, self.compute)
+            again = jax_model.load(self._place, self.checkpoint, self.compute)
+            _require_unchanged(again.run, self.loaded.fingerprint)
+            return again
         run: Any = self.loaded
         return jax_model.JaxModel(run)
 
@@ -208,12 +211,12 @@ class TrainedModel:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
 
-    def __reduce__(self) -> tuple[Any, tuple[str, str, str, str]]:
+    def __reduce__(self) -> tuple[Any, tuple[str, str, str, str, str]]:
         # Store the step: if training continues, the best checkpoint may change.
         step = self.checkpoint if self.loaded.imported else str(self.step)
         # A pretrained model is found by its name in any environment.
         path = self._place.name if shipped.is_shipped(self._place) else self._place
-        return load, (str(path), step, self.compute, self._how)
+        return _load_same, (str(path), step, self.compute, self._how, self.loaded.fingerprint)
 
     @public
     def encode(
@@ -959,3 +962,22 @@ def load(
     from mlstm_jax.api import jax_model  # imports JAX
 
     return TrainedModel(jax_model.load(Path(path), chosen, compute).run, chosen, compute, reader)
+
+
+def _load_same(path: str, checkpoint: str, compute: Any, reader: Any, fingerprint: str) -> Any:
+    """Load a pickled model."""
+    model = load(path, checkpoint, compute, reader)
+    _require_unchanged(model.loaded, fingerprint)
+    return model
+
+
+def _require_unchanged(again: Loaded, fingerprint: str) -> None:
+    """Raise UserError if a path has other parameters than before: what was fitted would be wrong.
+
+    A file can be replaced, and a pretrained model can differ in another version of the package.
+    """
+    if again.fingerprint != fingerprint:
+        raise UserError(
+            f"{again.place} has other parameters than when it was loaded before; restore it, or "
+            "load it again, and fit again what was fitted to it."
+        )

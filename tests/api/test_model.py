@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
 
 import mlstm_jax as mlstm
 from mlstm_jax.training.evaluation import Score, report_of
@@ -70,6 +72,20 @@ def test_copies_and_pickles(model: mlstm.TrainedModel, tmp_path, monkeypatch) ->
     ours = pickle.dumps(mlstm.load("reviews-1024"))
     assert str(Path(mlstm.__file__).parent).encode() not in ours
     assert repr(pickle.loads(ours)) == repr(mlstm.load("reviews-1024"))
+
+
+def test_replaced_files(model: mlstm.TrainedModel, tmp_path: Path) -> None:
+    """What was fitted to a model is not applied to another one under the same name."""
+    path = model.export(tmp_path / "w.safetensors")
+    pipeline = make_pipeline(mlstm.Features(path), LogisticRegression())
+    stored = pickle.dumps(pipeline.fit(TEXTS, list(range(len(TEXTS)))))
+    early = mlstm.load(path, reader="numpy")
+    pickle.loads(stored).predict(TEXTS)
+    model.export(path, "float16", overwrite=True)  # other numbers
+    with pytest.raises(ValueError, match=r"w\.safetensors, .* has other parameters"):
+        pickle.loads(stored)
+    with pytest.raises(ValueError, match=r"w\.safetensors, .* has other parameters"):
+        early.spans(TEXTS[:1], [[(0, 1)]])
 
 
 def test_export_and_load_again(model: mlstm.TrainedModel, tmp_path: Path) -> None:
