@@ -177,6 +177,7 @@ def test_quickstart(text_file, tmp_path, monkeypatch, capsys, refused):
         ("generate reviews-1024 this", "did you mean --prompt this?"),
         ("transfer sentiment x.csv", "did you mean --train x.csv?"),
         ("train --train.step 1", "`mlstm-jax train --help-all` lists all"),
+        ("classify sentiment --classes negative positive x.csv", "so write it last"),
         ("classify sentiment none.csv", "check the name. To pass a text itself, pipe it: echo"),
         ("prepare x.csv --out y --document blank", "'blank' is not one of line, paragraph, file"),
     ],

@@ -15,7 +15,7 @@ from tyro.conf import Positional, arg
 from mlstm_jax import output, shipped
 from mlstm_jax.commands import Checkpoint, Flag, Flat, Overwrite, RunFolder, TextColumn
 from mlstm_jax.corpora.sources import Source, check_source
-from mlstm_jax.errors import UserError, extra, require
+from mlstm_jax.errors import UserError, extra, note, require
 from mlstm_jax.options import (
     CSV,
     HEATMAP,
@@ -227,6 +227,8 @@ def heatmap(
     if file is not None:
         require(not text, "text", text, "left out where `file` has the text")
         text = file.read_text(encoding="utf-8-sig", errors="replace")
+    elif len(text) < 64 and Path(text).is_file():
+        note(f"the text is the name of a file; `--file {text}` reads the file.")
     heat = reading.load(run).heatmap(text, unit, score=score, options=options)
     heat.save(out, overwrite=overwrite)
     show(f"{heat}, in {out}")
@@ -321,10 +323,14 @@ def _classifier_and_input(run: Path, given: tuple[Path, ...]) -> tuple[Path, Pat
         return given[0], given[1]
     if len(given) == 1 and own:
         return own, given[0]
-    have = "a pretrained model has its own classifier" if own else f"{run} has none of its own"
+    if own:
+        raise UserError(
+            f"name one file of texts, `mlstm-jax classify {run} INPUT`, or -, standard input, or a "
+            "classifier and a file. --classes takes all words after it, so write it last."
+        )
     raise UserError(
         f"write a classifier and a file of texts, `mlstm-jax classify {run} DIR INPUT`, where DIR "
-        f"is a folder of `mlstm-jax transfer`; {have}."
+        f"is a folder of `mlstm-jax transfer`; {run} has none of its own."
     )
 
 

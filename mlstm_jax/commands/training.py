@@ -3,6 +3,8 @@
 import argparse
 import dataclasses
 import os
+import shutil
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,13 +26,13 @@ _QUICKSTART = shipped.files("config")["quickstart"]
 # For a new user, after the quickstart.
 _NEXT = """
 What to try next:
-  mlstm-jax generate {run} --prompt "The object" --bytes 300
-  mlstm-jax evaluate {run} --split test
+  {program} generate {run} --prompt "The object" --bytes 300
+  {program} evaluate {run} --split test
 A larger model of reviews, which comes with the package, on a local page (extra "view"):
-  mlstm-jax view
+  {program} view
 Your own text, one document per line (or .csv, .jsonl, .gz of each):
-  mlstm-jax prepare reviews.csv --out corpora/mine
-  mlstm-jax train small_512 --data.corpus corpora/mine --out runs/mine"""
+  {program} prepare reviews.csv --out corpora/mine
+  {program} train small_512 --data.corpus corpora/mine --out runs/mine"""
 
 # In the help; a Config, whose fields are options, needs JAX.
 _NAMED = Annotated[
@@ -42,6 +44,14 @@ _NAMED = Annotated[
         "--help-all shows its fields, which are options, too",
     ),
 ]
+
+
+def _program() -> str:
+    """The name of this program, or its path where the shell does not find the name."""
+    program = Path(sys.argv[0])
+    if program.name != "mlstm-jax" or shutil.which(program.name):
+        return "mlstm-jax"
+    return os.path.relpath(program)
 
 
 def parse(command: Callable[..., None], words: Sequence[str], program: str) -> Call:
@@ -163,7 +173,7 @@ def train(config: "Config", resume: Flag = False, reset_carry: Flag = False) -> 
         show(f"\n{load(folder).report()}")
         show(f'In Python, mlstm_jax.load({str(folder)!r}).plot() is its curve (extra "notebooks").')
         if is_quickstart:
-            show(_NEXT.format(run=folder))
+            show(_NEXT.format(run=folder, program=_program()))
     elif index == 0:
         show(f"\ndone; see the results with `mlstm-jax report {folder}`")
 

@@ -267,7 +267,8 @@ def _decoded(source: Source, number: int, line: bytes) -> Line:
     except UnicodeDecodeError as error:
         text = line.decode(errors="backslashreplace")
         kind = "not UTF-8"
-        why = f"it is not UTF-8 text (byte 0x{line[error.start]:02x}); convert the file to UTF-8."
+        byte = f"0x{line[error.start]:02x}"
+        why = f"it is not UTF-8 text (byte {byte}); try iconv -f WINDOWS-1252 -t UTF-8"
     if line.startswith((b"\xff\xfe", b"\xfe\xff")) or line.count(0) > len(line) // 3:
         why = "it looks like UTF-16; convert it to UTF-8, such as with: iconv -f UTF-16 -t UTF-8"
     return reject(kind, source, number, why, text)

@@ -23,8 +23,9 @@ from mlstm_jax.errors import UserError
 
 _START = 8192  # bytes that show what a file or standard input is
 _BEFORE_JSON = codecs.BOM_UTF8 + b" \t\r\n"
-# What programs leave in place of a large file: the beginning of its text, and how to get the file.
+# What is not the text: the beginning of a file, and how to get the text.
 _POINTERS = {
+    b"PK\x03\x04": "a zip archive, such as .docx, .xlsx and .odt are; save it as text or CSV",
     b"version https://git-lfs.github.com/spec/": "a pointer of Git LFS; run `git lfs pull`",
     b"/annex/objects/": "a pointer of git-annex; run `git annex get`",
 }
@@ -177,8 +178,8 @@ def _unusable(source: Source) -> str | None:
     if source.format == UNKNOWN:
         suffix = path.suffix or "its name has no suffix"
         return (
-            f"it is of an unknown kind ({suffix}); known kinds are {known_formats()}. Copy a text "
-            "to a file whose name ends with .txt."
+            f"it is of an unknown kind ({suffix}); known kinds are {known_formats()}. Save it as "
+            "one of these, a text as .txt."
         )
     try:
         with path.open("rb") as raw:
@@ -187,7 +188,7 @@ def _unusable(source: Source) -> str | None:
         return f"it cannot be read: {error.strerror}"
     for beginning, what in _POINTERS.items():
         if start.startswith(beginning):
-            return f"it is not the file, but {what}."
+            return f"it is not a text, but {what}."
     if not source.format.has_lines:
         if source.name.encode(errors="ignore").decode() == source.name:
             return None

@@ -27,6 +27,9 @@ def as_markdown(result: Result, run_name: str, pictures: list[str]) -> str:
     counts = [f"{count:,} {name}" for name, count in result.texts.items() if count]
     units = list(map(str, result.units[:10]))
     best = result.best_unit
+    is_shipped = run_name in shipped.files("model")
+    run = run_name if is_shipped else "RUN"
+    where = "" if is_shipped else " (RUN: the model's folder)"
     fitted = f"C = {result.C:g}. " if result.C else ""
     low, high = result.interval
     features = "the features alone" if result.keeps_words else "the features"
@@ -48,15 +51,14 @@ def as_markdown(result: Result, run_name: str, pictures: list[str]) -> str:
         _table(_accuracies(result)),
         *_remarks(result, run_name),
         f"{fitted}The features of largest weight: {', '.join(units)}.",
-        "To view the best unit, with the folder or name of the model as RUN, on a text TEXT: "
-        f"`mlstm-jax heatmap RUN --state {best.state} --layer {best.layer} --unit {best.unit} "
-        "--text TEXT --out heat.html`.",
+        f"To view the best unit{where}: `mlstm-jax heatmap {run} --state "
+        f"{best.state} --layer {best.layer} --unit {best.unit} --text TEXT --out heat.html`.",
         f"Test texts by class (rows) and by the answer from {features} (columns):",
         _table(confusion),
         f"Test accuracy with fewer labelled examples, from {features}:",
         _table(curve),
         "\n".join(f"![{Path(name).stem}]({name})" for name in pictures)
-        or "(No pictures: matplotlib is not installed.)",
+        or "(No pictures: they need matplotlib, of the extra `plot`.)",
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -158,7 +158,10 @@ def _column(path: str, names: Sequence[str], column: str | None) -> str:
     if not wanted:
         missing = column or " or ".join(_COLUMNS)
         have = ", ".join(names)
-        sys.exit(f"{path} has no column {missing}, but {have}; name the texts with --column.")
+        advice = "name the texts with --column"
+        if len(names) == 1 and re.search("[;\t|]", have):
+            advice = "separate the fields with commas"
+        sys.exit(f"{path} has no column {missing}, but {have}; {advice}.")
     return wanted[0]
 
 

@@ -111,14 +111,15 @@ def test_files_left_out(tmp_path: Path) -> None:
     [
         ("version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "pointer of Git LFS; run"),
         ("/annex/objects/MD5E-s5--0.txt\n", "pointer of git-annex; run `git annex get`"),
+        ("PK\x03\x04", "zip archive, such as .docx"),
     ],
 )
 def test_pointers(tmp_path, content, message) -> None:
-    """What git leaves in place of a file is no text, whatever the name says."""
+    """What git leaves in place of a file, or an office program writes, is no text."""
     for name in ("a.txt", "a.csv", "a.jsonl.gz", "a.parquet"):
         (tmp_path / name).write_text(content)
         for source in (tmp_path, tmp_path / name, tmp_path / "*"):
-            with pytest.raises(UserError, match=rf"{name}: it is not the file, but a {message}"):
+            with pytest.raises(UserError, match=rf"{name}: it is not a text, but a {message}"):
                 prepare([str(source)], tmp_path.parent / f"{tmp_path.name}.out")
         (tmp_path / name).unlink()
 

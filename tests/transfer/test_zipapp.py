@@ -107,6 +107,7 @@ REFUSED = {
     "texts.csv.gz": (b"\x1f\x8b", "unknown kind"),
     "array.json": (b'[{"text": "a"},\n{"text": "b"}]\n', "line 1: write a JSON object"),
     "cut.jsonl": (b'{"text": "a"}\n{"te', "line 2: write a JSON object"),
+    "semicolon.csv": (b"id;text\n1;a\n", "separate the fields with commas"),
 }
 
 
