@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -220,20 +221,26 @@ def test_no_run(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_rate_and_waiting_time(corpus, tmp_path, monkeypatch) -> None:
-    """The disk takes a third of a second a batch, where a step takes a few milliseconds."""
+    """The disk reads the last batch a second after step 2: not while the step compiles."""
     plain = TrainStream.batch
+    has_stepped = threading.Event()
     complete = []
 
-    def slow(self: TrainStream, *arguments: Any) -> Any:
-        time.sleep(0.3)
-        return plain(self, *arguments)
+    def slow(self: TrainStream, step: int, *arguments: Any) -> Any:
+        if step == 3:
+            has_stepped.wait(60)
+            time.sleep(1)
+        return plain(self, step, *arguments)
 
     def look(line: dict[str, Any]) -> None:
+        if line["kind"] == "train" and line["step"] == 2:
+            has_stepped.set()
         if line.get("event") == "finished":
             complete.extend(steps_in(tmp_path))
 
     monkeypatch.setattr(TrainStream, "batch", slow)
     run_train(config_of(corpus, tmp_path, 4, train__log_every=1), Session(callbacks=[look]))
+    assert has_stepped.is_set()
     assert complete == [4]  # A run is finished when its last checkpoint is complete.
     first, *others = lines_of(tmp_path)["train"]
     # The first step of a session includes compilation, so it has no rate.
