@@ -102,6 +102,7 @@ class SmallModel(Loaded):
     cleaning: Cleaning
     params: weights.Parameters = field(repr=False)
     source: str | None = None
+    first_start: str | None = None
     step: int = 0
     compute: Literal["fp32", "int8"] = "fp32"  # of `whole_texts`
 
@@ -160,7 +161,8 @@ def _small(folder: Path) -> SmallModel | None:
     known = {one.name for one in fields(Sizes)}
     sizes = _SIZES[kind](**{name: value for name, value in model.items() if name in known})
     params = weights.unflatten(weights.flatten(weights.from_int8(stored)))
-    found = SmallModel(folder, kind, sizes, about["cleaning"], params, about["source"])
+    source, first_start = about["source"], about.get("first_start")
+    found = SmallModel(folder, kind, sizes, about["cleaning"], params, source, first_start)
     # So the arrays are as `export` wrote them, of these shapes.
     is_whole = found.fingerprint == about["fingerprint"]
     return found if is_whole and sizes.objective == "next-byte" else None

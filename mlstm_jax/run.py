@@ -145,7 +145,8 @@ def _of_weights(folder: Path, file: Path, config: Config | None, checkpoint: str
             f"{folder}: config.json and {file.name} are from different models; import it again."
         )
     model = _language_model(config)
-    return Run(folder, config, 0, imported.cleaning, model, imported.params, source=imported.source)
+    run = Run(folder, config, 0, imported.cleaning, model, imported.params, source=imported.source)
+    return dataclasses.replace(run, first_start=imported.first_start)
 
 
 def _language_model(config: Config) -> LanguageModel:
@@ -187,7 +188,7 @@ def write_imported(folder: Path, imported: ModelWeights) -> None:
 def as_weights(run: Run) -> ModelWeights:
     """A trained or imported model in the form that `weights.save` writes."""
     source = run.source or f"mlstm_jax {__version__}, step {run.step}"
-    return ModelWeights(run.config.model, run.cleaning, run.params, source)
+    return ModelWeights(run.config.model, run.cleaning, run.params, source, run.first_start)
 
 
 def _choose(checkpoints: Checkpoints, folder: Path, wanted: str) -> int:

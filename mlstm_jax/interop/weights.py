@@ -7,6 +7,7 @@ W = g V / |V| needs no scale of its columns. One JSON text describes them, the m
 
     {"format": 1, "model": {"hidden": 64, ...}, "cleaning": "radford", "source": "...",
      "fingerprint": a sha256 of all arrays as float32; optional,
+     "first_start": that of the parameters with which training began; optional,
      "crc32": of the rest of this text, see digest.py; optional}
 
 Nothing in the file is executed. Equal parameters give equal bytes.
@@ -61,6 +62,7 @@ class ModelWeights(NamedTuple):
     cleaning: Cleaning
     params: Parameters  # NumPy, float32
     source: str  # where it comes from; only shown
+    first_start: str | None = None  # a fingerprint of the parameters with which training began
 
 
 def named(params: Parameters) -> dict[str, Any]:
@@ -170,13 +172,18 @@ def save(path: Path, weights: ModelWeights, dtype: str = "float32") -> None:
         flat = to_int8(flat)
     elif dtype == "float16":
         flat = {name: _to_half(name, array) for name, array in flat.items()}
+    before = fingerprint(weights.params)
+    now = fingerprint(unflatten(from_int8(flat)))
     about = {
         "format": FORMAT,
         "model": dataclasses.asdict(weights.model),
         "cleaning": weights.cleaning,
         "source": weights.source,
-        "fingerprint": fingerprint(unflatten(from_int8(flat))),
+        "fingerprint": now,
     }
+    # Rounded parameters have another fingerprint, and have read the same texts.
+    if first_start := weights.first_start or (before if before != now else None):
+        about["first_start"] = first_start
     text = json.dumps(digest.sealed(about), sort_keys=True)
     with output.atomic_file(path) as partial:
         arrays.write_safetensors(partial, flat, {KEY: text})
@@ -189,6 +196,7 @@ class _Metadata:
     cleaning: Cleaning
     source: str
     fingerprint: str | None = None  # other programs may omit it
+    first_start: str | None = None
 
 
 def load_weights(path: Path) -> ModelWeights:
@@ -209,7 +217,7 @@ def load_weights(path: Path) -> ModelWeights:
             f"{path}: its arrays do not match its fingerprint, so they changed after it was "
             "written; copy it again from its source."
         )
-    return ModelWeights(about.model, about.cleaning, params, about.source)
+    return ModelWeights(about.model, about.cleaning, params, about.source, about.first_start)
 
 
 def metadata(text: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from mlstm_jax import cli, shipped
 from mlstm_jax.config import vary
 from mlstm_jax.errors import Note, UserError
 from mlstm_jax.interop.weights import save
+from mlstm_jax.loaded import load_small
 from mlstm_jax.run import as_weights, load_run
 from mlstm_jax.transfer import classify
 from mlstm_jax.transfer.classifier import Classifier, Description
@@ -109,6 +110,13 @@ def test_texts_of_a_run_from_the_model(run, corpus, monkeypatch, tmp_path) -> No
         made = mlstm.train(config, show_progress=False)
         assert len(classify.read_with_ratings(made.loaded)) == len(TEXTS)
         start = (tmp_path / name).rename(tmp_path / f"moved_{name}")
+    mlstm.load(start).export(tmp_path / "exported.safetensors")
+    mlstm.load(run.folder).export(tmp_path / "rounded.safetensors", "int8")
+    for name in ("exported", "rounded"):
+        file = tmp_path / f"{name}.safetensors"
+        mlstm.import_weights("mlstm", file, tmp_path / name)
+        for loaded in (load_small(file), load_run(file), load_small(tmp_path / name)):
+            assert len(classify.read_with_ratings(loaded)) == len(TEXTS)
 
 
 def test_texts_of_the_shipped_model(tmp_path: Path) -> None:
