@@ -5,7 +5,7 @@ from pathlib import Path
 import lightning
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from shared import BATCH, EPOCHS, SAVE_EVERY, SEED, Reads, examples, finish
+from shared import BATCH, EPOCHS, SAVE_EVERY, SEED, Reads, examples, finish, processes
 from small_model import SmallModel, parameters_of
 from torch.utils.data import DataLoader
 
@@ -28,14 +28,16 @@ def run(folder: Path) -> None:
 
     lightning.seed_everything(SEED)
     module = Module()
-    loader = DataLoader(torch.from_numpy(examples()), batch_size=BATCH, shuffle=True)
+    rows = torch.from_numpy(examples())
+    loader = DataLoader(rows, batch_size=BATCH // processes(), shuffle=True)
     keep = ModelCheckpoint(
         folder / "out", every_n_train_steps=SAVE_EVERY, save_last=True, save_top_k=-1
     )
     trainer = lightning.Trainer(
         max_epochs=EPOCHS,
         accelerator="cpu",
-        devices=1,
+        devices=processes(),
+        strategy="ddp" if processes() > 1 else "auto",
         logger=False,
         callbacks=[keep],
         enable_progress_bar=False,

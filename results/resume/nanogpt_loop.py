@@ -2,7 +2,8 @@
 
 What it keeps: batches at random places of a memmap, drawn from torch's global generator, which is
 seeded at the start; an evaluation and a checkpoint every few steps; one file ckpt.pt, overwritten
-in place, with model, optimizer, model_args, iter_num, best_val_loss and config; resume if asked to.
+in place, with model, optimizer, model_args, iter_num, best_val_loss and config; resume if asked to;
+with several processes a seed of its own for each, and the evaluation and checkpoint by the first.
 It asks for that by itself if ckpt.pt exists, where nanoGPT needs `--init_from=resume`.
 """
 
@@ -10,8 +11,20 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from shared import BATCH, LENGTH, SAVE_EVERY, SEED, Reads, examples, finish
+from shared import (
+    BATCH,
+    LENGTH,
+    SAVE_EVERY,
+    SEED,
+    Reads,
+    examples,
+    finish,
+    processes,
+    rank,
+)
 from small_model import SmallModel, parameters_of
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
 
 STEPS = 64
 BLOCK = LENGTH + 1
@@ -23,10 +36,13 @@ def run(folder: Path) -> None:
     out = folder / "out"
     out.mkdir(exist_ok=True)
     file = folder / "train.bin"
-    if not file.exists():
+    if rank() == 0 and not file.exists():
         examples()[:, 1:].astype(np.uint16).tofile(file)
+    if processes() > 1:
+        distributed.init_process_group("gloo")
+        distributed.barrier()
     text = np.memmap(file, dtype=np.uint16, mode="r")
-    torch.manual_seed(SEED)
+    torch.manual_seed(SEED + rank())
     model = SmallModel()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     step = 0
@@ -37,9 +53,10 @@ def run(folder: Path) -> None:
         optimizer.load_state_dict(saved["optimizer"])
         step = saved["iter_num"]
         best = saved["best_val_loss"]
+    wrapped = DistributedDataParallel(model) if processes() > 1 else model
 
     def batch() -> tuple[torch.Tensor, torch.Tensor]:
-        places_B = torch.randint(len(text) - BLOCK, (BATCH,))
+        places_B = torch.randint(len(text) - BLOCK, (BATCH // processes(),))
         rows = [
             torch.from_numpy(text[place : place + BLOCK].astype(np.int64)) for place in places_B
         ]
@@ -47,7 +64,7 @@ def run(folder: Path) -> None:
 
     places_B, bytes_BT = batch()
     while True:
-        if step % SAVE_EVERY == 0:
+        if rank() == 0 and step % SAVE_EVERY == 0:
             with torch.no_grad():
                 model.eval()
                 best = min(
@@ -59,7 +76,7 @@ def run(folder: Path) -> None:
                 saved |= {"model_args": {}, "iter_num": step, "best_val_loss": best, "config": {}}
                 torch.save(saved, out / "ckpt.pt")
         reads.note(step + 1, places_B)
-        loss = model.loss(bytes_BT)
+        loss = wrapped(bytes_BT)
         places_B, bytes_BT = batch()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -15,8 +15,18 @@ LENGTH = 16
 BATCH = 8
 EPOCHS = 2
 SAVE_EVERY = 8  # steps; an epoch has 32
-DROPOUT = 0.2
+DROPOUT = float(os.environ.get("DROPOUT", "0.2"))
 SEED = 1
+
+
+def processes() -> int:
+    """The number of processes of this run."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def rank() -> int:
+    """The number of this process."""
+    return int(os.environ.get("RANK", "0"))
 
 
 def examples() -> Any:
@@ -31,7 +41,7 @@ class Reads:
 
     def __init__(self, folder: Path) -> None:
         """Add to the log in a folder the start of a process."""
-        self._file = folder / "reads.jsonl"
+        self._file = folder / f"reads{os.environ.get('PART', '')}.jsonl"
         self._add("start")
 
     def note(self, step: int, numbers: Any) -> None:
@@ -46,9 +56,12 @@ class Reads:
 
 
 def finish(folder: Path, parameters: Mapping[str, Any]) -> None:
-    """Write the SHA-256 of all parameters."""
+    """Write all parameters, and their SHA-256."""
+    if rank() > 0:
+        return
     digest = hashlib.sha256()
     for name in sorted(parameters):
         digest.update(name.encode())
         digest.update(np.ascontiguousarray(parameters[name]).tobytes())
     (folder / "digest").write_text(digest.hexdigest())
+    np.savez(folder / "parameters.npz", **parameters)

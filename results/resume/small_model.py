@@ -19,6 +19,10 @@ class SmallModel(nn.Module):
         self.dropout = nn.Dropout(DROPOUT)
         self.decoder = nn.Linear(32, 64)
 
+    def forward(self, bytes_BT: torch.Tensor) -> torch.Tensor:
+        """The loss, for programs that wrap a model."""
+        return self.loss(bytes_BT)
+
     def loss(self, bytes_BT: torch.Tensor) -> torch.Tensor:
         """The mean cross-entropy of the bytes after the first, in nats; int64 [B, T]."""
         x_BTE = self.dropout(self.embedding(bytes_BT[:, :-1]))

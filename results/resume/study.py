@@ -65,6 +65,17 @@ def read_by_step(folder: Path) -> dict[int, Any]:
     return read
 
 
+def count_reads(read: dict[int, Any], epochs: int) -> dict[str, Any]:
+    """The number of updates, and how many examples each epoch read, and more than once."""
+    counted: dict[str, Any] = {"updates": len(read)}
+    for epoch in range(epochs):
+        steps = range(epoch * EPOCH + 1, (epoch + 1) * EPOCH + 1)
+        counts = collections.Counter(number for step in steps for number in read.get(step, []))
+        twice = sum(count > 1 for count in counts.values())
+        counted[f"epoch_{epoch + 1}"] = {"read": len(counts), "more_than_once": twice}
+    return counted
+
+
 def describe(folder: Path, plain: Path, how: list[str]) -> dict[str, Any]:
     """Compare a run with an uninterrupted one."""
     described: dict[str, Any] = {"ends": " ".join(how)}
@@ -75,13 +86,7 @@ def describe(folder: Path, plain: Path, how: list[str]) -> dict[str, Any]:
     expected = read_by_step(plain)
     described["same_parameters"] = (folder / "digest").read_text() == (plain / "digest").read_text()
     described["same_reads"] = read == expected
-    described["updates"] = len(read)
-    for epoch in range(max(expected) // EPOCH):
-        steps = range(epoch * EPOCH + 1, (epoch + 1) * EPOCH + 1)
-        counts = collections.Counter(number for step in steps for number in read.get(step, []))
-        twice = sum(count > 1 for count in counts.values())
-        described[f"epoch_{epoch + 1}"] = {"read": len(counts), "more_than_once": twice}
-    return described
+    return described | count_reads(read, max(expected) // EPOCH)
 
 
 def writes_of_a_save(folder: Path, log: Path) -> list[tuple[str, int]]:

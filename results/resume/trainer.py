@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from shared import BATCH, EPOCHS, SAVE_EVERY, SEED, Reads, examples, finish
+from shared import BATCH, EPOCHS, SAVE_EVERY, SEED, Reads, examples, finish, processes
 from small_model import SmallModel, parameters_of
 from transformers import Trainer, TrainingArguments, set_seed
 from transformers.trainer_utils import get_last_checkpoint
@@ -26,7 +26,7 @@ def run(folder: Path) -> None:
     arguments = TrainingArguments(
         str(out),
         num_train_epochs=EPOCHS,
-        per_device_train_batch_size=BATCH,
+        per_device_train_batch_size=BATCH // processes(),
         learning_rate=1e-2,
         save_strategy="steps",
         save_steps=SAVE_EVERY,
