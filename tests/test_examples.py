@@ -42,7 +42,8 @@ def test_dynamic_evaluation(run, tmp_path, capsys):
     assert (before != after)[place - 1]
     assert (before != after)[place + window :].mean() > 0.9
     np.testing.assert_array_equal(before[:window], static[:window])
-    assert before.mean() < 0.8 * static.mean()
+    # 0.8 on two kinds of processor, 1 if nothing adapts.
+    assert before.mean() < 0.9 * static.mean()
 
     for name, seed in (("text", 0), ("train", 1), ("valid", 2)):
         (tmp_path / name).write_bytes(nonsense(seed, words=30))
