@@ -191,7 +191,8 @@ class TrainedModel:
         self._metric_lines()
         with extra("notebooks", "plots need matplotlib and pandas"):
             from mlstm_jax import analysis
-        return analysis.plot_runs([self._place], x)
+
+            return analysis.plot_runs([self._place], x)
 
     def __repr__(self) -> str:
         model = self.loaded.architecture

@@ -319,6 +319,10 @@ def _classifier_and_input(run: Path, given: tuple[Path, ...]) -> tuple[Path, Pat
         raise UserError(
             f"the order is MODEL CLASSIFIER FILE: `mlstm-jax classify {run} {given[1]} {given[0]}`."
         )
+    if len(given) == 2 and own and given[0].is_file():
+        raise UserError(
+            f"{given[0]} is not a classifier; to write {given[1]}, pass --out {given[1]}."
+        )
     if len(given) == 2:
         return given[0], given[1]
     if len(given) == 1 and own:

@@ -88,7 +88,7 @@ def _accuracies(result: Result) -> list[list[object]]:
 
     add("all features", result.test, result.train, result.valid)
     both = result.together
-    add("all features and TF-IDF (`words`)", both["test"], both["train"], both.get("valid"))
+    add("all features and TF-IDF (`--words`)", both["test"], both["train"], both.get("valid"))
     kept = rows[-1] if result.keeps_words else rows[1]
     kept[0] = f"**{kept[0]}, kept**"
     kept[-1] = f"**{kept[-1]}**"
@@ -122,20 +122,21 @@ def _remarks(result: Result, run_name: str) -> list[str]:
         )
     elif result.is_chance:
         remarks.append(
-            "**Nothing is clearly better than the commonest class here**, with neither features "
-            "nor words: take more test texts, more labels, or classes that the texts tell apart."
+            f"**On the {result.texts['test']:,} test texts nothing is clearly better than the "
+            "commonest class**, with neither features nor words: take more test texts, more "
+            "labels, or classes that the texts tell apart."
         )
     elif result.word_weight == 1:
         other = "" if run_name == shipped.MODEL else f", or use `{shipped.MODEL}`"
         remarks.append(
             f"**Words alone are better here** by {_fitting(result)}, and the features add nothing "
-            "clear to them: add `words` (the classifier then reads only words), train the model "
-            f"on more text{other}."
+            "clear to them: pass `--words` (the classifier then reads only words), or train the "
+            f"model on more text{other}."
         )
     elif result.word_weight == 0:
         remarks.append(
             f"Words add nothing clear to the features here by {_fitting(result)}: the classifier "
-            "does not need `words`."
+            "does not need `--words`."
         )
         if result.baseline["test"] > result.interval[1]:
             remarks.append(

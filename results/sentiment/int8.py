@@ -36,10 +36,9 @@ def read_sets(data: Path) -> dict[str, list[texts.Text]]:
     }
 
 
-def answer(model: mlstm.TrainedModel, read: list[str], **options: tuple[str, ...]) -> np.ndarray:
-    """Return the likeliest class of each text."""
-    found = model.classify(read, **options)
-    return np.array([max(one, key=one.__getitem__) for one in found])
+def likeliest(found: list[dict[str, float]], classes: tuple[str, ...]) -> np.ndarray:
+    """Return the likeliest of these classes, of each text."""
+    return np.array([max(classes, key=one.__getitem__) for one in found])
 
 
 def seconds(model: mlstm.TrainedModel, read: list[str]) -> float:
@@ -65,8 +64,9 @@ def main(data: Path) -> None:
         of_two = {}
         of_three = {}
         for kind, model in models.items():
-            of_two[kind] = answer(model, read, classes=CLASSES)
-            of_three[kind] = answer(model, read)
+            shares = model.classify(read)
+            of_two[kind] = likeliest(shares, CLASSES)
+            of_three[kind] = likeliest(shares, tuple(shares[0]))
             right = accuracy_score(labels[has_class], of_two[kind][has_class])
             recall = recall_score(
                 labels, of_three[kind], labels=np.unique(labels), average="macro", zero_division=0

@@ -47,7 +47,7 @@ def test_transfer_and_classify(run, tmp_path, random, capsys, refused) -> None:
     assert 1 > result["best_unit_test"] >= result["majority"] - 0.05
     assert f"**{100 * result['test']:.1f}**" in said
     # The report says what word counts would give, which only `words` keeps.
-    assert "all features and TF-IDF (`words`)" in said
+    assert "all features and TF-IDF (`--words`)" in said
     right, low, high = re.search(r"(\S+)% of the 100 .*: (\S+) to (\S+)%\)", said).groups()
     assert float(right) == pytest.approx(100 * result["test"])
     assert float(low) < float(right) <= float(high)

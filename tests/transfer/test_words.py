@@ -136,7 +136,7 @@ def test_weight_of_words(states, counts, weight) -> None:
 
 
 def test_verdict_of_the_report(made) -> None:
-    for weight, said in ((1, "Words alone are better here"), (0, "does not need `words`")):
+    for weight, said in ((1, "Words alone are better here"), (0, "does not need `--words`")):
         result = replace(made.result, word_weight=weight)
         assert said in as_markdown(result, "mine", [])
     assert made.result.word_weight == made.classifier.words.weight == WEIGHT
@@ -151,7 +151,7 @@ def test_verdict_of_the_report(made) -> None:
             made.result, texts={"test": 100}, majority=majority, word_weight=1, **scores
         )
         report = as_markdown(result, "mine", [])
-        assert ("Nothing is clearly better than the commonest class" in report) == is_chance
+        assert ("nothing is clearly better than the commonest class" in report) == is_chance
         assert ("Words alone are better here" in report) != is_chance
     # It ends at 0.709.
     for better, is_said in ((0.70, False), (0.71, True)):
@@ -193,7 +193,7 @@ def test_saved_classifier(model, made) -> None:
     percent = 100 * np.array([*together.values()])
     report = (made.folder / "report.md").read_text()
     assert f"kept here is right on {percent[2]:.1f}% of the {len(texts)} test texts" in report
-    row = "| **all features and TF-IDF (`words`), kept** | {:.1f} | {:.1f} | **{:.1f}** |"
+    row = "| **all features and TF-IDF (`--words`), kept** | {:.1f} | {:.1f} | **{:.1f}** |"
     assert row.format(*percent) in report
     alone = as_markdown(replace(made.result, keeps_words=False, test=0.5), "mine", [])
     assert f"kept here is right on 50.0% of the {len(texts)} test texts" in alone
