@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 
 import mlstm_jax as mlstm
@@ -77,7 +77,7 @@ def test_copies_and_pickles(model: mlstm.TrainedModel, tmp_path, monkeypatch) ->
 def test_replaced_files(model: mlstm.TrainedModel, tmp_path: Path) -> None:
     """What was fitted to a model is not applied to another one under the same name."""
     path = model.export(tmp_path / "w.safetensors")
-    pipeline = make_pipeline(mlstm.Features(path), LogisticRegression())
+    pipeline = make_pipeline(mlstm.Features(path), KNeighborsClassifier(1))
     stored = pickle.dumps(pipeline.fit(TEXTS, list(range(len(TEXTS)))))
     early = mlstm.load(path, reader="numpy")
     pickle.loads(stored).predict(TEXTS)
