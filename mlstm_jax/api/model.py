@@ -212,7 +212,7 @@ class TrainedModel:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
 
-    def __reduce__(self) -> tuple[Any, tuple[str, str, str, str, str]]:
+    def __reduce__(self) -> tuple[Any, tuple[str, ...]]:
         # Store the step: if training continues, the best checkpoint may change.
         step = self.checkpoint if self.loaded.imported else str(self.step)
         # A pretrained model is found by its name in any environment.
@@ -965,8 +965,14 @@ def load(
     return TrainedModel(jax_model.load(Path(path), chosen, compute).run, chosen, compute, reader)
 
 
-def _load_same(path: str, checkpoint: str, compute: Any, reader: Any, fingerprint: str) -> Any:
-    """Load a pickled model."""
+def _load_same(
+    path: str,
+    checkpoint: str,
+    compute: ReadingCompute,
+    reader: ReadingLibrary,
+    fingerprint: str,
+) -> TrainedModel:
+    """Load a pickled model, with the parameters that it had."""
     model = load(path, checkpoint, compute, reader)
     _require_unchanged(model.loaded, fingerprint)
     return model

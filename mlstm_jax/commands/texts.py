@@ -321,7 +321,8 @@ def _classifier_and_input(run: Path, given: tuple[Path, ...]) -> tuple[Path, Pat
         )
     if len(given) == 2 and own and given[0].is_file():
         raise UserError(
-            f"{given[0]} is not a classifier; to write {given[1]}, pass --out {given[1]}."
+            f"{given[0]} is a file, but a classifier is a folder; if {given[1]} is to be written, "
+            f"pass --out {given[1]}."
         )
     if len(given) == 2:
         return given[0], given[1]

@@ -18,11 +18,11 @@ import signal
 import socket
 import subprocess
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import shared
 from study import EPOCH, count_reads
 
 DEVICES = "keras_devices"  # the peer that has devices of one process in place of processes
@@ -35,14 +35,7 @@ def work(program: Any, folder: Path, session: int, rank: int, variables: dict[st
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.environ.update(variables, PART=f"_{session}_{rank}")
-    code = 1
-    try:
-        program.run(folder)
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(code)
+    shared.run_to_exit(program, folder)
 
 
 def launch(program: Any, folder: Path, session: int, processes: int, kill_step: int = 0) -> str:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import signal
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -65,3 +66,15 @@ def finish(folder: Path, parameters: Mapping[str, Any]) -> None:
         digest.update(np.ascontiguousarray(parameters[name]).tobytes())
     (folder / "digest").write_text(digest.hexdigest())
     np.savez(folder / "parameters.npz", **parameters)
+
+
+def run_to_exit(program: Any, folder: Path) -> None:
+    """Run a program in this forked process, and end the process."""
+    code = 1
+    try:
+        program.run(folder)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)

@@ -14,10 +14,11 @@ import re
 import shutil
 import sys
 import tempfile
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import shared
 
 EPOCH = 32  # steps
 SAVES = int(os.environ.get("SAVES", "8"))  # in an uninterrupted run
@@ -28,24 +29,17 @@ def launch(program: Any, folder: Path, **environment: str) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / "out" / "tmp"
     child = os.fork()
-    if child:
-        _, status = os.waitpid(child, 0)
-        code = os.waitstatus_to_exitcode(status)
-        return {0: "ended", -9: "killed"}.get(code, "failed")
-    log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    temporary.mkdir(parents=True, exist_ok=True)
-    tempfile.tempdir = str(temporary)
-    os.environ.update(environment, TMPDIR=str(temporary), KILL_FOLDER=str(folder / "out"))
-    code = 1
-    try:
-        program.run(folder)
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(code)
+    if not child:
+        log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        temporary.mkdir(parents=True, exist_ok=True)
+        tempfile.tempdir = str(temporary)
+        os.environ.update(environment, TMPDIR=str(temporary), KILL_FOLDER=str(folder / "out"))
+        shared.run_to_exit(program, folder)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    return {0: "ended", -9: "killed"}.get(code, "failed")
 
 
 def read_by_step(folder: Path) -> dict[int, Any]:
