@@ -16,11 +16,11 @@ from measure import write_results
 from numpy.typing import NDArray
 
 from mlstm_jax.data.corpus import open_corpus
-from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.options import SamplingOptions
 from mlstm_jax.run import Run, load_run
 from mlstm_jax.transfer.generate import generate
 from mlstm_jax.transfer.trace import Reader
+from mlstm_jax.weights import fingerprint
 
 BYTES = 1000  # of a sample
 LENGTHS = (20, 30, 40, 50, 75, 100, 150, 200, 300, 400, 600, 800)
@@ -127,14 +127,14 @@ def main() -> None:
     """Print a table, and write the results if asked."""
     options = parse_arguments()
     run, corpus = load_run(options.run), open_corpus(options.corpus)
-    train = np.asarray(corpus.split("train").bytes)
+    train = corpus.split("train").bytes[:]
     texts = {
         f"samples, temperature {temperature:g}": draw(
             run, options.samples, temperature, options.seed
         )
         for temperature in options.temperatures
     }
-    test = np.asarray(corpus.split("test").bytes)
+    test = corpus.split("test").bytes[:]
     if len(test):
         texts["test split"] = test
     results = {}

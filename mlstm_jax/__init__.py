@@ -1,9 +1,5 @@
 """mlstm_jax: byte-level multiplicative-LSTM language models, trained on many devices.
 
-Data flows one way, and imports point downwards only::
-
-    text ─prepare─▶ corpus ─stream─▶ batches ─step─▶ state ─▶ checkpoints, metrics ─▶ transfer
-
 docs/architecture.md has every file, and tests/test_layers.py the order of the layers.
 
 Letters for dimensions, used as suffixes of array names (``bytes_BT``, ``wh_HG``):
@@ -64,26 +60,19 @@ if TYPE_CHECKING:
 
 # What the package gives, and where it is: read when it is asked for, so that `import mlstm_jax`
 # takes no time and leaves the process as it is.
-_PUBLIC = {
-    "Config": "config",
-    "Features": "api.features",
-    "FineTuned": "api.features",
-    "FinetuneOptions": "options",
-    "HeatmapOptions": "options",
-    "PrepareOptions": "corpora.options",
-    "SamplingOptions": "options",
-    "TrainedModel": "api.model",
-    "TransferOptions": "options",
-    "import_weights": "api.functions",
-    "inspect": "corpora.inspect",
-    "load": "api.model",
-    "plan": "planning",
-    "plot_metrics": "api.functions",
-    "prepare": "corpora.prepare",
-    "sweep": "training.sweep",
-    "train": "api.functions",
-    "vary": "config",
+_MODULES = {
+    "api.features": ("Features", "FineTuned"),
+    "api.functions": ("import_weights", "plot_metrics", "train"),
+    "api.model": ("TrainedModel", "load"),
+    "config": ("Config", "vary"),
+    "corpora.inspect": ("inspect",),
+    "corpora.options": ("PrepareOptions",),
+    "corpora.prepare": ("prepare",),
+    "options": ("FinetuneOptions", "HeatmapOptions", "SamplingOptions", "TransferOptions"),
+    "planning": ("plan",),
+    "training.sweep": ("sweep",),
 }
+_PUBLIC = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = sorted(["__version__", *_PUBLIC])
 

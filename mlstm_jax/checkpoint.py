@@ -1,12 +1,11 @@
 """Checkpoints of a run, with Orbax: asynchronous, complete or absent, written by all processes.
 
 A checkpoint contains the parameters, the rest of the state, the carry of all streams as one
-[rows, L, H] array in their global order, and what it was trained on: without the carry or the
-position in the corpus it would be wrong. A reader can load the parameters alone.
+[rows, L, H] array in their global order, and in the item `meta` the record of record.py: what it
+was trained on, and the checksums of all arrays. A reader can load the parameters alone.
 
-The JSON item `meta` is the sealed record of `record.py`, with the checksums of all arrays. An item
-that does not match its checksum, or cannot be read, is damaged. Damaged checkpoints are never
-deleted, but moved to a folder next to the checkpoints. `kept_steps` says which of the others stay.
+An item that does not match its checksum, or cannot be read, is damaged. Damaged checkpoints are
+never deleted, but moved to a folder next to the checkpoints.
 
 Orbax takes 0.4 s to import, so it is imported where a checkpoint is opened, written or read.
 """
@@ -23,7 +22,7 @@ import jax
 import numpy as np
 
 from mlstm_jax import digest, output
-from mlstm_jax.errors import FileError, UserError, is_of_process, remedy
+from mlstm_jax.errors import FileError, UserError, is_of_process
 from mlstm_jax.record import (
     FILE,
     FOLDER,
@@ -157,30 +156,29 @@ class Checkpoints:
         rows = {}
         if jax.tree.leaves(carry):
             rows["carry"] = join_rows({"carry": carry, "sums": of_rows(carry, record.seed)})
-        items: dict[str, Any] = {ITEM: ocp.args.JsonSave(record.sealed())}
+        written = digest.sealed(record._asdict() | {"meta": about._asdict()})
+        items: dict[str, Any] = {ITEM: ocp.args.JsonSave(written)}
         for name, item in (parts | rows).items():
             items[name] = ocp.args.StandardSave(item)
         self._scores[step] = about.score
         self._begun = step
         with self._failure():
             if not self._manager.save(step, args=ocp.args.Composite(**items)):
-                raise FileExistsError(
-                    f"a checkpoint of step {self._manager.latest_step()} already exists"
-                )
+                raise FileExistsError(f"step {self._manager.latest_step()} already has one")
         if not self._is_proven:
             self.wait()
             self._prove(step, parts, rows.get("carry", {}).get("carry"))
             self._is_proven = True
 
     def _prove(self, step: int, parts: dict[str, Any], carry: Any) -> None:
-        """Read a checkpoint back; raise CheckpointFailed if it is not what was written."""
+        """Read a checkpoint back."""
         try:
             self._read(step, parts, carry)
         except Exception as error:  # Orbax, TensorStore and the system raise different types.
             self._failed = True
             raise CheckpointFailed(
                 f"the first checkpoint, of step {step}, was written to {self.folder}, but cannot "
-                f"be read back ({_brief(error)}). {remedy(error) or 'Choose another folder'}."
+                f"be read back ({_brief(error)}). Choose another folder."
             ) from error
 
     def wait(self) -> None:
@@ -202,7 +200,7 @@ class Checkpoints:
             self._failed = True
             raise CheckpointFailed(
                 f"the checkpoint of step {self._begun}, or the previous one, could not be written "
-                f"to {self.folder} ({_brief(error)}). {remedy(error) or 'Correct the cause'}. "
+                f"to {self.folder} ({_brief(error)}). Correct the cause. "
                 f"{resume_advice(self.folder)}."
             ) from error
 
@@ -236,27 +234,21 @@ class Checkpoints:
         return record
 
     def restore(self, step: int, state: Any, carry: Any | None) -> tuple[Any, Any | None]:
-        """What was saved at `step`; raise Damaged if it cannot be read.
+        """The state, NumPy, and the carry, of the given shapes and shardings, of `step`.
 
-        The state, whose shapes are given, is NumPy; the carry has the given shapes and shardings.
+        Raises Damaged if they cannot be read.
         """
         restored = self._attempt(step, lambda: self._read(step, _parts_of(state), carry))
         fields = restored["state"] | {"params": restored["params"]}
         # Diagnostics that the version which wrote it did not have begin at zero.
-        zeros = {name: np.zeros(x.shape, x.dtype) for name, x in state.tally.items()}
-        tally = zeros | fields["tally"]
-        fields["tally"] = {name: tally[name] for name in zeros}
+        for name, x in state.tally.items():
+            fields["tally"].setdefault(name, np.zeros(x.shape, x.dtype))
+        fields["tally"] = {name: fields["tally"][name] for name in state.tally}
         return state._replace(**fields), restored.get("carry", carry)
 
     def restore_params(self, step: int, params: Any) -> Any:
-        """The parameters at `step` as a NumPy tree; raise Damaged unless shaped as given."""
-        restored = self._attempt(step, lambda: self._read(step, {"params": params}))["params"]
-        # Orbax returns the saved arrays, whatever shapes are requested.
-        if jax.tree.map(np.shape, restored) != jax.tree.map(np.shape, params):
-            raise Damaged(
-                f"the checkpoint of step {step} has other array sizes than config.json describes"
-            )
-        return restored
+        """The parameters at `step` as a NumPy tree; raise Damaged if they cannot be read."""
+        return self._attempt(step, lambda: self._read(step, {"params": params}))["params"]
 
     def _read(self, step: int, parts: dict[str, Any], carry: Any | None = None) -> dict[str, Any]:
         """Read the items `parts`, and the carry unless it is empty; raise if one is damaged."""
@@ -266,7 +258,11 @@ class Checkpoints:
         # Orbax restores to the type of these, and to the sharding of the carry.
         targets = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), parts)
         if "state" in targets:
-            targets["state"]["tally"] = _recorded(targets["state"]["tally"], record)
+            # Another version may have written other diagnostics.
+            paths = [path.partition("/") for path in record.sums["state"]]
+            names = [name for item, _, name in paths if item == "tally"]
+            tally = dict.fromkeys(names, np.zeros((), np.float32)) | targets["state"]["tally"]
+            targets["state"]["tally"] = {name: tally[name] for name in names}
         leaves = jax.tree.leaves(carry)
         if leaves:
             rows = leaves[0].shape[:1]
@@ -297,13 +293,9 @@ class Checkpoints:
                 self._manager.delete(later)
 
     def set_aside(self, steps: list[int]) -> None:
-        """Move checkpoints to the folder `set-aside`.
-
-        Only one process calls it, between `close` and `open` of all processes.
-        """
-        folder = self.folder / SET_ASIDE
+        """Move checkpoints away; one process calls it, between `close` and `open` of all."""
         for step in steps:
-            move_aside(self.folder / FOLDER / str(step), folder)
+            move_aside(self.folder / FOLDER / str(step), self.folder / SET_ASIDE)
 
     def close(self) -> None:
         """Wait until checkpoints are written; raise CheckpointFailed if one could not be."""
@@ -328,26 +320,17 @@ class Checkpoints:
 
     def _attempt(self, step: int, read: Callable[[], Read]) -> Read:
         """The result of `read`, retried after pauses; raise Damaged if all attempts fail."""
-        for pause in PAUSES:
-            with suppress(Exception):
+        for pause in (*PAUSES, 0.0):
+            try:
                 return read()
-            time.sleep(pause)
-        try:
-            return read()
-        except OtherRun:
-            raise
-        except Exception as error:  # Orbax, TensorStore and JSON raise different types.
-            message = f"the checkpoint of step {step} cannot be read ({_brief(error)})"
-            if is_of_process(error):
-                raise FileError(f"{message}. {remedy(error)}.") from error
-            raise Damaged(message) from error
-
-
-def _recorded(tally: Mapping[str, Any], record: Record) -> dict[str, Any]:
-    """The diagnostics that a checkpoint has: another version may have written others."""
-    paths = [path.partition("/") for path in record.sums["state"]]
-    names = [name for item, _, name in paths if item == "tally"]
-    return {name: tally.get(name, np.zeros((), np.float32)) for name in names}
+            except OtherRun:
+                raise
+            except Exception as error:  # Orbax, TensorStore and JSON raise different types.
+                failure = error
+                time.sleep(pause)
+        kind = FileError if is_of_process(failure) else Damaged
+        message = f"the checkpoint of step {step} cannot be read ({_brief(failure)})"
+        raise kind(message) from failure
 
 
 def _parts_of(state: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from mlstm_jax import __version__, cache, environment, shipped, terminal
+from mlstm_jax import __version__, environment, host, shipped, terminal
 from mlstm_jax.errors import KnownError, Note, UserError, did_you_mean, explained, nearest
 from mlstm_jax.guard import WEIGHTS, Interrupted, interruptible
 
@@ -85,10 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(words: Sequence[str]) -> None:
-    """Run the command that the words of a command line name; raise KnownError for a failure.
-
-    Raises SystemExit, after a message, if the words ask for help or are wrong.
-    """
+    """Run the command that the words of a command line name; see `main` for what it raises."""
     name, *rest = words
     if name in ("-h", "--help", "help"):
         print(_usage())
@@ -98,9 +95,7 @@ def run(words: Sequence[str]) -> None:
         return
     if name not in COMMANDS:
         near = did_you_mean(["configs"] if name == "models" else nearest(name, COMMANDS))
-        more = "`mlstm-jax --help` lists the commands."
-        terminal.tell(f"mlstm-jax: unknown command {name!r}{near} {more}")
-        sys.exit(2)
+        raise UserError(f"unknown command {name!r}{near} `mlstm-jax --help` lists the commands.")
     if name in _OF_MODELS and rest and not rest[0].startswith("-"):
         shipped.require_model(Path(rest[0]))  # before JAX is imported, which takes seconds
         if name in _SECOND and rest[1:] and not rest[1].startswith("-"):
@@ -158,7 +153,7 @@ def _usage() -> str:
         "",
         "mlstm-jax COMMAND --help explains the options of a command; mlstm-jax --version.",
         "Compiled programs are cached in ~/.cache/mlstm_jax, at most 1 GB per type of processor.",
-        f"Set {cache.FOLDER} to another folder, or to an empty value to turn the cache off.",
+        f"Set {host.CACHE} to another folder, or to an empty value to turn the cache off.",
     ]
     width = shutil.get_terminal_size().columns
     return "\n".join(textwrap.fill(line, width, subsequent_indent=" " * 13) for line in lines)

@@ -72,7 +72,7 @@ def of_json(values: Any) -> str:
 
 def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
     """A JSON object with the field `crc32`, computed from its other fields."""
-    inner = _inner(values)
+    inner = {name: value for name, value in values.items() if name != FIELD}
     return {**inner, FIELD: of_json(inner)}
 
 
@@ -87,23 +87,19 @@ def verified(values: Any) -> dict[str, Any]:
         raise InvalidField("it is not an object with named fields")
     if FIELD not in values:
         raise InvalidField(f"it has no {FIELD}: this version did not write it, or it was edited")
-    inner = _inner(values)
-    if values[FIELD] != of_json(inner):
+    inner = sealed(values)
+    if values[FIELD] != inner.pop(FIELD):
         raise InvalidField(f"its content does not match its {FIELD}: it was damaged or edited")
     return inner
 
 
-def _inner(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name != FIELD}
-
-
 def to_json(values: Mapping[str, Any]) -> str:
-    """An object as the text of a file, with its checksum."""
+    """An object as the text of a file, with its checksum; `read_json` reads it."""
     return json.dumps(sealed(values), indent=2) + "\n"
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write an object with its checksum, atomically; `read_json` reads its text."""
+    """Write an object with its checksum, atomically."""
     output.write_text(path, to_json(values))
 
 
@@ -140,10 +136,10 @@ def of_blocks(data: bytes | memoryview) -> str:
 
 
 class CheckedBytes:
-    """The bytes of a file of a corpus, uint8; a slice, or all as an array, is a copy.
+    """The bytes of a file of a corpus, uint8; a slice is a copy.
 
-    Each block is compared with its checksum when it is first read, with `pread`: a mapped file that
-    becomes shorter, or that the disk cannot read, would end the process with a signal.
+    Each block is compared with its checksum when it is first read. A mapped file that becomes
+    shorter, or that the disk cannot read, would end the process with a signal.
     """
 
     def __init__(self, path: Path, sums: str) -> None:
@@ -167,11 +163,6 @@ class CheckedBytes:
         buffer = np.empty(stop - start, np.uint8)
         self._fill(buffer.data, start)
         return buffer[::step]
-
-    def __array__(
-        self, dtype: np.dtype | None = None, copy: bool | None = None
-    ) -> NDArray[np.uint8]:
-        return self[:].astype(dtype or np.uint8, copy=False)
 
     def windows(self, start_B: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
         """`width` bytes from each start, uint8 [B, width], with zeros past the end."""

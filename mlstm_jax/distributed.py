@@ -1,13 +1,12 @@
 """The processes of one run, on JAX's own coordination.
 
 Through JAX's store of keys and values (store.py) all compare what must be equal, and tell each
-other why they stop. A lost process is noticed after `distributed.heartbeat_timeout_seconds`; if the
-machine of process 0 is lost, and the store with it, JAX aborts the others.
+other why they stop. If the machine of process 0 is lost, and the store with it, JAX aborts the
+others.
 
 Nothing can interrupt an all-reduce that waits for a lost process, so a process that must stop says
-why and ends with `os._exit`. If some do not start, JAX would abort the others and name nobody. So
-each keeps touching a file in the shared run folder until all are connected, and gives up before JAX
-does.
+why and ends with `os._exit`. If some do not start, JAX would abort the others and name nobody: so
+each touches a file in the run folder until all are connected, and gives up before JAX does.
 """
 
 import json
@@ -44,7 +43,6 @@ _SECONDS = 1.0  # between two looks at the other processes
 _GRACE_SECONDS = 3.0  # for a process to stop by itself, for the same reason as another
 _STALE_SECONDS = 5.0  # the file of a waiting process is touched every second
 _SECONDS_TO_SEE = 10.0  # a new file: NFS shows it a little later to other machines
-_MOST = 5  # names in a message
 _RESTART = (
     "Only the steps since the last checkpoint are lost: start all processes again with the same "
     "command."
@@ -157,10 +155,8 @@ class Cluster:
         speaker = differing[0]
         everyone = self.gather(values if self.index in (0, speaker) else None)
         who = self.names[speaker]
-        others = [self.names[index] for index in differing[1:]]
-        if others:
-            shown = ", ".join(others[:_MOST])
-            advice = f"Processes that differ in all: {len(differing)}, also {shown}. {advice}"
+        if len(differing) > 1:
+            who += f" and others ({len(differing)} processes)"
         differences = []
         for name, first in everyone[0].items():
             other = everyone[speaker].get(name)
@@ -261,8 +257,7 @@ class Cluster:
     def _require_one_folder(self) -> None:
         """Raise UserError, on all, unless all see a new file of process 0 in the run folder.
 
-        A copy of the folder on each machine has the same files, and nothing else would show it
-        until the first checkpoint, which would never be complete.
+        With a copy on each machine no checkpoint would ever be complete.
         """
         name = self.gather(f"shared-{secrets.token_hex(8)}.partial")[0]
         file = self._folder / name

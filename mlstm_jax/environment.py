@@ -6,13 +6,12 @@ virtual CPU devices and of the threads that serve them, flags and the cache can 
 
 import logging
 import os
-import resource
 import sys
 import warnings
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from mlstm_jax import cache
+from mlstm_jax import host
 from mlstm_jax.errors import UserError, first_line
 
 if TYPE_CHECKING:
@@ -25,28 +24,15 @@ if TYPE_CHECKING:
 MEMORY_FRACTION = 0.92
 _FRACTION_NAMES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
-# JAX's settings, from its variables or a program, that would change results or end in an error
-# inside of JAX, and the values that this package computes with.
-_FLAGS: dict[str, tuple[object, ...]] = {
-    "jax_disable_jit": (False,),
-    "jax_enable_x64": (False,),
-    "jax_high_dynamic_range_gumbel": (False,),
-    "jax_random_seed_offset": (0,),
-    "jax_threefry_partitionable": (True,),
-    "jax_transfer_guard": (None, "allow", "log"),
-    "jax_transfer_guard_device_to_host": (None, "allow", "log"),
-    "jax_transfer_guard_host_to_device": (None, "allow", "log"),
+# JAX's settings, from its variables or a program, that would change results, and the values that
+# this package computes with.
+_FLAGS = {
+    "jax_disable_jit": False,
+    "jax_enable_x64": False,
+    "jax_high_dynamic_range_gumbel": False,
+    "jax_random_seed_offset": 0,
+    "jax_threefry_partitionable": True,
 }
-# These end in an error in training only.
-_FLAGS_OF_TRAINING: dict[str, tuple[object, ...]] = {
-    "jax_debug_infs": (False,),
-    "jax_debug_nans": (False,),
-    "jax_numpy_dtype_promotion": ("standard",),
-}
-
-# Address space that JAX and its threads take on two cores before they read a model; with less,
-# its C++ ends the process.
-_LEAST_ADDRESS_SPACE = 1.8e9
 
 # Excludes kernels that may sum in another order, and kernels chosen by timing at each compilation.
 _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
@@ -76,17 +62,7 @@ def has_started() -> bool:
     return False
 
 
-# The process in which JAX has started.
-_started_in: int | None = None
-
-
-def _before_fork() -> None:
-    global _started_in
-    if _started_in is None and has_started():
-        _started_in = os.getpid()
-
-
-os.register_at_fork(before=_before_fork)
+_started_in: int | None = None  # the process in which JAX has started
 
 
 def require_own_jax() -> None:
@@ -102,27 +78,11 @@ def require_own_jax() -> None:
         )
 
 
-def _require_flags(flags: dict[str, tuple[object, ...]]) -> None:
-    """Raise UserError for a setting of JAX with which nothing here computes."""
-    import jax
-
-    for name, allowed in flags.items():
-        value = getattr(jax.config, name, allowed[0])
-        if value not in allowed:
-            raise UserError(
-                f"JAX's setting {name} is {value}, with which mlstm_jax gives no or other "
-                f"results; unset the variable {name.upper()}, or "
-                f"`jax.config.update({name!r}, {allowed[0]!r})`."
-            )
-
-
 def prepare(devices: "Devices", *, deterministic: bool = False) -> None:
     """Set what JAX reads when it starts, its cache included; keep what the user has set.
 
-    Of the devices it sets the number of virtual ones; for `deterministic` see config.Train. Raises
-    UserError if JAX has already started with other settings, or has settings that do not fit.
+    Raises UserError if JAX has already started with other settings.
     """
-    _require_flags(_FLAGS_OF_TRAINING)
     if not any(name in os.environ for name in _FRACTION_NAMES):
         os.environ[_FRACTION_NAMES[0]] = str(MEMORY_FRACTION)
     if deterministic:
@@ -140,27 +100,28 @@ def prepare(devices: "Devices", *, deterministic: bool = False) -> None:
 
 def local_devices() -> "list[jax.Device]":
     """The devices of this process; JAX starts if it has not."""
-    require_own_jax()
-    _require_flags(_FLAGS)
-    space, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if space != resource.RLIM_INFINITY and space < _LEAST_ADDRESS_SPACE:
-        raise UserError(
-            f"the limit on address space (ulimit -v) is {space / 1e9:.1f} GB, but JAX needs "
-            f"{_LEAST_ADDRESS_SPACE / 1e9:.1f} GB before it reads a model; raise the limit."
-        )
+    global _started_in
     import jax
 
+    require_own_jax()
+    for name, wanted in _FLAGS.items():
+        value = getattr(jax.config, name, wanted)
+        if value != wanted:
+            raise UserError(
+                f"JAX's setting {name} is {value}, with which mlstm_jax gives no or other "
+                f"results; unset the variable {name.upper()}, or "
+                f"`jax.config.update({name!r}, {wanted!r})`."
+            )
     try:
-        return jax.local_devices()
+        devices = jax.local_devices()
     except (AssertionError, RuntimeError) as error:  # JAX asserts that it has such a plug-in.
-        wanted = os.environ.get("JAX_PLATFORMS", "")
-        why = first_line(error)
-        if f"'{wanted}'" not in why:  # of "gpu" JAX names the last of its kinds, rocm
-            why = "it has no plug-in or no device of this kind"
         raise UserError(
-            f"JAX cannot start with JAX_PLATFORMS={wanted!r}: {why}. Install JAX for this device "
-            "(mlstm-jax[cuda13]), set JAX_PLATFORMS to cpu, or unset it."
+            f"JAX cannot start with JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')!r} "
+            f"({first_line(error)}). Install JAX for this device (mlstm-jax[cuda13]), set "
+            "JAX_PLATFORMS to cpu, or unset it."
         ) from error
+    _started_in = os.getpid()
+    return devices
 
 
 def _make_virtual(count: int) -> None:
@@ -204,12 +165,9 @@ def silence() -> ExitStack:
 
 
 def cache_programs() -> None:
-    """Let JAX keep compiled programs (cache.py), so that each is compiled once per machine.
-
-    It does nothing if JAX has started, or has a folder of its own (JAX_COMPILATION_CACHE_DIR).
-    """
+    """Let JAX keep compiled programs (host.py), unless it has started or has its own folder."""
     import jax
 
     settings: Any = jax.config  # It declares no type for its options.
     if not settings.jax_compilation_cache_dir and not has_started():
-        cache.keep_programs()
+        host.keep_programs()

@@ -106,13 +106,10 @@ def parse(text: str | bytes) -> Any:
 
 
 def build(kind: type[Built], values: object, name: str = "") -> Built:
-    """A dataclass or NamedTuple built from a parsed JSON object.
+    """A dataclass or NamedTuple built from a parsed JSON object; InvalidField if it does not fit.
 
     A field with a default may be absent. Of a class with a dict `kinds` the field "kind" names one.
     In messages the object is `name`, such as "model"; it is empty for a whole file.
-
-    Raises InvalidField if a field is unknown, missing, of the wrong type, or refused by `kind`
-    itself.
     """
     if not isinstance(values, Mapping):
         raise _invalid(name or "the top level", values, "an object with named fields")
@@ -150,13 +147,10 @@ def _converted(kind: Any, value: Any, name: str) -> Any:
     if origin is dict and isinstance(value, dict):
         return {key: _converted(inner[1], part, f"{name}.{key}") for key, part in value.items()}
     if origin in (list, tuple) and isinstance(value, list):
-        if origin is list or inner[-1] is Ellipsis:
-            inner = inner[:1] * len(value)
-        if len(value) == len(inner):
-            parts = []
-            for number, part in enumerate(value):
-                parts.append(_converted(inner[number], part, f"{name}[{number}]"))
-            return origin(parts)
+        parts = []
+        for number, part in enumerate(value):
+            parts.append(_converted(inner[0], part, f"{name}[{number}]"))  # all of one type
+        value = origin(parts)
     rule = broken_rule(kind, value)
     if rule:
         raise _invalid(name, value, rule)
@@ -166,8 +160,8 @@ def _converted(kind: Any, value: Any, name: str) -> Any:
 def require_valid(section: Any, name: str = "") -> None:
     """Raise UserError unless each field of a dataclass has its type and is in its range.
 
-    Python does not check this; "3" for 3 would fail much later. A number of NumPy becomes Python's.
-    In messages the dataclass is `name`, such as "data"; it is empty for a whole config.
+    A number of NumPy becomes Python's. In messages the dataclass is `name`, such as "data"; it is
+    empty for a whole config.
     """
     prefix = f"{name}." if name else ""
     hints = _hints(type(section))
@@ -194,7 +188,7 @@ def require_kind(name: str, value: Any, kind: Any) -> None:
 
 
 def public(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
-    """Check the types of a function's arguments, which Python itself does not do."""
+    """Check the types of a function's arguments."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)

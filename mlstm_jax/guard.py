@@ -38,11 +38,7 @@ class Interrupted(KnownError):
 
 
 class _Received(KeyboardInterrupt):
-    """A subclass of KeyboardInterrupt, because Python treats that class itself specially.
-
-    If it leaves Python code that a C library runs (`PyRun_String`), Python records it and ends the
-    process with SIGINT at exit, even if the exception was handled.
-    """
+    """No KeyboardInterrupt: where C runs Python code, Python ends the process with it at exit."""
 
 
 def _handle(
@@ -63,16 +59,14 @@ def _is_ignored(number: signal.Signals) -> bool:
 
 
 @contextmanager
-def interruptible(*signals: signal.Signals, note: Callable[[], str] = str) -> Iterator[None]:
+def interruptible(note: Callable[[], str] = str) -> Iterator[None]:
     """Raise KeyboardInterrupt in the block at a signal, and Interrupted at its end.
 
-    The signals are the given ones that are not ignored, or all that ask a process to end; in a
-    thread, none is received. `note` returns what more to say at the end.
+    In a thread, no signal is received. `note` returns what more to say at the end.
 
     Libraries convert an exception raised by a signal into errors of their own, so any exception
-    after a signal counts as the interruption. An interpreter's callback (of the garbage collector,
-    a weak reference, `__del__`) cannot raise: Python ignores the exception there. The signal then
-    arrives once more after the callback.
+    after a signal counts as the interruption. A callback of the interpreter, such as the garbage
+    collector's, cannot raise: the signal then arrives once more after it.
     """
     received: list[signal.Signals] = []
     raised = -_SECONDS_OF_CLEANUP
@@ -108,7 +102,7 @@ def interruptible(*signals: signal.Signals, note: Callable[[], str] = str) -> It
     in_main = threading.current_thread() is threading.main_thread()
     main_thread = threading.get_ident()  # where no signal is received, it is not used
     # A shell's background jobs ignore signals.
-    restore = _handle([one for one in signals or WEIGHTS if in_main and not _is_ignored(one)], stop)
+    restore = _handle([one for one in WEIGHTS if in_main and not _is_ignored(one)], stop)
     sys.unraisablehook = repeat_ignored
     try:
         yield
@@ -133,19 +127,15 @@ def strongest(total: float) -> signal.Signals:
 def collect() -> Iterator[list[signal.Signals]]:
     """Record SIGINT, SIGTERM and SIGHUP in a list, so that the loop can stop between two steps.
 
-    A second signal has its previous effect. If SIGHUP is ignored, as under nohup, it stays ignored.
-    A note on standard error confirms the first at once, even in a long step or a compilation.
+    A note on standard error confirms the first; a second signal has its previous effect. If SIGHUP
+    is ignored, as under nohup, it stays ignored.
     """
     received: list[signal.Signals] = []
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    # Python runs handlers between two of its instructions, but writes to this pipe immediately.
-    wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    threading.Thread(target=_announce, args=(reading,), daemon=True).start()
 
     def record(number: int, _: object) -> None:
         received.append(signal.Signals(number))
         restore()
+        tell(f"{received[0].name}: stopping with a checkpoint, within three steps")
 
     restore = _handle(
         [one for one in WEIGHTS if one is not signal.SIGHUP or not _is_ignored(one)], record
@@ -154,29 +144,13 @@ def collect() -> Iterator[list[signal.Signals]]:
         yield received
     finally:
         restore()
-        signal.set_wakeup_fd(wakeup)
-        os.close(writing)
-
-
-def _announce(reading: int) -> None:
-    """Print a note for the first signal that arrives; end when the pipe is closed."""
-    with open(reading, "rb", buffering=0) as pipe:
-        while (number := pipe.read(1)) and number[0] not in WEIGHTS:
-            pass
-        if number:
-            name = signal.Signals(number[0]).name
-            tell(f"{name}: stopping with a checkpoint, within three steps")
-        while pipe.read(1):  # Python reports a pipe that nothing reads
-            pass
 
 
 class Watchdog:
     """Ends the process unless `beat` is called every `seconds`; a context manager.
 
-    A collective that a process never joins, a file system that does not answer and a deadlock look
-    the same from outside. Python writes the stack of each thread to standard error, and ends the
-    process with exit code 1: the other processes notice that it is lost. Outside of its context it
-    does nothing.
+    Python writes the stack of each thread to standard error, and ends the process with exit code 1:
+    the other processes notice that it is lost. Outside of its context it does nothing.
     """
 
     def __init__(self, seconds: float) -> None:

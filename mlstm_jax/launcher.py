@@ -30,14 +30,12 @@ def process_info(options: Distributed, environment: Mapping[str, str]) -> tuple[
     if count == 1 and not index:
         return 0, 1
     for size_name, rank_name in _LAUNCHERS:
-        size = environment.get(size_name, "1")
-        if rank_name in environment and size != "1":
-            count = count or _as_number(size_name, size)
-            if index is None:
-                index = _as_number(rank_name, environment[rank_name])
+        if rank_name in environment and environment.get(size_name, "1") != "1":
+            count = count or _number(size_name, environment)
+            index = _number(rank_name, environment) if index is None else index
             break
     if index is None and _KUBERNETES in environment:  # which does not give the number
-        index = _as_number(_KUBERNETES, environment[_KUBERNETES])
+        index = _number(_KUBERNETES, environment)
     if count is None and options.coordinator is None and options.index is None:
         return 0, 1
     if count is None or index is None:
@@ -50,18 +48,16 @@ def process_info(options: Distributed, environment: Mapping[str, str]) -> tuple[
     return index, count
 
 
-def _as_number(name: str, value: str) -> int:
-    try:
-        return int(value)
-    except ValueError:
-        raise UserError(f"the variable {name} is {value!r}; it must be a whole number.") from None
+def _number(name: str, environment: Mapping[str, str]) -> int:
+    value = environment[name]
+    require(value.removeprefix("-").isdecimal(), name, value, "a whole number")
+    return int(value)
 
 
 def choose_gpu(index: int, hosts: Sequence[str], visible: Sequence[str | None]) -> int | None:
     """Which of the visible GPUs belongs to process `index`; None: all that it sees.
 
-    `hosts` has the machine of each process, and `visible` its CUDA_VISIBLE_DEVICES, None where it
-    is not set. UserError if the processes of a machine see the same GPUs, but too few.
+    `hosts` has the machine of each process, and `visible` its CUDA_VISIBLE_DEVICES, or None.
     """
     here = [other for other, host in enumerate(hosts) if host == hosts[index]]
     gpus = visible[index]
@@ -76,10 +72,7 @@ def choose_gpu(index: int, hosts: Sequence[str], visible: Sequence[str | None]) 
 
 
 def find_coordinator(options: Distributed, index: int, processes: int) -> str:
-    """HOST:PORT of process 0, of the config, JAX's variable, srun, mpirun or Kubernetes.
-
-    Raises UserError if none of them gives it.
-    """
+    """HOST:PORT of process 0, of the config, JAX's variable, srun, mpirun or Kubernetes."""
     given = options.coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
     if given:
         return given

@@ -14,11 +14,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, get_args
 
-from mlstm_jax import digest, shipped
+from mlstm_jax import digest, shipped, weights
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.errors import UserError
 from mlstm_jax.fields import InvalidField
-from mlstm_jax.interop import arrays, weights
 from mlstm_jax.model import blas, int8_product
 from mlstm_jax.model.architecture import Sizes
 from mlstm_jax.model.numpy_model import KINDS, NumpyModel
@@ -49,9 +48,9 @@ class Loaded(ABC):
         """Its sizes and states."""
 
     @property
+    @abstractmethod
     def precision(self) -> list[str]:
         """The types that it reads with: of products, of c, and of products of several texts."""
-        return ["fp32", "fp32"]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -112,7 +111,7 @@ class SmallModel(Loaded):
 
     @property
     def precision(self) -> list[str]:
-        return ["fp32", "fp32", *([] if self.compute == "fp32" else [self.compute])]
+        return ["fp32", "fp32"] if self.compute == "fp32" else ["fp32", "fp32", self.compute]
 
     @cached_property
     def model(self) -> NumpyModel:
@@ -124,19 +123,12 @@ class SmallModel(Loaded):
         """What reads whole texts."""
         if self.compute == "fp32":
             return self.model
-        return NumpyModel(
-            self.kind,
-            weights.named(self.params),
-            int8_product.int8_product,
-            int8_product.ROWS,
-        )
+        product = int8_product.int8_product
+        return NumpyModel(self.kind, weights.named(self.params), product, int8_product.ROWS)
 
 
 def load_small(path: Path) -> SmallModel | None:
-    """Load a model that NumPy can read; None for any other, and for what is damaged.
-
-    `run.load_run` says what is wrong with it.
-    """
+    """A model that NumPy can read; None for any other. `run.load_run` says what is wrong."""
     folder = shipped.model(path)
     with contextlib.suppress(InvalidField, UserError, OSError, KeyError, TypeError):
         return _small(folder)
@@ -147,7 +139,7 @@ def _small(folder: Path) -> SmallModel | None:
     file = folder / WEIGHTS if folder.is_dir() else folder
     if file.suffix != ".safetensors" or not file.is_file():
         return None
-    text, stored = arrays.safetensors(file, weights.KEY)
+    text, stored = weights.read_safetensors(file)
     about = weights.metadata(text or "{}")
     model = about["model"]
     if folder.is_dir():

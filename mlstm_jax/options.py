@@ -5,10 +5,11 @@ options of `prepare`.
 """
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple, get_args
 
-from mlstm_jax.errors import UserError, nearest, require
+from mlstm_jax.errors import nearest, require
 from mlstm_jax.fields import Between, Checked, Count, Fraction, Positive, Seed
 
 SplitName = Literal["train", "valid", "test"]
@@ -70,15 +71,10 @@ def names_meant(name: str, known: Collection[str]) -> list[str]:
         if found:
             return found[:2]
     inside = [one for one in known if one.startswith(f"{section}.")]
-    alike = {one.rpartition(".")[2]: one for one in inside or known}
-    alike = {word: alike[one] for word, one in _ELSEWHERE.items() if one in alike} | alike
-    if not inside:
-        last = name
-        alike |= {one: one for one in known}
+    full = {one.rpartition(".")[2]: one for one in inside or known}
     begin = last.rstrip("s")
-    longer = [word for word in alike if word.startswith(begin) and len(begin) > 2]
-    meant = [alike[word] for word in longer or nearest(last, alike)]
-    return list(dict.fromkeys(meant))[:2]
+    longer = [word for word in full if word.startswith(begin) and len(begin) > 2]
+    return [full[word] for word in longer or nearest(last, full)][:2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +103,7 @@ class CsvOptions(Checked):
 CSV = CsvOptions()
 
 _MOST_DRAWN = 2**31 - 1  # bytes; the place of each is an int32 of the device
-_LARGEST = (2 - 2**-23) * 2.0**127  # in float32
+_LARGEST = 3.4e38  # about as much as float32 has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +130,7 @@ class SamplingOptions(Checked):
 
     bytes: Annotated[int, Between(0, _MOST_DRAWN)] = 400
     samples: Annotated[int, Between(1, 1000)] = 1
-    temperature: Annotated[float, Between(0, ends="[)")] = 0.7
+    temperature: Annotated[float, Between(0, _LARGEST)] = 0.7
     top_k: Count | None = None
     top_p: Annotated[float, Between(0, 1, "(]")] | None = None
     seed: Seed = 0
@@ -145,8 +141,6 @@ class SamplingOptions(Checked):
         super().__post_init__()
         longest = _MOST_DRAWN // self.samples
         require(self.bytes <= longest, "bytes", self.bytes, f"0 to {longest:,} in each sample")
-        warmest = self.temperature <= _LARGEST
-        require(warmest, "temperature", self.temperature, "finite in float32")
         for unit, value in (self.set_unit or {}).items():
             require(abs(value) <= _LARGEST, f"set_unit {unit}", value, "finite in float32")
         byte_of(self.stop)
@@ -154,15 +148,13 @@ class SamplingOptions(Checked):
 
 def byte_of(stop: str) -> bytes:
     """The byte of a character or an escape sequence; b"" for an empty text."""
-    try:
+    code = b"??"
+    with suppress(UnicodeError):
         code = stop.encode("ascii")
         if len(code) > 1:
             code = code.decode("unicode_escape").encode("latin-1")
-    except UnicodeError:
-        code = b"??"
-    if len(code) > 1:
-        rule = "a single byte: a character of ASCII, or an escape like \\n or \\x02"
-        raise UserError(f"stop is {stop!r}, but it must be {rule}.")
+    rule = "a single byte: a character of ASCII, or an escape like \\n or \\x02"
+    require(len(code) < 2, "stop", stop, rule)
     return code
 
 

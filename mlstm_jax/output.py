@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from mlstm_jax.errors import FileError, KnownError, UserError, with_remedy
+from mlstm_jax.errors import FileError, KnownError, UserError
 
 # Orbax takes [...], * and ? in a path for a pattern; it and TensorBoard need UTF-8.
 _PLAIN_PATH = re.compile(r"[\w ./+=,@~-]*", re.ASCII)
@@ -19,10 +19,7 @@ _PLACES_OF_LINKS = ("/tmp", "/var/tmp")
 
 
 def require_folder(folder: Path, name: str = "out") -> None:
-    """Raise UserError unless a folder exists or can be created, and is writable.
-
-    Tries it in the nearest existing folder: permissions alone do not show it, as in /proc.
-    """
+    """Raise UserError unless a folder is writable or can be created."""
     nearest = folder
     while not os.path.lexists(nearest) and nearest != nearest.parent:
         nearest = nearest.parent
@@ -30,7 +27,8 @@ def require_folder(folder: Path, name: str = "out") -> None:
     try:
         if nearest.is_dir():
             why = "cannot be written"
-            # Without a name, where the system can: nothing is left whenever the process ends.
+            # Permissions alone do not show it, as in /proc. The file has no name, where the system
+            # can: nothing is left whenever the process ends.
             with tempfile.TemporaryFile(dir=nearest):
                 return
     except OSError as error:
@@ -43,11 +41,7 @@ def require_folder(folder: Path, name: str = "out") -> None:
 def require_file(
     path: Path | None, source: Path | None = None, *, overwrite: bool = False, name: str = "out"
 ) -> None:
-    """Raise UserError unless a file can be written; call it before the work.
-
-    A file `path` is replaced only with `overwrite`, but never the input `source`, a folder or a
-    device. In messages the argument is `name`.
-    """
+    """Raise UserError unless a file can be written, or replaced, but never the input `source`."""
     if path is None:
         return
     if not os.path.lexists(path):
@@ -71,7 +65,7 @@ def write_errors(path: Path) -> Iterator[None]:
     except KnownError:
         raise
     except OSError as error:
-        raise FileError(with_remedy(f"{path} cannot be written", error)) from error
+        raise FileError(f"{path} cannot be written: {error.strerror or error}.") from error
 
 
 @contextmanager
@@ -82,15 +76,14 @@ def read_errors(what: object) -> Iterator[None]:
     except (FileNotFoundError, NotADirectoryError, KnownError):
         raise
     except OSError as error:
-        raise FileError(with_remedy(f"{what} cannot be read", error)) from error
+        raise FileError(f"{what} cannot be read: {error.strerror or error}.") from error
 
 
 @contextmanager
 def atomic_file(path: Path, suffix: str = ".partial") -> Iterator[Path]:
     """Yield the name of a temporary file to write; it becomes `path` if there is no error.
 
-    The folder of `path` is created, too. If several processes write one file, each needs a `suffix`
-    of its own. Raises FileError if the file cannot be written.
+    If several processes write one file, each needs a `suffix` of its own.
     """
     partial = path.with_name(f"{path.name}{suffix}")
     try:
@@ -113,9 +106,7 @@ def write_text(path: Path, text: str) -> None:
 def atomic_directory(out: Path, check: Callable[[], None] = lambda: None) -> Iterator[Path]:
     """Yield a temporary folder to fill; it becomes `out` if the block ends without an error.
 
-    An existing folder is replaced as a whole, unless `check` raises an error; it is called at the
-    end, because another process may have created `out` in the meantime. Raises FileError if `out`
-    cannot be written.
+    An existing folder is replaced as a whole, unless `check`, called at the end, raises an error.
     """
     partial = partial_folder(out)
     aside = partial.with_name(f"{partial.name}.old")

@@ -7,8 +7,7 @@ An iteration is modelled as a roofline of the step plus a ring all-reduce::
                + fixed + 2 (N − 1)/N · bytes of the gradient / link
 
 benchmarks/train_step.py measures the rate with whole compute-bound steps, so it includes the work
-of a step outside its products. The link is the slowest that N devices need:
-inside a node or across nodes. docs/performance.md has the flops and bytes of a step.
+of a step outside its products. docs/performance.md has the flops and bytes of a step.
 """
 
 import dataclasses
@@ -78,13 +77,6 @@ def hardware(machine: Machine, devices: int) -> Hardware:
     return Hardware(devices, lambda units: fastest)
 
 
-def rate_type(config: Config) -> str:
-    """The type whose rate a step has: fp8 with fp8 in the recurrent products, or the products'."""
-    if config.precision.recurrent == "fp8":
-        return "fp8"
-    return str(config.precision.compute)
-
-
 class Row(NamedTuple):
     """The plan for one number of devices.
 
@@ -130,7 +122,7 @@ class Plan(list[Row]):
         config = self.config
         model = config.model
         types = str(config.precision.compute)
-        if rate_type(config) == "fp8":
+        if config.precision.recurrent == "fp8":
             types += " with fp8 in the recurrent products"
         lines = [
             f"{model.layers} x {model.hidden}-d, {parameter_count(config):,} parameters, windows "
@@ -159,7 +151,8 @@ class Plan(list[Row]):
 
 def step_seconds(config: Config, machine: Machine, rows: int) -> float:
     """The seconds of a step of `rows` rows on one device, without the all-reduce."""
-    kind = rate_type(config)
+    is_fp8 = config.precision.recurrent == "fp8"
+    kind = "fp8" if is_fp8 else str(config.precision.compute)
     if kind not in machine.step_flops_per_s:
         known = ", ".join(name for name in machine.step_flops_per_s if name != "fp8")
         raise UserError(
@@ -171,7 +164,7 @@ def step_seconds(config: Config, machine: Machine, rows: int) -> float:
     window = config.data.window
     micro_batches = config.train.micro_batches
     rows = rows // micro_batches
-    weight_bytes = 1 if kind == "fp8" else compute_bytes(config)
+    weight_bytes = 1 if is_fp8 else compute_bytes(config)
     every = config.train.recompute_every
     recomputes = every is not None and every < window  # see stack.run_layer
 
@@ -259,17 +252,18 @@ def plan(
     if corpus_bytes is None and corpus.is_dir():
         corpus_bytes = open_corpus(corpus).manifest.splits["train"].bytes
     if devices is None:
-        devices = [count for count in _DEVICES if _can_share(config, machine, count)] or [1]
+        devices = [count for count in _DEVICES if _can_share(config, machine, count)]
     devices = list(devices)
     for count in devices:
         require_kind("devices", count, Count)
     require(len(devices) > 0, "devices", devices, "one number or more")
     planned = []
-    alone = resolve(config, hardware(machine, 1))
-    speed_of_one = bytes_per_second(alone, machine, 1)
+    alone = _plan_row(resolve(config, hardware(machine, 1)), machine, 1, corpus_bytes)
     for count in devices:
         resolved = resolve(config, hardware(machine, count))
-        planned.append(_plan_row(resolved, machine, count, corpus_bytes, speed_of_one))
+        row = _plan_row(resolved, machine, count, corpus_bytes)
+        efficiency = row.bytes_per_second / (count * alone.bytes_per_second)
+        planned.append(row._replace(efficiency=efficiency))
     return Plan(planned, resolved, machine, corpus_bytes)
 
 
@@ -281,25 +275,14 @@ def _can_share(config: Config, machine: Machine, count: int) -> bool:
     return True
 
 
-def iteration_seconds(config: Config, machine: Machine, devices: int) -> float:
-    """The seconds of an iteration, with the all-reduce."""
-    own = step_seconds(config, machine, config.data.batch // devices)
-    own += update_seconds(config, machine, devices)
-    return own + all_reduce_seconds(config, machine, devices)
-
-
-def bytes_per_second(config: Config, machine: Machine, devices: int) -> float:
-    """The bytes of text that all devices read in a second."""
-    return config.data.batch * config.data.window / iteration_seconds(config, machine, devices)
-
-
-def _plan_row(
-    config: Config, machine: Machine, devices: int, corpus_bytes: float | None, speed_of_one: float
-) -> Row:
+def _plan_row(config: Config, machine: Machine, devices: int, corpus_bytes: float | None) -> Row:
+    """The plan for some devices, with the efficiency of one."""
     batch = config.data.batch
     rows = batch // devices
-    seconds = iteration_seconds(config, machine, devices)
-    speed = bytes_per_second(config, machine, devices)
+    all_reduce = all_reduce_seconds(config, machine, devices)
+    own = step_seconds(config, machine, rows) + update_seconds(config, machine, devices)
+    seconds = own + all_reduce
+    speed = batch * config.data.window / seconds
     hours_per_epoch = None
     steps = math.inf
     if corpus_bytes is not None:
@@ -319,9 +302,9 @@ def _plan_row(
         devices=devices,
         batch=batch,
         seconds_per_iteration=seconds,
-        all_reduce_seconds=all_reduce_seconds(config, machine, devices),
+        all_reduce_seconds=all_reduce,
         bytes_per_second=speed,
-        efficiency=speed / (devices * speed_of_one),
+        efficiency=1.0,
         memory_bytes=memory,
         fits=memory <= machine.memory_bytes * MEMORY_FRACTION,
         hours_per_epoch=hours_per_epoch,
@@ -351,7 +334,4 @@ def _optional(value: float | None, style: str) -> str:
 
 
 def _digits(value: float) -> str:
-    """Format a number with three decimals, or with two significant digits if it is below 0.01."""
-    if value >= 0.01:
-        return f"{value:.3f}"
-    return f"{value:.2g}"
+    return f"{value:.3f}" if value >= 0.01 else f"{value:.2g}"

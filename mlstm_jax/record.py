@@ -85,20 +85,9 @@ class Record(NamedTuple):
         """What the checksums of the carry's rows start from."""
         return int(digest.of_json([self.step, self.run, self.sums]), 16)
 
-    def sealed(self) -> dict[str, Any]:
-        """The JSON object that is written."""
-        meta = self.meta._asdict()
-        for name in ("bpc", "label_loss"):
-            if not math.isfinite(meta[name] or 0.0):
-                meta[name] = None
-        return digest.sealed(self._asdict() | {"meta": meta})
-
 
 def read_record(folder: Path, step: int) -> Record:
-    """The record of the checkpoint of `step`.
-
-    Raises OSError, ValueError, KeyError or TypeError if the file is damaged, or of another step.
-    """
+    """The record of the checkpoint of `step`; see `damage` for what it raises."""
     path = folder / FOLDER / str(step) / ITEM / FILE
     content = digest.read_json(path.read_bytes())
     meta = Meta(**content.pop("meta"))
@@ -148,8 +137,7 @@ def of_tree(tree: Any) -> dict[str, int]:
 def of_rows(tree: Any, seed: int) -> NDArray[np.uint32]:
     """One checksum per row of NumPy arrays whose first axis is the rows, uint32 [rows].
 
-    All start from `seed` (see `Record.seed`). A process can thus verify the rows that it reads,
-    however many processes wrote them.
+    A process can thus verify the rows that it reads, however many processes wrote them.
     """
     leaves = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(tree)]
     sums = np.full(len(leaves[0]), seed, np.uint32)

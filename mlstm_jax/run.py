@@ -1,12 +1,4 @@
-"""Run folders: their files, and how to load a model from one.
-
-::
-
-    config.json         the resolved config
-    environment.json    the run's id; versions and devices of the last session
-    metrics.jsonl       one JSON object per line
-    tensorboard/        the same as TensorBoard events
-    checkpoints/        one folder per step
+"""How to load a model from a run folder, whose files docs/run_folder.md lists.
 
 `mlstm-jax import` also creates a run folder, with only config.json and weights.safetensors.
 """
@@ -19,12 +11,10 @@ from pathlib import Path
 
 import jax
 
-from mlstm_jax import __version__, digest, environment, fields, host, output, shipped
+from mlstm_jax import __version__, digest, environment, fields, host, output, shipped, weights
 from mlstm_jax.checkpoint import Checkpoints, Damaged
 from mlstm_jax.config import Config, Precision, load_json, require_function, to_json
 from mlstm_jax.errors import UserError, note
-from mlstm_jax.interop import weights
-from mlstm_jax.interop.weights import ModelWeights
 from mlstm_jax.loaded import WEIGHTS, Loaded
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import LanguageModel, Parameters
@@ -32,6 +22,7 @@ from mlstm_jax.model.stack import Recurrent
 from mlstm_jax.options import Cleaning, JaxCompute
 from mlstm_jax.output import read_errors
 from mlstm_jax.record import FOLDER
+from mlstm_jax.weights import ModelWeights
 
 ENVIRONMENT = "environment.json"
 _NO_CHECKPOINT = (
@@ -62,7 +53,6 @@ class Run(Loaded):
 
     @property
     def precision(self) -> list[str]:
-        """The types that it reads with: of products, of c, and of products of several texts."""
         precision = self.model.precision
         types: list[str] = [precision.compute or "fp32", precision.cell]
         return [*types, "bf16"] if self.batch_model else types
@@ -75,10 +65,7 @@ def read_config(folder: Path) -> Config | None:
 
 
 def id_of(folder: Path) -> str | None:
-    """The id of a run, drawn when it began; None if environment.json is missing.
-
-    Raises UserError if the file is damaged, and FileError if it cannot be read.
-    """
+    """The id of a run, drawn when it began; None if environment.json is missing."""
     path = folder / ENVIRONMENT
     if not path.exists():
         return None
@@ -127,10 +114,9 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
                 if set(steps) <= set(checkpoints.steps()):
                     advice = "Restore it from a copy, or choose another step with `checkpoint`."
                     raise Damaged(f"{error}. {advice}") from error
-            else:
-                start = about.first_start or about.start
-                run = Run(folder, config, step, about.cleaning, model, params, about.corpus)
-                return dataclasses.replace(run, first_start=start)
+                continue
+            run = Run(folder, config, step, about.cleaning, model, params, about.corpus)
+            return dataclasses.replace(run, first_start=about.first_start or about.start)
 
 
 def _of_weights(folder: Path, file: Path, config: Config | None, checkpoint: str) -> Run:
@@ -158,8 +144,8 @@ def _language_model(config: Config) -> LanguageModel:
 def with_compute(run: Run, compute: JaxCompute) -> Run:
     """A run that reads texts with products of a type.
 
-    auto: the config's type; but instead of fp32, several rows of a recurrent model are read in bf16
-    where the device multiplies it faster, and text is generated so. One row is not: most of its
+    auto: the config's type; but instead of fp32, several rows of a recurrent model are read, and
+    text is generated, in bf16 where the device multiplies it faster. One row is not: most of its
     time goes into reading the weights.
     """
     architecture = run.config.model

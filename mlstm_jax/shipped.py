@@ -36,10 +36,7 @@ def folder() -> Path:
 
 
 def files(*kinds: Kind) -> dict[str, Path]:
-    """The package's files of some kinds (default: all), sorted by name within a kind.
-
-    A model is listed by its card, under the name of its folder.
-    """
+    """The package's files of some kinds (default: all), by name; of a model its card."""
     found = {}
     for kind in kinds or get_args(Kind):
         place = MODELS if kind == "model" else folder()
@@ -63,10 +60,7 @@ def find(path: Path, kind: Kind) -> Path:
 
 
 def model(path: Path) -> Path:
-    """The path of a model or of something in it, such as sentiment/sentiment.
-
-    It is the path itself if no model has that name, or a run or a classifier is there.
-    """
+    """The path of a pretrained model or of something in it; any other path as it is."""
     known = files("model")
     name, *inside = path.parts or ("",)
     own = [path] if inside else [path / "config.json", path / "classifier.json"]

@@ -20,9 +20,9 @@ SECONDS_TO_END = 6.0  # for the others, after they know
 def start(
     coordinator: str, bind: str, processes: int, heartbeat: int, reason: str
 ) -> Callable[[], None]:
-    """Start the store, which listens at `bind`; return what ends it at once.
+    """Start the store; return what ends it at once.
 
-    When this process ends, the store gives `reason` to the others, at `coordinator`, and ends.
+    When this process ends, the store gives `reason` to the others, and ends.
     """
     words = [coordinator, bind, str(processes), str(heartbeat), reason]
     command = [sys.executable, "-m", __name__, *words]

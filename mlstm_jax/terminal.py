@@ -20,7 +20,6 @@ from typing import Any
 # C0 except tab and newline; DEL and C1; Unicode line and direction marks; lone surrogates.
 _STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _MARKUP = re.compile(r"[\\`*_\[\]|~]")
-_COLOUR = re.compile("\x1b\\[[0-9;]*m")
 
 _SECONDS_BETWEEN_PLAIN_LINES = 10.0
 SLOW_SECONDS = 2.0
@@ -29,11 +28,6 @@ SLOW_SECONDS = 2.0
 def printable(text: object) -> str:
     r"""A text with escapes, such as \x1b or \u202e, but keep newlines and tabs."""
     return _STEERS.sub(lambda match: ascii(match[0])[1:-1], str(text))
-
-
-def uncoloured(text: str) -> str:
-    """A library's coloured text without colours, and with escapes."""
-    return printable(_COLOUR.sub("", text))
 
 
 def one_line(text: object) -> str:
@@ -56,31 +50,23 @@ def show(text: object, *, end: str = "\n") -> None:
     print(printable(text), end=end, flush=True)
 
 
-def tell(text: object) -> None:
-    """Print a message with escapes to standard error, whatever that is; see `write_error`."""
-    write_error(f"{printable(text)}\n")
-
-
-def write_error(text: str) -> None:
-    """Write a text as it is to standard error; a message that nobody gets must not end the work.
+def tell(text: object, *, end: str = "\n") -> None:
+    """Print a message with escapes to standard error; one that nobody gets must not end the work.
 
     A program may have replaced the stream by None, by a closed file, or by any object with `write`.
     """
-    if sys.stderr is None:  # print would take standard output.
-        return
-    with suppress(Exception):
-        print(text, file=sys.stderr, end="", flush=True)
+    if sys.stderr is not None:  # print would take standard output.
+        with suppress(Exception):
+            print(printable(text), file=sys.stderr, end=end, flush=True)
 
 
 @contextmanager
 def told_if_slow(text: str, *, unless: bool = False) -> Iterator[None]:
     """Print `text` to standard error if the work within takes more than two seconds."""
-    if unless:
-        yield
-        return
     timer = threading.Timer(SLOW_SECONDS, tell, [text])
     timer.daemon = True
-    timer.start()
+    if not unless:
+        timer.start()
     try:
         yield
     finally:
@@ -97,7 +83,8 @@ def is_terminal(stream: Any) -> bool:
 def leave() -> None:
     """Show the cursor, which a progress line may have hidden, and flush the standard streams."""
     if is_terminal(sys.stderr):
-        write_error("\x1b[?25h")
+        with suppress(Exception):
+            sys.stderr.write("\x1b[?25h")
     flush_at_end(sys.stdout)
     flush_at_end(sys.stderr)
 
@@ -114,11 +101,9 @@ def flush_at_end(stream: Any) -> Exception | None:
 
 
 def open_streams() -> None:
-    """Make the standard streams safe to write to.
+    """Replace standard streams that the parent has closed, so that no file gets their numbers.
 
-    A stream that the parent has closed is replaced, so that no file gets its number. What is
-    written to standard output then is an error, as in other programs. A character that the
-    encoding of a stream does not have becomes a question mark.
+    What is written to standard output then is an error, as in other programs.
     """
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
@@ -129,7 +114,7 @@ def open_streams() -> None:
             setattr(sys, f"__{name}__", opened)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and not stream.closed:
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors="replace")  # a character that its encoding does not have
 
 
 class ProgressLine:
@@ -162,18 +147,15 @@ class ProgressLine:
         has_widgets = shown.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
         self._is_live = is_terminal(sys.stderr) or has_widgets
         described = progress.TextColumn("{task.description}", markup=False)
-        counts: list[progress.ProgressColumn] = [
-            progress.MofNCompleteColumn(),
-            progress.TextColumn("{task.fields[status]}", markup=False),
-        ]
+        status_column = progress.TextColumn("{task.fields[status]}", markup=False)
+        counts: list[progress.ProgressColumn] = [progress.MofNCompleteColumn(), status_column]
         if of_bytes:
             counts = [progress.DownloadColumn(), progress.TransferSpeedColumn()]
         left = progress.TimeRemainingColumn()
         self._plain = [described, *counts, left]
-        bar = [described, progress.BarColumn(24), *counts, progress.TimeElapsedColumn(), left]
         # The speed counts from the first update: the first step includes compilation.
         self._progress = progress.Progress(
-            *bar,
+            *(described, progress.BarColumn(24), *counts, progress.TimeElapsedColumn(), left),
             progress.TextColumn("left"),
             console=shown,
             disable=not self._is_live,

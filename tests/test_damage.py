@@ -15,22 +15,21 @@ import jax
 import numpy as np
 import pytest
 
-from mlstm_jax import run
+from mlstm_jax import run, weights
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.data.stream import EvaluationStream, TrainStream
 from mlstm_jax.digest import of_array
 from mlstm_jax.errors import KnownError
-from mlstm_jax.interop import weights
 from mlstm_jax.options import SPLITS
 from mlstm_jax.training import metrics
 from mlstm_jax.training.train import train as run_train
 from mlstm_jax.transfer.classifier import Classifier, Description, load_classifier
 from mlstm_jax.transfer.features import Featurizer, read_features, write_features
 from mlstm_jax.transfer.words import Words
-from tests.interop.test_weights import write_openai
 from tests.marks import FAILED_READS
 from tests.training.runs import config_of, final_state
+from tests.weights.test_weights import write_openai
 
 pytestmark = FAILED_READS
 

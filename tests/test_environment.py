@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 import mlstm_jax as mlstm
-from mlstm_jax import cache, environment, host
+from mlstm_jax import environment, host, weights
 from mlstm_jax.config import Model
 from mlstm_jax.errors import UserError
-from mlstm_jax.interop import weights
 from tests.tables import draw_arrays
 from tests.training.runs import config_of
 
@@ -36,7 +35,7 @@ print(sum(name.endswith("cache_hits") for name in hits))
 
 @pytest.fixture
 def begin(tmp_path, command_environment) -> Callable[..., subprocess.Popen[str]]:
-    own = {cache.FOLDER: str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    own = {host.CACHE: str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
 
     def start(*missing: str, **variables: str) -> subprocess.Popen[str]:
@@ -57,7 +56,7 @@ def test_cached_program(tmp_path, begin) -> None:
     result = first.split()[0]
     for text in (first, said(both[1])):
         assert text in (f"{result} 0\n", f"{result} 1\n")
-    (program,) = tmp_path.glob("*/*/jit_compiled_once*")
+    (program,) = tmp_path.glob("*/jit_compiled_once*")
     assert program.parent.stat().st_mode & 0o077 == 0
     assert said(begin()) == f"{result} 1\n"
     # A damaged one is compiled again, once.
@@ -67,21 +66,8 @@ def test_cached_program(tmp_path, begin) -> None:
     assert said(begin()) == f"{result} 1\n"
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason="it has this codec")
-def test_cache_of_two_codecs(tmp_path, begin) -> None:
-    """A codec like that of Python 3.14 has a folder of its own: JAX's key calls it zlib, too."""
-    codec = tmp_path / "later/compression/zstd.py"
-    codec.parent.mkdir(parents=True)
-    codec.write_text("def compress(a): return b'(' + a\ndef decompress(a): return a[1:]\n")
-    later = f"{tmp_path}/later{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    for hits in (0, 1):
-        for variables in ({}, {"PYTHONPATH": later}):
-            assert said(begin("zstandard", **variables)).endswith(f" {hits}\n")
-    assert len([*tmp_path.glob("*/*/jit_compiled_once*")]) == 2
-
-
 def test_damaged_entries(tmp_path: Path) -> None:
-    kept = cache.Cache(tmp_path)
+    kept = host.Cache(tmp_path)
     value = b"a program"
     kept.put("one", value)
     kept.put("two", value)
@@ -100,8 +86,8 @@ def test_damaged_entries(tmp_path: Path) -> None:
 
 
 def test_size_of_the_cache(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(cache, "_MOST_BYTES", 250)
-    kept = cache.Cache(tmp_path)
+    monkeypatch.setattr(host, "_MOST_BYTES", 250)
+    kept = host.Cache(tmp_path)
     for age, name in enumerate(("killed.1-2", "b", "c")):
         kept.put(name, bytes(50))
         os.utime(tmp_path / name, (age, age))
@@ -112,33 +98,33 @@ def test_size_of_the_cache(tmp_path, monkeypatch) -> None:
 
 def test_folders_of_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another processor, or other flags of XLA, do not run the same program."""
-    monkeypatch.setenv(cache.FOLDER, str(tmp_path))
-    places = {cache.folder()}
+    monkeypatch.setenv(host.CACHE, str(tmp_path))
+    places = {host.cache_folder()}
     for flags in ("flags : avx", "flags : avx avx2"):
         monkeypatch.setattr(Path, "read_text", Mock(return_value=flags))
-        places.add(cache.folder())
+        places.add(host.cache_folder())
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
-    places.add(cache.folder())
+    places.add(host.cache_folder())
     assert len(places) == 4
 
 
 def test_places_without_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin) -> None:
     """Turned off; set by the user; and where others may write what this process would execute."""
-    monkeypatch.setenv(cache.FOLDER, "")
-    assert cache.folder() is None
+    monkeypatch.setenv(host.CACHE, "")
+    assert host.cache_folder() is None
     with monkeypatch.context() as without_home:
         without_home.delenv("XDG_CACHE_HOME", raising=False)
         without_home.delenv("HOME")
-        without_home.delenv(cache.FOLDER)
+        without_home.delenv(host.CACHE)
         without_home.setattr("pwd.getpwuid", {}.__getitem__)  # as of a container's user
-        assert cache.folder() is None
-    monkeypatch.setenv(cache.FOLDER, str(tmp_path / "ours"))
-    place = cache.folder()
+        assert host.cache_folder() is None
+    monkeypatch.setenv(host.CACHE, str(tmp_path / "ours"))
+    place = host.cache_folder()
     assert place.parent == tmp_path / "ours"
     for mode in (0o777, 0o770):
         place.chmod(mode)
-        assert cache.folder() is None
-    variables = {cache.FOLDER: str(tmp_path / "ours"), "JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
+        assert host.cache_folder() is None
+    variables = {host.CACHE: str(tmp_path / "ours"), "JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
     assert said(begin(**variables)).endswith(" 0\n")
     assert [*tmp_path.glob("jit_compiled_once*")]
 
@@ -196,28 +182,26 @@ def test_forked_children_and_threads(tmp_path, command_environment):
     weights.save(path, weights.ModelWeights(model, "none", weights.unflatten(flat), ""))
     command = [sys.executable, "-W", "ignore", "-c", STARTED, str(path)]
     pipe = {"capture_output": True, "text": True}
-    own = {cache.FOLDER: str(tmp_path / "cache"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    own = {host.CACHE: str(tmp_path / "cache"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     done = subprocess.run(command, env=command_environment | own, **pipe)
     assert done.returncode == 0, done.stderr
     child, before, after, *others = done.stdout.split()
     assert (child, before) == ("0", "None")
-    assert [Path(after)] == [*tmp_path.glob("cache/*/z*")]
+    assert [Path(after)] == [*tmp_path.glob("cache/*")]
     assert others == ["3", "2", "2", "2", "2", "0"]
 
 
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (RuntimeError("Unable to initialize backend 'x'\nand more"), "backend 'x'. Install JAX"),
-        # Of "gpu" JAX names the last of its kinds.
-        (RuntimeError("Unable to initialize backend 'rocm'"), "no plug-in or no device"),
-        (AssertionError(), "no plug-in or no device"),
+        (RuntimeError("Unable to initialize backend 'x'\nand more"), r"backend 'x'\)\. Install"),
+        (AssertionError(), r"AssertionError\)\. Install"),
     ],
 )
 def test_missing_devices(error, told, monkeypatch) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "x")
     monkeypatch.setattr(jax, "local_devices", Mock(side_effect=error))
-    with pytest.raises(UserError, match=f"JAX_PLATFORMS='x': .*{told}"):
+    with pytest.raises(UserError, match=f"JAX_PLATFORMS='x' .*{told}"):
         environment.local_devices()
 
 
@@ -226,36 +210,23 @@ def test_missing_devices(error, told, monkeypatch) -> None:
     [
         ("jax_enable_x64", True),
         ("jax_high_dynamic_range_gumbel", True),
-        ("jax_numpy_dtype_promotion", "strict"),
         ("jax_random_seed_offset", 5),
         ("jax_threefry_partitionable", False),
-        ("jax_transfer_guard", "disallow"),
-        ("jax_transfer_guard_device_to_host", "disallow"),
-        ("jax_transfer_guard_host_to_device", "disallow"),
-        ("jax_debug_infs", True),
-        ("jax_debug_nans", True),
         ("jax_disable_jit", True),
     ],
 )
 def test_settings_of_jax(flag, value, corpus, tmp_path) -> None:
-    """Other text for a seed, or an error inside of JAX. Some spoil only training."""
+    """Other text for a seed."""
     before = getattr(jax.config, flag)
     jax.config.update(flag, value)
     try:
         with pytest.raises(UserError, match=f"setting {flag} is {value}, .*{flag.upper()}"):
             mlstm.train(config_of(corpus, tmp_path / "run", 2))
-        if flag not in ("jax_debug_infs", "jax_debug_nans", "jax_numpy_dtype_promotion"):
-            with pytest.raises(UserError, match=f"setting {flag} is {value},"):
-                environment.local_devices()
+        with pytest.raises(UserError, match=f"setting {flag} is {value},"):
+            environment.local_devices()
     finally:
         jax.config.update(flag, before)
     assert not (tmp_path / "run").exists()
-
-
-def test_too_little_address_space(monkeypatch) -> None:
-    monkeypatch.setattr("resource.getrlimit", lambda _: (600_000_000, -1))
-    with pytest.raises(UserError, match=r"\(ulimit -v\) is 0.6 GB"):
-        environment.local_devices()
 
 
 @pytest.mark.parametrize(

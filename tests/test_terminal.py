@@ -13,13 +13,12 @@ import jax
 import numpy as np
 import pytest
 
-from mlstm_jax import cli, config, run, terminal
-from mlstm_jax.interop import weights
-from mlstm_jax.interop.weights import ModelWeights
+from mlstm_jax import cli, config, run, terminal, weights
 from mlstm_jax.terminal import ProgressLine
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer import reader
 from mlstm_jax.transfer.classifier import Classifier, Description
+from mlstm_jax.weights import ModelWeights
 from tests.corpora.written import jsonl
 from tests.tables import draw_arrays
 

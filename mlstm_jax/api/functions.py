@@ -4,12 +4,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mlstm_jax import environment
+from mlstm_jax import environment, weights
 from mlstm_jax.api.model import TrainedModel, load
 from mlstm_jax.config import Config, load_file
 from mlstm_jax.errors import UserError, extra
 from mlstm_jax.fields import public
-from mlstm_jax.interop import weights
 from mlstm_jax.run import write_imported
 from mlstm_jax.training.session import Session
 from mlstm_jax.training.train import train as run_train

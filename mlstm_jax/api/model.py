@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax import output, shipped
+from mlstm_jax import output, shipped, weights
 from mlstm_jax.api.arguments import (
     AnyClassifier,
     LabelledTexts,
@@ -24,7 +24,6 @@ from mlstm_jax.api.arguments import (
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.errors import UserError, extra, require
 from mlstm_jax.fields import Between, Count, public
-from mlstm_jax.interop import weights
 from mlstm_jax.loaded import Loaded, SmallModel, has_gpu, is_worth_jax, load_small
 from mlstm_jax.options import (
     FINETUNE,

@@ -27,7 +27,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from mlstm_jax.corpora.options import SplitWeights
 from mlstm_jax.errors import UserError, did_you_mean
 from mlstm_jax.options import names_meant
-from mlstm_jax.terminal import uncoloured, write_error
+from mlstm_jax.terminal import tell
 
 Call = functools.partial[None]
 T = TypeVar("T")
@@ -111,7 +111,7 @@ def parse(
     finally:
         if shown.getvalue():
             print(_wrapped(shown.getvalue()) if is_help else shown.getvalue(), end="")
-        write_error(uncoloured(said.getvalue()))  # It may repeat words of the command line.
+        tell(said.getvalue(), end="")  # It may repeat words of the command line.
 
 
 def _require_options(words: Sequence[str], lists: str, known: Mapping[str, str]) -> None:

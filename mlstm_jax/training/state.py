@@ -14,7 +14,6 @@ import numpy as np
 from mlstm_jax import host
 from mlstm_jax.config import Config, Optimizer, Precision
 from mlstm_jax.errors import UserError
-from mlstm_jax.interop.weights import Arrays, expected_shapes, flatten, unflatten
 from mlstm_jax.model import fp8
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import VOCABULARY, LanguageModel, Parameters, parameter_shapes
@@ -22,6 +21,7 @@ from mlstm_jax.training import optimizer
 from mlstm_jax.training.metrics import Tally, empty_tally
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.schedule import without_rates
+from mlstm_jax.weights import Arrays, expected_shapes, flatten, unflatten
 
 Array = jax.Array
 

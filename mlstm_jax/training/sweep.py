@@ -23,7 +23,6 @@ from mlstm_jax.config.resolve import Hardware, resolve
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import InUse, UserError, require
 from mlstm_jax.fields import public
-from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.launcher import process_info
 from mlstm_jax.record import newest_record
 from mlstm_jax.run import load_run, read_config
@@ -32,6 +31,7 @@ from mlstm_jax.training import metrics
 from mlstm_jax.training.report import Diverged
 from mlstm_jax.training.session import Session
 from mlstm_jax.training.train import train
+from mlstm_jax.weights import fingerprint
 
 Runs = dict[tuple[str, str], Config]
 

@@ -13,10 +13,9 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax import digest, fields, output, shipped
+from mlstm_jax import digest, fields, output, shipped, weights
 from mlstm_jax.errors import UserError, did_you_mean, first_of, nearest, require
 from mlstm_jax.fields import Between
-from mlstm_jax.interop import arrays
 from mlstm_jax.loaded import Loaded
 from mlstm_jax.model.architecture import Sizes
 from mlstm_jax.options import FeatureState, State
@@ -249,7 +248,7 @@ class Classifier(NamedTuple):
             described |= {"vocabulary": words.vocabulary, "word_weight": words.weight}
         with output.write_errors(folder):
             (folder / "classifier.json").unlink(missing_ok=True)
-            arrays.write_safetensors(folder / "classifier.safetensors", written)
+            weights.write_arrays(folder / "classifier.safetensors", written)
             # Last: without it there is no classifier.
             digest.write_json(folder / "classifier.json", described)
 
@@ -290,19 +289,20 @@ def load_classifier(folder: Path) -> Classifier:
     file = _read_json(folder)
     folder = shipped.model(folder)
     path = folder / "classifier.safetensors"
-    _, stored = arrays.safetensors(path, "")
+    _, stored = weights.read_safetensors(path)
     texts = stored.pop("texts", None)
     rows = 1 if len(file.classes) == 2 else len(file.classes)
     shapes: dict[str, tuple[int, ...]] = {"intercepts": (rows,)}
     if file.vocabulary:
         count = len(file.vocabulary)
         shapes |= {"idf": (count,), "word_weights": (rows, count), "word_intercepts": (rows,)}
-    arrays.check_names(str(path), stored.keys() - {"deviations"}, {"weights", *shapes})
-    _, width = arrays.sizes(str(path), stored, "weights", 2)
+    where = f"{path}: "
+    weights.check_names(where, stored.keys() - {"deviations"}, {"weights", *shapes})
+    _, width = weights.sizes(where, stored, "weights", 2)
     shapes["weights"] = (rows, width)
     if "deviations" in stored:
         shapes["deviations"] = (width,)
-    loaded = arrays.read_arrays(str(path), stored, shapes, np.float64)
+    loaded = weights.checked_arrays(where, stored, shapes, np.float64)
     summed = loaded if texts is None else loaded | {"texts": texts}
     with fields.named(f"{path} is damaged", "; restore it, or create it again"):
         digest.require_arrays(path.name, digest.of_arrays(summed), file.arrays)

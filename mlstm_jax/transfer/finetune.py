@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlstm_jax import host, output
+from mlstm_jax import host, output, weights
 from mlstm_jax.config import Config, Data, Devices, Optimizer, Train
 from mlstm_jax.corpora.documents import Recipe, clean
 from mlstm_jax.corpora.parts import sorted_here
@@ -31,7 +31,6 @@ from mlstm_jax.corpora.writer import check_out, durable, write_split
 from mlstm_jax.data import corpus
 from mlstm_jax.data.corpus import FORMAT_VERSION, Manifest
 from mlstm_jax.errors import UserError
-from mlstm_jax.interop import weights
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.options import Cleaning, FinetuneOptions
 from mlstm_jax.output import atomic_directory

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from mlstm_jax import output
+from mlstm_jax import output, weights
 from mlstm_jax.corpora.formats import FORMATS
 from mlstm_jax.errors import UserError, require
-from mlstm_jax.interop import arrays, weights
 from mlstm_jax.loaded import Loaded
 from mlstm_jax.model import numpy_model
 from mlstm_jax.transfer import standalone
@@ -74,7 +73,7 @@ def pack(path: Path, loaded: Loaded, classifier: Classifier) -> None:
             file.writestr(entry, content, zipfile.ZIP_DEFLATED)
 
 
-def _smallest(flat: arrays.Arrays) -> arrays.Arrays:
+def _smallest(flat: weights.Arrays) -> weights.Arrays:
     """The arrays as int8 or float16 if that changes no number, otherwise as they are."""
     with contextlib.suppress(UserError):
         stored = weights.to_int8(flat)

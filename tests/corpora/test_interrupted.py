@@ -37,7 +37,7 @@ def handlers() -> Iterator[None]:
 def test_two_signals(number) -> None:
     done = []
 
-    @interruptible(*SIGNALS)
+    @interruptible()
     def work() -> None:
         try:
             signal.raise_signal(number)
@@ -61,7 +61,7 @@ run = ctypes.pythonapi.PyRun_String
 run.restype, found = ctypes.py_object, ctypes.py_object
 run.argtypes = [ctypes.c_char_p, ctypes.c_int, found, found]
 try:
-    with interruptible(signal.SIGTERM):
+    with interruptible():
         run(b'import signal; signal.raise_signal(signal.SIGTERM)', 257, {}, {})
 except Interrupted as error:
     sys.exit(error.exit_code)
@@ -125,7 +125,7 @@ def test_transfer_resumes(kept, tmp_path, monkeypatch, capsys):
 def test_without_a_signal() -> None:
     before = [*map(signal.getsignal, SIGNALS)]
 
-    @interruptible(*SIGNALS)
+    @interruptible()
     def work() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise ZeroDivisionError

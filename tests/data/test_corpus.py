@@ -116,7 +116,7 @@ def test_offsets_of_a_stranger(kind: str, folder: Path) -> None:
 
 def test_too_many_open_files(folder: Path) -> None:
     corpus = open_corpus(folder)
-    message = r"cannot be read: Too many open files.*ulimit -n"
+    message = "cannot be read: Too many open files"
     with limited(resource.RLIMIT_NOFILE, 0), pytest.raises(FileError, match=message):
         corpus.split("valid")
 
@@ -138,7 +138,7 @@ def test_blocks(tmp_path, random):
         with pytest.raises(UserError, match="bytes 1,048,576 to 2,097,152 do not match"):
             opened.windows(np.array([0, start]), width)
     with pytest.raises(UserError, match="do not match their checksum"):
-        np.asarray(opened)
+        opened[:]
 
 
 def test_file_that_becomes_shorter(folder: Path) -> None:
@@ -173,7 +173,7 @@ def test_what_is_not_a_corpus(tmp_path: Path, folder: Path) -> None:
         ({"seed": None}, r"not a valid manifest .*seed"),
         ({"splits": {"train": {}}}, r"not a valid manifest .*documents"),
         ({"records": "40"}, r"not a valid manifest .*records is '40', but it must be a whole"),
-        ({"split": [1, 2]}, r"not a valid manifest .*split is \[1, 2\]"),
+        ({"split": [1, 2]}, r"not a valid manifest .*split is \(1, 2\),"),
         ({"rejected": {"gzip": "1"}}, r"not a valid manifest .*rejected\.gzip is '1'"),
         ({"unknown": 1}, r"not a valid manifest .*unknown"),
         ("elsewhere", "splits must be train, valid, test, and name"),

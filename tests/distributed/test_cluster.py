@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mlstm_jax import weights
 from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import Config, Devices, Model, vary
-from mlstm_jax.interop import weights
 from mlstm_jax.run import write_imported
 from mlstm_jax.training import metrics
 from mlstm_jax.training.session import Session
 from mlstm_jax.training.train import train as run_train
-from tests.interop.test_weights import write_openai
 from tests.tolerance import assert_close
 from tests.training import runs
+from tests.weights.test_weights import write_openai
 
 # --- what they compute
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import mlstm_jax as mlstm
+from mlstm_jax import weights
 from mlstm_jax.errors import UserError
-from mlstm_jax.interop import weights
 from mlstm_jax.loaded import SmallModel, load_small
 from mlstm_jax.model.blas import blocked_product
 from mlstm_jax.model.int8_product import int8_product

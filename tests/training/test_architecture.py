@@ -14,7 +14,6 @@ from mlstm_jax.config import BERT, Config, Model, Precision, Train, Transformer,
 from mlstm_jax.config.resolve import Hardware, resolve
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import UserError
-from mlstm_jax.interop.weights import expected_shapes
 from mlstm_jax.model.architecture import Architecture, Products, Window
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.ops import lookup
@@ -23,6 +22,7 @@ from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.session import Session
 from mlstm_jax.training.state import memory_bytes
 from mlstm_jax.training.train import train as run_train
+from mlstm_jax.weights import expected_shapes
 from tests.training import runs
 from tests.training.runs import assert_same_run, copy_until, lines_of, make_config, short
 

@@ -14,18 +14,17 @@ import jax
 import numpy as np
 import pytest
 
-from mlstm_jax import cli, run
+from mlstm_jax import cli, run, weights
 from mlstm_jax.checkpoint import CheckpointFailed
 from mlstm_jax.config import Config, Model, Optimizer, Precision, Train, vary
 from mlstm_jax.errors import Note, UserError
-from mlstm_jax.interop import weights
-from mlstm_jax.interop.weights import ModelWeights, fingerprint
 from mlstm_jax.record import read_record, steps_in
 from mlstm_jax.training import metrics, run_folder
 from mlstm_jax.training.report import Diverged
 from mlstm_jax.training.resume import require_new
 from mlstm_jax.training.session import Session
 from mlstm_jax.training.train import train as run_train
+from mlstm_jax.weights import ModelWeights, fingerprint
 from tests.limits import limited
 from tests.marks import FAILED_READS
 from tests.tables import column

@@ -88,24 +88,6 @@ def test_signals(number, kind, steps, code, last_step, corpus, tmp_path, capfd) 
     assert steps_in(tmp_path)[-1] == last["step"] == last_step
 
 
-def test_second_signal(capfd) -> None:
-    """Python writes each signal to a pipe; without a reader it would report an error."""
-    received = []
-    before = signal.signal(signal.SIGUSR1, lambda number, _: received.append(number))
-    try:
-        with guard.collect() as first:
-            signal.raise_signal(signal.SIGTERM)
-            while "stopping with a checkpoint" not in (said := capfd.readouterr().err):
-                assert not said
-                time.sleep(0.01)
-            time.sleep(0.1)  # in which the pipe could be closed
-            signal.raise_signal(signal.SIGUSR1)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert (first, received) == ([signal.SIGTERM], [signal.SIGUSR1])
-    assert not capfd.readouterr().err
-
-
 def test_run_folder(straight: Path) -> None:
     lines = lines_of(straight)
     train = lines["train"]

@@ -14,9 +14,9 @@ from safetensors.numpy import load_file, save_file
 
 from mlstm_jax import digest
 from mlstm_jax.errors import KnownError, UserError
-from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.transfer.classifier import FORMAT, Classifier, Description, load_classifier
 from mlstm_jax.transfer.words import Words
+from mlstm_jax.weights import fingerprint
 from tests.limits import limited
 
 ABOUT = Description("c", False, "abc", None)
@@ -74,7 +74,7 @@ def test_round_trip(tmp_path: Path, made: Classifier) -> None:
         (WORDS, {"word_weight": 2}, "json: .*word_weight is 2"),
         (WORDS, {"word_weights": np.ones((1, 5))}, r"word_weights has the shape \(1, 5\)"),
         (WORDS, {"word_intercepts": np.ones(1)}, r"word_intercepts has the shape \(1,\)"),
-        (WORDS, {"idf": None}, r"classifier\.safetensors is missing idf"),
+        (WORDS, {"idf": None}, r"classifier\.safetensors: it is missing idf"),
         (WORDS, {"idf": np.ones(5)}, r"idf of classifier\.safetensors does not match its checksum"),
     ],
 )

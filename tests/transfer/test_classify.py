@@ -16,13 +16,13 @@ import mlstm_jax as mlstm
 from mlstm_jax import cli, shipped
 from mlstm_jax.config import vary
 from mlstm_jax.errors import Note, UserError
-from mlstm_jax.interop.weights import save
 from mlstm_jax.loaded import load_small
 from mlstm_jax.run import as_weights, load_run
 from mlstm_jax.transfer import classify
 from mlstm_jax.transfer.classifier import Classifier, Description
 from mlstm_jax.transfer.labels import digests
 from mlstm_jax.transfer.report import as_markdown
+from mlstm_jax.weights import save
 from tests.tables import column, praise_and_blame
 
 TEXTS = praise_and_blame(0, 5)

@@ -14,12 +14,10 @@ import jax
 import numpy as np
 import pytest
 
-from mlstm_jax import cli, terminal
+from mlstm_jax import cli, terminal, weights
 from mlstm_jax.config import Compute, Config, Data, Train, vary
 from mlstm_jax.data.corpus import differing, open_corpus
 from mlstm_jax.errors import UserError
-from mlstm_jax.interop import weights
-from mlstm_jax.interop.weights import flatten
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.options import FinetuneOptions
@@ -33,6 +31,7 @@ from mlstm_jax.transfer import finetune, words
 from mlstm_jax.transfer.classifier import Classifier, Examples
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.labels import Labelled, read_labelled, with_held_out
+from mlstm_jax.weights import flatten
 from tests.tables import column
 from tests.tolerance import assert_close
 from tests.training.runs import lines_of

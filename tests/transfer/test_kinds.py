@@ -7,9 +7,9 @@ import jax
 import numpy as np
 import pytest
 
+from mlstm_jax import weights
 from mlstm_jax.config import Config
 from mlstm_jax.errors import UserError
-from mlstm_jax.interop import weights
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.options import HeatmapOptions, SamplingOptions

@@ -30,7 +30,6 @@ import pytest
 import mlstm_jax
 from mlstm_jax.commands import texts as command
 from mlstm_jax.errors import UserError
-from mlstm_jax.interop.weights import fingerprint
 from mlstm_jax.options import HeatmapOptions, SamplingOptions
 from mlstm_jax.run import Run
 from mlstm_jax.transfer.classifier import Classifier, Description, load_classifier
@@ -40,6 +39,7 @@ from mlstm_jax.transfer.heatmap import heat, score_heat
 from mlstm_jax.transfer.trace import Reader
 from mlstm_jax.view import server
 from mlstm_jax.view.viewer import Viewer
+from mlstm_jax.weights import fingerprint
 from tests.tables import attributes, column
 from tests.tolerance import bound
 

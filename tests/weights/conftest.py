@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.interop.test_weights import write_openai
+from tests.weights.test_weights import write_openai
 
 
 @pytest.fixture

@@ -10,24 +10,25 @@ W = g V / |V| needs no scale of its columns. One JSON text describes them, the m
      "first_start": that of the parameters with which training began; optional,
      "crc32": of the rest of this text, see digest.py; optional}
 
-Nothing in the file is executed. Equal parameters give equal bytes.
+Nothing in the file is executed, no pickle is read, and the size of a file bounds the memory that it
+takes: NumPy and safetensors check what a header claims. Equal parameters give equal bytes.
 """
 
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from mlstm_jax import digest, fields, output
-from mlstm_jax.errors import UserError, require
+from mlstm_jax.errors import UserError, first_line, first_of, require
 from mlstm_jax.fields import Between
-from mlstm_jax.interop import arrays
-from mlstm_jax.interop.arrays import Arrays
 from mlstm_jax.model.architecture import Architecture, Tree
 from mlstm_jax.options import Cleaning
 
@@ -35,7 +36,9 @@ FORMAT = 1
 KEY = "mlstm_jax"  # of the metadata
 
 Parameters = Tree  # of float32 arrays, as in language_model.py
+Arrays = dict[str, NDArray[Any]]
 
+_LONGEST = 200  # characters of a name, or of a library's message
 
 # Ours, in the order of OpenAI's files, 0.npy to 14.npy; Wh is four files, a quarter of the columns
 # each.
@@ -105,6 +108,93 @@ def fingerprint(params: Parameters) -> str:
     return digest.hexdigest()
 
 
+def write_arrays(path: Path, values: Arrays, metadata: dict[str, str] | None = None) -> None:
+    """Write a .safetensors file; OSError if it cannot be written."""
+    from safetensors.numpy import save
+
+    # The library writes an array of another order as if it had this one, and with `save_file` a
+    # file that only its owner can read.
+    ordered = {name: np.asarray(value, order="C") for name, value in values.items()}
+    path.write_bytes(save(ordered, metadata))
+
+
+@contextmanager
+def _reading(path: Path, what: str) -> Iterator[None]:
+    """Turn any error of a library, which are of many types for an invalid file, into UserError."""
+    if not path.is_file():  # Opening a pipe would wait for its writer.
+        raise UserError(f"{path}: there is no such file; check the name and the folder.")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about headers of Python 2, unknown pickle protocols
+            yield
+    except Exception as error:
+        raise UserError(f"{path} {what} ({_brief(first_line(error))}).") from error
+
+
+def read_safetensors(path: Path) -> tuple[str | None, Arrays]:
+    """Our metadata text in a .safetensors file, or None, and the arrays."""
+    from safetensors import safe_open
+
+    with _reading(path, "cannot be read"), safe_open(path, "np") as file:
+        text = (file.metadata() or {}).get(KEY)
+        return text, {name: file.get_tensor(name) for name in list(file.keys())}
+
+
+def checked_arrays(
+    where: str,
+    arrays: Mapping[str, NDArray[Any]],
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: DTypeLike = np.float32,
+) -> Arrays:
+    """Copy the arrays of a model to memory as C-contiguous `dtype`, a floating-point type.
+
+    Exactly the arrays of `shapes` must exist. In messages `where`, such as "model.safetensors: ",
+    stands before a name.
+    """
+    check_names(where, arrays, shapes)
+    result = {}
+    for name, shape in shapes.items():
+        array = arrays[name]
+        place = where + _brief(name)
+        if array.shape != shape or array.dtype.kind != "f":
+            raise UserError(
+                f"{place} has the shape {array.shape}, but must have {shape}; its numbers are "
+                f"{array.dtype}, and must be floating-point."
+            )
+        with np.errstate(over="ignore"):
+            array = np.array(array, dtype, order="C")
+        if not np.isfinite(array).all():
+            raise UserError(f"{place} must be finite numbers of {array.dtype}, but has inf or NaN.")
+        result[name] = array
+    return result
+
+
+def sizes(where: str, arrays: Mapping[str, Any], name: str, count: int) -> tuple[int, ...]:
+    """The shape of an array; UserError unless it has `count` dimensions, none of them empty."""
+    shape = tuple(arrays[name].shape)
+    if len(shape) != count or min(shape) < 1:
+        raise UserError(
+            f"{where}{name} has the shape {shape}, but must have {count} dimensions, each at "
+            "least 1."
+        )
+    return shape
+
+
+def check_names(where: str, actual: Collection[str], wanted: Collection[str]) -> None:
+    """Raise UserError, with the first few differences, unless the names are the wanted ones."""
+    for what, wrong in (
+        ("is missing", set(wanted).difference(actual)),
+        ("has the unexpected", set(actual).difference(wanted)),
+    ):
+        if wrong:
+            raise UserError(f"{where}it {what} {first_of([*map(_brief, sorted(wrong))])}.")
+
+
+def _brief(text: str) -> str:
+    """A name or a message, shortened if it is too long to show."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
+
+
 def to_int8(flat: Mapping[str, NDArray[Any]]) -> Arrays:
     """The arrays of a file: each V as int8, at most 127 in a column, the rest as float16."""
     stored = {}
@@ -160,11 +250,7 @@ def expected_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
 
 
 def save(path: Path, weights: ModelWeights, dtype: str = "float32") -> None:
-    """Write a model file atomically, as float32, float16 or int8 (`to_int8`).
-
-    Raises UserError if the dtype is another, a value is too large for float16, or int8 is not for
-    the model; KnownError if the file cannot be written.
-    """
+    """Write a model file atomically, as float32, float16 or int8; UserError if that cannot be."""
     wanted = "float32, float16 or int8 of a .safetensors"
     require(dtype in ("float32", "float16", "int8"), "dtype", dtype, wanted)
     flat = dict(sorted(flatten(weights.params).items()))
@@ -186,7 +272,7 @@ def save(path: Path, weights: ModelWeights, dtype: str = "float32") -> None:
         about["first_start"] = first_start
     text = json.dumps(digest.sealed(about), sort_keys=True)
     with output.atomic_file(path) as partial:
-        arrays.write_safetensors(partial, flat, {KEY: text})
+        write_arrays(partial, flat, {KEY: text})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -200,18 +286,15 @@ class _Metadata:
 
 
 def load_weights(path: Path) -> ModelWeights:
-    """Read a file that `save` or another program wrote in this format.
-
-    Raises a UserError that names the array or the field of the metadata that is wrong.
-    """
+    """Read a file of this format; a UserError names the array or field that is wrong."""
     if path.suffix != ".safetensors":
         raise UserError(f"{path}: a model file must be a .safetensors that `export` wrote.")
-    text, stored = arrays.safetensors(path, KEY)
+    text, stored = read_safetensors(path)
     if text is None:
         raise UserError(f"{path} has no {KEY!r} metadata, so it is not a model of this program.")
     about = _about(path, text)
     flat = from_int8(stored)
-    params = unflatten(arrays.read_arrays(str(path), flat, expected_shapes(about.model)))
+    params = unflatten(checked_arrays(f"{path}: ", flat, expected_shapes(about.model)))
     if about.fingerprint not in (None, fingerprint(params)):
         raise UserError(
             f"{path}: its arrays do not match its fingerprint, so they changed after it was "
@@ -247,16 +330,22 @@ def read_openai(folder: Path) -> ModelWeights:
     """
     from mlstm_jax.config import Model
 
-    ours = {f"{number}.npy": name for number, name in enumerate(_OPENAI)}
-    files = {name: arrays.npy(folder / name) for name in ours}
+    where = f"{folder}/"
+    files = {}
+    parameters = {}
+    for number, parameter in enumerate(_OPENAI):
+        path = folder / f"{number}.npy"
+        parameters[path.name] = parameter
+        with _reading(path, "is not a .npy file of numbers"):
+            files[path.name] = np.lib.format.open_memmap(path, mode="r")
     # These two files give the sizes that all others must match.
-    _, width = arrays.sizes(str(folder), files, "0.npy", 2)
-    (hidden,) = arrays.sizes(str(folder), files, "12.npy", 1)
+    _, width = sizes(where, files, "0.npy", 2)
+    (hidden,) = sizes(where, files, "12.npy", 1)
     model = Model(hidden=hidden, embedding=width)
-    shapes = expected_shapes(model) | {"layer_0/wh_v": (hidden, hidden)}
-    of_files = {name: shapes[parameter] for name, parameter in ours.items()}
-    values = arrays.read_arrays(str(folder), files, of_files)
-    flat = dict(zip(_OPENAI, values.values(), strict=True))
+    of_model = expected_shapes(model) | {"layer_0/wh_v": (hidden, hidden)}
+    shapes = {name: of_model[parameter] for name, parameter in parameters.items()}
+    values = checked_arrays(where, files, shapes)
+    flat = {parameters[name]: array for name, array in values.items()}
     flat["layer_0/wh_v"] = np.concatenate(list(values.values())[2:6], axis=1)
     source = "openai/generating-reviews-discovering-sentiment"
     return ModelWeights(model, "radford", unflatten(flat), source)

@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from mlstm_jax import config
+from mlstm_jax import config, weights
 from mlstm_jax.errors import UserError
-from mlstm_jax.interop import arrays, weights
 from tests.tables import draw_arrays
 
 SIZES: dict[str, Any] = {"hidden": 4, "embedding": 3, "layers": 2}
@@ -69,7 +68,7 @@ LARGE = np.full((4, 256), 1e300)
         ({"depth": 1}, {}, r"model\.depth"),
         ("[" * 100_000, {}, "metadata are invalid"),
         ({}, {"layer_1/b": None}, "missing layer_1/b"),
-        ({}, dict.fromkeys(map("x{}".format, range(2000)), np.zeros(1)), "and 1,995 more"),
+        ({}, dict.fromkeys(map("x{}".format, range(2000)), np.zeros(1)), r"x0, x1, .*, \.\.\."),
         ({}, {"decoder_kernel": LARGE}, "decoder_kernel .* inf or NaN"),
         ({}, {"decoder_kernel": LARGE * np.nan}, "decoder_kernel .* inf or NaN"),
         ({}, {"decoder_kernel": np.zeros((4, 256), int)}, "decoder_kernel .* int64"),
@@ -98,7 +97,7 @@ def test_types_that_numpy_lacks(kind: str, size: int, tmp_path: Path) -> None:
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(3 * size))
     # ml_dtypes, where it is imported, teaches NumPy some of them.
     with pytest.raises(UserError, match=r"m\.safetensors( cannot be read|: a .* must have).*float"):
-        arrays.read_arrays(str(path), arrays.safetensors(path, "")[1], {"a": (3,)})
+        weights.checked_arrays(f"{path}: ", weights.read_safetensors(path)[1], {"a": (3,)})
 
 
 def test_pipes(folder: Path, tmp_path: Path) -> None:
@@ -190,5 +189,5 @@ def test_types_and_orders(kind: str, folder: Path) -> None:
 def test_written_in_any_order(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     array = np.arange(6.0).reshape(2, 3)
-    arrays.write_safetensors(path, {"a": np.asfortranarray(array)})
-    np.testing.assert_array_equal(arrays.safetensors(path, "")[1]["a"], array)
+    weights.write_arrays(path, {"a": np.asfortranarray(array)})
+    np.testing.assert_array_equal(weights.read_safetensors(path)[1]["a"], array)

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 import mlstm_jax as mlstm
-from mlstm_jax import cli, config, digest, run
+from mlstm_jax import cli, config, digest, run, weights
 from mlstm_jax.errors import KnownError, UserError
-from mlstm_jax.interop import arrays, weights
 from mlstm_jax.loaded import load_small
 from mlstm_jax.training import run_folder
 from mlstm_jax.transfer.classifier import Classifier
@@ -134,7 +133,7 @@ def test_int8(tmp_path, found) -> None:
     read = weights.load_weights(first)
     weights.save(again, read, "int8")
     assert first.read_bytes() == again.read_bytes()
-    _, stored = arrays.safetensors(first, weights.KEY)
+    _, stored = weights.read_safetensors(first)
     assert (np.abs(stored["layer_0/wh_v"].astype(int)).max(axis=0) == 127).all()
     exact = weights.flatten(found.params)
     for name, array in weights.flatten(read.params).items():
