@@ -40,6 +40,11 @@ class _TextEstimator(BaseEstimator):
         model: TrainedModel = known[1]
         return model
 
+    def __getstate__(self) -> Any:
+        # So that joblib's cache and a saved pipeline know the parameters, not the path alone.
+        self._loaded()
+        return super().__getstate__()
+
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.string = True

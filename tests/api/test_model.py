@@ -5,6 +5,7 @@ import pickle
 import re
 from pathlib import Path
 
+import joblib
 import numpy as np
 import pytest
 from sklearn.neighbors import KNeighborsClassifier
@@ -81,9 +82,12 @@ def test_replaced_files(model: mlstm.TrainedModel, tmp_path: Path) -> None:
     stored = pickle.dumps(pipeline.fit(TEXTS, list(range(len(TEXTS)))))
     early = mlstm.load(path, reader="numpy")
     pickle.loads(stored).predict(TEXTS)
+    unfitted = joblib.hash(mlstm.Features(path))  # by which a pipeline's `memory` knows it
+    assert joblib.hash(mlstm.Features(path)) == unfitted
     model.export(path, "float16", overwrite=True)  # other numbers
     with pytest.raises(ValueError, match=r"w\.safetensors, .* has other parameters"):
         pickle.loads(stored)
+    assert joblib.hash(mlstm.Features(path)) != unfitted
     with pytest.raises(ValueError, match=r"w\.safetensors, .* has other parameters"):
         early.spans(TEXTS[:1], [[(0, 1)]])
 
