@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from mlstm_jax import digest, output
-from mlstm_jax.errors import FileError, UserError, is_of_process
+from mlstm_jax.errors import FileError, UserError, is_of_process, remedy
 from mlstm_jax.record import (
     FILE,
     FOLDER,
@@ -178,7 +178,7 @@ class Checkpoints:
             self._failed = True
             raise CheckpointFailed(
                 f"the first checkpoint, of step {step}, was written to {self.folder}, but cannot "
-                f"be read back ({_brief(error)}). Choose another folder."
+                f"be read back ({_brief(error)}). {remedy(error) or 'Choose another folder'}."
             ) from error
 
     def wait(self) -> None:
@@ -200,7 +200,7 @@ class Checkpoints:
             self._failed = True
             raise CheckpointFailed(
                 f"the checkpoint of step {self._begun}, or the previous one, could not be written "
-                f"to {self.folder} ({_brief(error)}). Correct the cause. "
+                f"to {self.folder} ({_brief(error)}). {remedy(error) or 'Correct the cause'}. "
                 f"{resume_advice(self.folder)}."
             ) from error
 
@@ -330,7 +330,7 @@ class Checkpoints:
                 time.sleep(pause)
         kind = FileError if is_of_process(failure) else Damaged
         message = f"the checkpoint of step {step} cannot be read ({_brief(failure)})"
-        raise kind(message) from failure
+        raise kind(f"{message}. {remedy(failure)}." if kind is FileError else message) from failure
 
 
 def _parts_of(state: Any) -> dict[str, Any]:

@@ -24,14 +24,18 @@ if TYPE_CHECKING:
 MEMORY_FRACTION = 0.92
 _FRACTION_NAMES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
-# JAX's settings, from its variables or a program, that would change results, and the values that
-# this package computes with.
-_FLAGS = {
-    "jax_disable_jit": False,
-    "jax_enable_x64": False,
-    "jax_high_dynamic_range_gumbel": False,
-    "jax_random_seed_offset": 0,
-    "jax_threefry_partitionable": True,
+# JAX's settings, from its variables or a program, that would change results or end in an error
+# inside of JAX, and the values that this package computes with.
+_TRANSFERS = (None, "allow", "log")
+_FLAGS: dict[str, tuple[object, ...]] = {
+    "jax_disable_jit": (False,),
+    "jax_enable_x64": (False,),
+    "jax_high_dynamic_range_gumbel": (False,),
+    "jax_random_seed_offset": (0,),
+    "jax_threefry_partitionable": (True,),
+    "jax_transfer_guard": _TRANSFERS,
+    "jax_transfer_guard_device_to_host": _TRANSFERS,
+    "jax_transfer_guard_host_to_device": _TRANSFERS,
 }
 
 # Excludes kernels that may sum in another order, and kernels chosen by timing at each compilation.
@@ -104,13 +108,13 @@ def local_devices() -> "list[jax.Device]":
     import jax
 
     require_own_jax()
-    for name, wanted in _FLAGS.items():
-        value = getattr(jax.config, name, wanted)
-        if value != wanted:
+    for name, allowed in _FLAGS.items():
+        value = getattr(jax.config, name, allowed[0])
+        if value not in allowed:
             raise UserError(
                 f"JAX's setting {name} is {value}, with which mlstm_jax gives no or other "
                 f"results; unset the variable {name.upper()}, or "
-                f"`jax.config.update({name!r}, {wanted!r})`."
+                f"`jax.config.update({name!r}, {allowed[0]!r})`."
             )
     try:
         devices = jax.local_devices()

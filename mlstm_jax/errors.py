@@ -97,11 +97,14 @@ class InUse(UserError):
     """Another process is training in the run folder."""
 
 
-_OF_PROCESS = (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM)
-_OF_SYSTEM = (
-    *_OF_PROCESS,
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE),
-    *(errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP),
+_REMEDIES = (
+    ((errno.ENOSPC, errno.EDQUOT), "Free some space there"),
+    ((errno.EFBIG,), "Raise the limit on file size (ulimit -f)"),
+    ((errno.EROFS,), "The file system is read-only: make it writable"),
+    ((errno.EACCES, errno.EPERM), "Allow this user to read and write there"),
+    ((errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP), "Choose another path"),
+    ((errno.EMFILE, errno.ENFILE), "Raise the limit on open files (ulimit -n)"),
+    ((errno.EIO, errno.ESTALE), "Check the disk or the file server"),
 )
 
 
@@ -109,12 +112,29 @@ def _is_one_of(error: BaseException, numbers: Sequence[int]) -> bool:
     """Whether the system raised an error; libraries keep only its message."""
     if isinstance(error, OSError) and error.errno in numbers:
         return True
-    return any(os.strerror(number) in str(error) for number in numbers)
+    text = str(error)
+    return any(os.strerror(number) in text for number in numbers)
+
+
+def remedy(error: BaseException) -> str | None:
+    """What a user can do about a file that could not be read or written; None if unknown."""
+    for numbers, advice in _REMEDIES:
+        if _is_one_of(error, numbers):
+            return advice
+    return None
 
 
 def is_of_process(error: BaseException) -> bool:
     """Whether only this process cannot read a file, which says nothing of its content."""
-    return _is_one_of(error, _OF_PROCESS)
+    return _is_one_of(error, (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM))
+
+
+def with_remedy(text: str, error: OSError) -> str:
+    """A message: the text, the system's reason, and what a user can do about it."""
+    text += f": {error.strerror or error}."
+    if advice := remedy(error):
+        text += f" {advice}."
+    return text
 
 
 def explained(error: Exception) -> KnownError | None:
@@ -125,8 +145,11 @@ def explained(error: Exception) -> KnownError | None:
             "file, or free some memory."
         )
     if isinstance(error, OSError):
-        what = error.filename or "standard output, a file or a connection"
-        return FileError(f"{what}: {error.strerror or error}.")
-    # Libraries wrap system errors; Path.resolve says "Symlink loop" before Python 3.13.
-    is_wrapped = _is_one_of(error, _OF_SYSTEM) or str(error).startswith("Symlink loop")
-    return FileError(f"{error}.") if is_wrapped else None
+        return FileError(
+            with_remedy(str(error.filename or "standard output, a file or a connection"), error)
+        )
+    # Libraries wrap system errors.
+    advice = remedy(error)
+    if str(error).startswith("Symlink loop"):  # Path.resolve, before Python 3.13
+        advice = "Choose another path"
+    return FileError(f"{error}. {advice}.") if advice else None

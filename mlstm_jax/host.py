@@ -126,6 +126,9 @@ def keep_programs() -> None:
     import jax
     from jax._src import compilation_cache  # JAX has no public name for a cache of one's own.
 
+    # JAX compresses by what is installed, and its key says zlib where Python, since 3.14, has zstd.
+    is_zlib = compilation_cache.compress_executable(b"").startswith(b"x")
+    place /= "zlib" if is_zlib else "zstd"
     jax.config.update("jax_compilation_cache_dir", str(place))
     if _LEAST_COMPILE_TIME not in os.environ:
         jax.config.update(_LEAST_COMPILE_TIME.lower(), 0.1)

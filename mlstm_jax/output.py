@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from mlstm_jax.errors import FileError, KnownError, UserError
+from mlstm_jax.errors import FileError, KnownError, UserError, with_remedy
 
 # Orbax takes [...], * and ? in a path for a pattern; it and TensorBoard need UTF-8.
 _PLAIN_PATH = re.compile(r"[\w ./+=,@~-]*", re.ASCII)
@@ -65,7 +65,7 @@ def write_errors(path: Path) -> Iterator[None]:
     except KnownError:
         raise
     except OSError as error:
-        raise FileError(f"{path} cannot be written: {error.strerror or error}.") from error
+        raise FileError(with_remedy(f"{path} cannot be written", error)) from error
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def read_errors(what: object) -> Iterator[None]:
     except (FileNotFoundError, NotADirectoryError, KnownError):
         raise
     except OSError as error:
-        raise FileError(f"{what} cannot be read: {error.strerror or error}.") from error
+        raise FileError(with_remedy(f"{what} cannot be read", error)) from error
 
 
 @contextmanager

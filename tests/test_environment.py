@@ -56,7 +56,7 @@ def test_cached_program(tmp_path, begin) -> None:
     result = first.split()[0]
     for text in (first, said(both[1])):
         assert text in (f"{result} 0\n", f"{result} 1\n")
-    (program,) = tmp_path.glob("*/jit_compiled_once*")
+    (program,) = tmp_path.glob("*/*/jit_compiled_once*")
     assert program.parent.stat().st_mode & 0o077 == 0
     assert said(begin()) == f"{result} 1\n"
     # A damaged one is compiled again, once.
@@ -64,6 +64,19 @@ def test_cached_program(tmp_path, begin) -> None:
     program.write_bytes(whole[:-9] + bytes([whole[-9] ^ 4]) + whole[-8:])
     assert said(begin()) == f"{result} 0\n"
     assert said(begin()) == f"{result} 1\n"
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="it has this codec")
+def test_cache_of_two_codecs(tmp_path, begin) -> None:
+    """A codec like that of Python 3.14 has a folder of its own: JAX's key calls it zlib, too."""
+    codec = tmp_path / "later/compression/zstd.py"
+    codec.parent.mkdir(parents=True)
+    codec.write_text("def compress(a): return b'(' + a\ndef decompress(a): return a[1:]\n")
+    later = f"{tmp_path}/later{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    for hits in (0, 1):
+        for variables in ({}, {"PYTHONPATH": later}):
+            assert said(begin("zstandard", **variables)).endswith(f" {hits}\n")
+    assert len([*tmp_path.glob("*/*/jit_compiled_once*")]) == 2
 
 
 def test_damaged_entries(tmp_path: Path) -> None:
@@ -187,7 +200,7 @@ def test_forked_children_and_threads(tmp_path, command_environment):
     assert done.returncode == 0, done.stderr
     child, before, after, *others = done.stdout.split()
     assert (child, before) == ("0", "None")
-    assert [Path(after)] == [*tmp_path.glob("cache/*")]
+    assert [Path(after)] == [*tmp_path.glob("cache/*/z*")]
     assert others == ["3", "2", "2", "2", "2", "0"]
 
 
@@ -213,10 +226,13 @@ def test_missing_devices(error, told, monkeypatch) -> None:
         ("jax_random_seed_offset", 5),
         ("jax_threefry_partitionable", False),
         ("jax_disable_jit", True),
+        ("jax_transfer_guard", "disallow"),
+        ("jax_transfer_guard_device_to_host", "disallow"),
+        ("jax_transfer_guard_host_to_device", "disallow"),
     ],
 )
 def test_settings_of_jax(flag, value, corpus, tmp_path) -> None:
-    """Other text for a seed."""
+    """Other text for a seed, or an error inside of JAX."""
     before = getattr(jax.config, flag)
     jax.config.update(flag, value)
     try:

@@ -116,7 +116,7 @@ def test_offsets_of_a_stranger(kind: str, folder: Path) -> None:
 
 def test_too_many_open_files(folder: Path) -> None:
     corpus = open_corpus(folder)
-    message = "cannot be read: Too many open files"
+    message = r"cannot be read: Too many open files.*ulimit -n"
     with limited(resource.RLIMIT_NOFILE, 0), pytest.raises(FileError, match=message):
         corpus.split("valid")
 
