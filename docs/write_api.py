@@ -7,6 +7,7 @@ compares them with the code.
 import ast
 import dataclasses
 import inspect
+from itertools import chain
 from pathlib import Path
 
 import docstring_parser
@@ -70,7 +71,8 @@ def _object(found: griffe.Object) -> list[str]:
     if constructor and constructor.docstring is None:  # Others say what to call instead.
         parts.append(_signature(constructor, found.name))
     parts += _docstring(found)
-    for member in found.members.values():
+    bases = [*reversed(found.mro()), found]
+    for member in chain.from_iterable(one.members.values() for one in bases):
         is_documented = member.docstring is not None and not member.name.startswith("_")
         if not is_documented or member.is_alias:
             continue
@@ -133,7 +135,8 @@ def _item(kind: str, one: griffe.DocstringElement) -> str:
         return f"- `{one.annotation}`: {text}"
     if kind == "returns":
         return f"- {text}"
-    return f"- `{one.name.rstrip(',')}`: {text}"
+    names = one.name.replace(", ", "`, `")  # several may be described together
+    return f"- `{names}`: {text}"
 
 
 def _as_text(text: str) -> str:

@@ -46,7 +46,13 @@ _NAMED = re.compile(r"`([a-z_0-9.]+)(?:=True)?`|^([a-z_0-9.]+)(?= is )", re.MULT
 # What a second word is meant for, in commands whose only word is a model.
 _SECOND = {
     **{"evaluate": "--corpus", "report": "--corpus", "transfer": "--train", "finetune": "--train"},
-    **{"generate": "--prompt", "heatmap": "--text", "export": "--out"},
+    **{"generate": "--prompt", "heatmap": "--text", "export": "--out", "view": "--classifier"},
+}
+
+# What other programs call a command.
+_ELSEWHERE = {
+    **{"predict": "classify", "label": "classify", "encode": "features", "embed": "features"},
+    **{"fit": "transfer", "sample": "generate", "serve": "view", "models": "configs"},
 }
 
 
@@ -87,6 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(words: Sequence[str]) -> None:
     """Run the command that the words of a command line name; see `main` for what it raises."""
     name, *rest = words
+    if name == "help" and rest:
+        run([rest[0], "--help"])
+        return
     if name in ("-h", "--help", "help"):
         print(_usage())
         return
@@ -94,8 +103,9 @@ def run(words: Sequence[str]) -> None:
         print(f"mlstm-jax {__version__}")
         return
     if name not in COMMANDS:
-        near = did_you_mean(["configs"] if name == "models" else nearest(name, COMMANDS))
-        raise UserError(f"unknown command {name!r}{near} `mlstm-jax --help` lists the commands.")
+        meant = [_ELSEWHERE[name]] if name in _ELSEWHERE else nearest(name, COMMANDS)
+        more = f"{did_you_mean(meant)} `mlstm-jax --help` lists the commands."
+        raise UserError(f"unknown command {name!r}{more}")
     if name in _OF_MODELS and rest and not rest[0].startswith("-"):
         shipped.require_model(Path(rest[0]))  # before JAX is imported, which takes seconds
         if name in _SECOND and rest[1:] and not rest[1].startswith("-"):

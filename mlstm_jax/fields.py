@@ -1,7 +1,8 @@
 """Check values against annotations, of fields and arguments; and build dataclasses from JSON.
 
 A field is int, float, bool, str, Literal of strings, another dataclass, or a list, tuple or dict of
-these; each may allow None. ``Annotated[int, Between(1, 2**20)]`` has a range, too.
+these; each may allow None. ``Annotated[int, Between(1, 2**20)]`` has a range, too;
+``Annotated[..., "a file"]`` its rule in words.
 """
 
 import dataclasses
@@ -217,6 +218,8 @@ def broken_rule(kind: Any, value: Any) -> str | None:
         for part in inner[1:]:
             if rule is None and isinstance(part, Between) and not part.holds(value):
                 rule = part.rule
+            elif rule and isinstance(part, str):
+                rule = part
         return rule
     if origin in (Union, UnionType):
         rules = [broken_rule(part, value) for part in inner]

@@ -73,12 +73,9 @@ OF_GRU = {"model": GRU(hidden=512, weight_norm=True), "train__steps": 3}
     ("line", "changes"),
     [
         ("small_512 --data.batch 64 --optimizer.clip-norm None --resume", VARIED),
-        ("--config small_512 --data.batch 64 --optimizer.clip-norm None --resume", VARIED),
-        ("--data.batch 64 --optimizer.clip-norm=None --resume --config=small_512", VARIED),
-        (f"--data.batch 64 --optimizer.clip-norm None --config {FOLDER}/small_512.py", VARIED),
+        (f"{FOLDER}/small_512.py --data.batch 64 --optimizer.clip-norm=None", VARIED),
         # A word chooses the kind of model, and the sizes stay.
         ("small_512 model:gru --model.weight-norm --train.steps 3", OF_GRU),
-        ("model:gru --train.steps=3 --config small_512 --model.weight-norm", OF_GRU),
         ("model:gru small_512 --train.steps 3 --model.weight-norm", OF_GRU),
         ("small_512 --train.steps 3 --model.weight-norm model:gru", OF_GRU),
         ("small_512 model:lstm --model.weight-norm", {"model": LSTM(hidden=512, weight_norm=True)}),
@@ -244,8 +241,7 @@ def test_round_trip_of_json() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--config"], "--config: expected one argument"),
-        (["--config", "--resume"], "--config: expected one argument"),
+        (["--optimizer.name"], "--optimizer.name: expected one argument"),
         (["model:lsm"], "; did you mean model:lstm"),
         (["--model.kind", "gru"], "there is no option --model.kind"),
         (["model:lstm", "model:mlstm"], "model:lstm and model:mlstm: choose one model of"),

@@ -38,7 +38,8 @@ def parsed(of: Any) -> docstring_parser.Docstring:
 
 
 def described(of: Any) -> set[str]:
-    return {one.arg_name for one in parsed(of).params}
+    """The names of arguments or fields; one line may describe several."""
+    return {name for one in parsed(of).params for name in one.arg_name.split(", ")}
 
 
 def public(name: str) -> Any:
@@ -47,16 +48,9 @@ def public(name: str) -> Any:
     return importlib.import_module(f"mlstm_jax.{name}") if name in MODULES else getattr(mlstm, name)
 
 
-def members(of: Any) -> dict[str, Any]:
-    """The public members of a class, or of a module and what it is made of."""
-    found = {}
-    for name, member in vars(of).items():
-        is_own = inspect.isclass(of) or str(getattr(member, "__module__", "")).startswith(
-            of.__name__
-        )
-        if is_own and not name.startswith("_"):
-            found[name] = member
-    return found
+def bases(of: type) -> list[type]:
+    """A class and those of the package that it is made of, the lowest first."""
+    return [one for one in reversed(of.__mro__) if one.__module__.startswith("mlstm_jax")]
 
 
 def functions(of: Any) -> Iterator[Any]:
@@ -64,7 +58,11 @@ def functions(of: Any) -> Iterator[Any]:
     if inspect.isfunction(of):
         yield of
         return
-    yield from filter(inspect.isfunction, members(of).values())
+    for part in bases(of) if inspect.isclass(of) else [of]:
+        for name, member in vars(part).items():
+            is_own = inspect.isclass(of) or getattr(member, "__module__", None) == of.__name__
+            if is_own and inspect.isfunction(member) and not name.startswith("_"):
+                yield member
 
 
 def require_complete(function: Any) -> None:
@@ -116,18 +114,16 @@ def folder(run: Run, text_file: Path, tmp_path_factory: pytest.TempPathFactory) 
 def examples_of(name: str) -> Iterator[doctest.DocTest]:
     finder = doctest.DocTestFinder(exclude_empty=True)
     if name in MODULES:
-        module = public(name)
-        first = finder.find(module, name)[0]  # the module's own, which the others assume
-        others = []
-        for member, of in members(module).items():
-            others += finder.find(of, member, module=inspect.getmodule(of))
+        first, *others = finder.find(public(name), name)  # the module's own, which they assume
         doctest.DocTestRunner().run(first, clear_globs=False)
         for one in others:
             one.globs |= first.globs
         yield from (first, *others)
         return
     values = {"mlstm": mlstm, "model": mlstm.load("sentiment")}
-    yield from finder.find(public(name), name, globs=values)
+    of = public(name)
+    for part in bases(of) if inspect.isclass(of) else [of]:
+        yield from finder.find(part, name, globs=values)
 
 
 @pytest.mark.filterwarnings("ignore")

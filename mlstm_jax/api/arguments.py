@@ -1,25 +1,15 @@
 """Check the arguments of public functions; read texts and labels, from files or from memory."""
 
-import reprlib
 from collections.abc import Iterable, Mapping, Sequence, Set
-from operator import index
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Annotated, Any, Protocol, TypeAlias, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
-
-from mlstm_jax import fields, output, shipped
-from mlstm_jax.corpora.documents import (
-    SEVERAL_LABELS,
-    TEXT_COLUMNS,
-    cleaned_spans,
-    is_broken,
-    note_broken,
-)
+from mlstm_jax import output, shipped
+from mlstm_jax.corpora.documents import SEVERAL_LABELS, TEXT_COLUMNS, is_broken, note_broken
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.options import CSV, Cleaning, CsvOptions
 from mlstm_jax.transfer.classifier import Classifier, load_classifier
+from mlstm_jax.transfer.features import TextFile
 from mlstm_jax.transfer.labels import Labelled, of_classes, read_labelled
 
 # Texts in memory; or a file of them, of any kind that `prepare` reads, or Path("-").
@@ -47,8 +37,10 @@ class HasClassifier(Protocol):
 
 # What `transfer` or `finetune` returned, its classifier, or its folder.
 AnyClassifier: TypeAlias = HasClassifier | Classifier | str | Path
-# A file or table of texts with labels, or the texts and the labels.
-LabelledTexts: TypeAlias = str | Path | Table | tuple[Sequence[str], Sequence[object]]
+LabelledTexts: TypeAlias = Annotated[
+    str | Path | Table | tuple[Sequence[str], Sequence[object]],
+    "a file or table of texts and labels, or both in one tuple, (texts, labels)",
+]
 
 
 def as_texts(texts: Texts, name: str = "texts", *, files: bool = False) -> list[str]:
@@ -60,10 +52,10 @@ def as_texts(texts: Texts, name: str = "texts", *, files: bool = False) -> list[
     if isinstance(texts, (str, bytes)):
         or_file = ", or Path(file)" if files else ""
         raise UserError(f"{name} is a single {kind}; pass a list of texts, [text]{or_file}.")
-    is_table = _has_columns(texts)
-    if is_table or isinstance(texts, (Mapping, Set)) or not isinstance(texts, Iterable):
-        hint = ", such as one column of the table" if is_table else ""
-        raise UserError(f"{name} has type {kind}, but it must be a list of texts{hint}.")
+    is_other = isinstance(texts, (Mapping, Set)) or _has_columns(texts)
+    if is_other or not isinstance(texts, Iterable):
+        rule = "a list of texts, such as one column of a table"
+        raise UserError(f"{name} has type {kind}, but it must be {rule}.")
     result = list(texts)
     wrong = next((n for n, text in enumerate(result) if not isinstance(text, str)), None)
     if wrong is not None:
@@ -78,6 +70,17 @@ def noted(texts: list[str]) -> list[str]:
     """Return the texts; note those with half of a character."""
     note_broken([number for number, text in enumerate(texts, 1) if is_broken(text)], len(texts))
     return texts
+
+
+def as_read(
+    texts: Texts | TextFile, text_column: str | None, cleaning: Cleaning
+) -> list[str] | TextFile:
+    """Return texts in memory as a list, and a file as a `TextFile`."""
+    if isinstance(texts, TextFile):
+        return texts
+    if isinstance(texts, Path):
+        return TextFile(texts, text_column, cleaning)
+    return noted(as_texts(texts, files=True))
 
 
 def _has_columns(values: object) -> bool:
@@ -156,23 +159,3 @@ def require_export(path: Path, classifier: AnyClassifier | None, *, overwrite: b
         raise UserError(
             "a classifier can only be exported to .pyz; change `out`, or leave `classifier` out."
         )
-
-
-def span_ends(
-    texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]], cleaning: Cleaning
-) -> list[NDArray[np.int64]]:
-    """The last byte of each span in its cleaned text, of each text int [spans]."""
-    if len(texts) != len(spans):
-        raise UserError(f"spans has {len(spans):,} lists, but texts has {len(texts):,}.")
-    ends = []
-    for number, (text, given) in enumerate(zip(texts, spans, strict=True)):
-        try:
-            pairs = [(index(start), index(end)) for start, end in given]
-            ends.append(np.array(cleaned_spans(text, pairs, cleaning), np.int64))
-        except fields.InvalidField as error:
-            raise UserError(f"spans[{number}]: {error}.") from None
-        except (TypeError, ValueError):
-            rule = "a list of pairs of integers, (start, end)"
-            shown = reprlib.repr(given)
-            raise UserError(f"spans[{number}] is {shown}, but it must be {rule}.") from None
-    return ends

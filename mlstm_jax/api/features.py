@@ -59,10 +59,7 @@ class Features(TransformerMixin, _TextEstimator):
 
     Args:
         model: a `TrainedModel`, or what `load` takes.
-        state: see `TrainedModel.encode`.
-        all_layers: see `TrainedModel.encode`.
-        batch_size: see `TrainedModel.encode`.
-        show_progress: on standard error.
+        state, all_layers, batch_size, show_progress: see `TrainedModel.encode`.
 
     Examples:
         >>> from sklearn.linear_model import LogisticRegression
@@ -124,9 +121,6 @@ class Features(TransformerMixin, _TextEstimator):
         Returns:
             float32 [texts, units]; after `set_output`, a table with the index of `texts`.
 
-        Raises:
-            ValueError: as `fit` does.
-
         Examples:
             >>> mlstm.Features("sentiment", state="mean_h").transform(["A great film."]).shape
             (1, 1024)
@@ -180,8 +174,7 @@ class FineTuned(ClassifierMixin, _TextEstimator):
         model: a `TrainedModel`, or what `load` takes; it does not change.
         out: see `TrainedModel.finetune`; unset: a temporary folder, which is deleted with this
             object, so only one with `out` can be saved.
-        options: see `TrainedModel.finetune`.
-        show_progress: on standard error.
+        options, show_progress: see `TrainedModel.finetune`.
 
     Attributes:
         classes_: the classes, sorted.
@@ -296,9 +289,6 @@ class FineTuned(ClassifierMixin, _TextEstimator):
 
         Returns:
             One of `classes_` for each text, [texts].
-
-        Raises:
-            ValueError: as `predict_proba` does.
         """
         best_N = self.predict_proba(texts).argmax(axis=1)
         predicted: NDArray[Any] = self.classes_[best_N]

@@ -129,4 +129,5 @@ def plot_metrics(
         raise UserError("runs is empty; pass at least one run folder.")
     with extra("notebooks", "plots need matplotlib and pandas"):
         from mlstm_jax import analysis
-    return analysis.plot_runs(runs, x)
+
+        return analysis.plot_runs(runs, x)

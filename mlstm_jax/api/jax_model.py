@@ -1,19 +1,23 @@
 """What a model does with JAX alone: spans and evaluation; see api/model.py."""
 
+import reprlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import index
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax import environment
+from mlstm_jax import environment, fields
 from mlstm_jax import run as runs
-from mlstm_jax.api.arguments import as_texts, noted, span_ends
+from mlstm_jax.api.arguments import as_texts, noted
 from mlstm_jax.config import Devices
-from mlstm_jax.options import ReadingCompute, SplitName
+from mlstm_jax.corpora.documents import cleaned_spans
+from mlstm_jax.errors import UserError
+from mlstm_jax.options import Cleaning, ReadingCompute, SplitName
 from mlstm_jax.terminal import ProgressLine
 from mlstm_jax.training import parallel
 from mlstm_jax.training.evaluation import Evaluator, Score, corpus_of
@@ -55,7 +59,7 @@ class JaxModel:
         state: Literal["c", "h"] | None,
     ) -> list[NDArray[np.float32]]:
         strings = noted(as_texts(texts))
-        ends = span_ends(strings, list(spans), self.run.cleaning)
+        ends = _span_ends(strings, list(spans), self.run.cleaning)
         (name,) = states_of(self.run.architecture, state and (state,))
         return states_at(self.run, self._spans_reader, self.run.cleaned(strings), ends, name)
 
@@ -76,3 +80,23 @@ class JaxModel:
                 self._devices.replicate(self.run.params),
                 lambda step: progress.update(size * step // steps),
             )
+
+
+def _span_ends(
+    texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]], cleaning: Cleaning
+) -> list[NDArray[np.int64]]:
+    """The last byte of each span in its cleaned text, of each text int [spans]."""
+    if len(texts) != len(spans):
+        raise UserError(f"spans has {len(spans):,} lists, but texts has {len(texts):,}.")
+    ends = []
+    for number, (text, given) in enumerate(zip(texts, spans, strict=True)):
+        try:
+            pairs = [(index(start), index(end)) for start, end in given]
+            ends.append(np.array(cleaned_spans(text, pairs, cleaning), np.int64))
+        except fields.InvalidField as error:
+            raise UserError(f"spans[{number}]: {error}.") from None
+        except (TypeError, ValueError):
+            rule = "a list of pairs of integers, (start, end)"
+            shown = reprlib.repr(given)
+            raise UserError(f"spans[{number}] is {shown}, but it must be {rule}.") from None
+    return ends

@@ -128,11 +128,6 @@ def _require_options(words: Sequence[str], lists: str, known: Mapping[str, str])
         is_known = name.startswith("tyro_") or known.get(name.replace(".no_", "."), name) == ""
         if is_known and word.startswith("--"):
             continue
-        if name == "device":
-            raise UserError(
-                "there is no --device: JAX uses the GPUs for which it has been installed (extra "
-                "cuda12 or cuda13); in front of the command, JAX_PLATFORMS=cpu takes the CPU."
-            )
         names = sorted(one for one, now in known.items() if not now)
         meant = [known[name]] if known.get(name) else names_meant(name, names)
         near = did_you_mean(f"--{one.replace('_', '-')}" for one in meant)

@@ -1,6 +1,5 @@
 """Commands that train with a model or compare it: sweep, evaluate, transfer, import, ..."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -54,54 +53,29 @@ def evaluate(
     run: RunFolder,
     split: SplitName = "test",
     corpus: _Corpus = None,
-    json_: Annotated[Path | None, arg(name="json")] = None,
-    overwrite: Overwrite = False,
     reading: Flat[LoadOptions] = LOAD,
 ) -> None:
     """Score a trained model on a split: bits per character, bytes scored, seconds.
 
     Args:
         split: which part of the corpus.
-        json_: also write the result to this file, as JSON.
     """
-    output.require_file(json_, overwrite=overwrite, name="json")
-    _require_corpus(corpus)
     from mlstm_jax.training.evaluation import corpus_of  # imports JAX
 
-    model = reading.load(run, by_jax=True)
+    model = reading.load(run)
     score = model.evaluate(split, corpus=corpus, show_progress=True)
     opened, is_own = corpus_of(model.run, corpus)
-    result = {
-        "run": str(run),
-        "step": model.step,
-        "corpus": str(opened.path),
-        "trained_on_this_corpus": is_own,
-        "split": split,
-        "bpc": score.bpc,
-        **score._asdict(),
-    }
     show(
         f"{split} bpc {score.bpc:.4f} over {score.bytes_scored:,} bytes of {opened.path} in "
         f"{score.seconds:.1f} s ({model.loaded.origin})"
     )
     if not is_own and not model.loaded.imported:
         print("note: the model was trained on a different corpus.")
-    if json_:
-        output.write_text(json_, json.dumps(result, indent=2) + "\n")
 
 
 def report(run: RunFolder, corpus: _Corpus = None, reading: Flat[LoadOptions] = LOAD) -> None:
     """Compare the BPC of a run with gzip, bz2 and xz, and show a sample of its text."""
-    _require_corpus(corpus)
-    show("\n" + reading.load(run, by_jax=True).report(corpus))
-
-
-def _require_corpus(corpus: Path | None) -> None:
-    """Raise UserError for a corpus that cannot be opened, before JAX is imported."""
-    from mlstm_jax.data.corpus import open_corpus
-
-    if corpus is not None:
-        open_corpus(corpus)
+    show("\n" + reading.load(run).report(corpus))
 
 
 def transfer(
@@ -119,14 +93,14 @@ def transfer(
 ) -> None:
     """Fit a classifier to a frozen model's features of texts; report accuracies and the best units.
 
-    OUT gets report.md, report.json and pictures (extra "plot"), and the classifier for `mlstm-jax
-    classify`. The report compares it with logistic regression on TF-IDF of the same texts. Each of
-    several states gets its own folder in OUT. The features are saved in OUT/features: after a stop
-    the same command reads them there, and fits the classifier from the beginning.
+    The report compares the classifier with logistic regression on TF-IDF of the same texts. Each
+    of several states gets its own folder in OUT. The features are saved in OUT/features: after a
+    stop the same command reads them there, and fits the classifier from the beginning.
 
     Args:
         train: texts with labels: a table or JSON, such as a .csv, .jsonl or .parquet file.
-        out: folder for the features, the classifier, report.md, report.json and pictures.
+        out: folder for the features, the classifier for `mlstm-jax classify`, report.md,
+            report.json and pictures (extra "plot").
         test: such a file, to measure the accuracy on; unset: a fifth of each class of train, chosen
             by a digest of the texts, so that it is always the same.
         valid: such a file, to choose C, the inverse strength of the penalty; unset:
@@ -141,13 +115,9 @@ def transfer(
     files = {"train": train, "test": test, "valid": valid}
     labelled = as_labelled(files, text_column, label_column, csv)
 
-    def resumes() -> str:
-        if not any((out / "features").glob("*.npz")):
-            return "no features are saved yet; the same command begins again"
-        return f"the same command resumes with the features in {out / 'features'}"
-
-    with interruptible(note=resumes):
-        model = reading.load(run, by_jax=True)
+    resumes = f"the same command resumes with what is in {out / 'features'}"
+    with interruptible(note=lambda: resumes):
+        model = reading.load(run)
         sets = with_held_out(labelled, model.cleaning, "test")
         made = run_transfer(
             model.run,
@@ -177,12 +147,12 @@ def finetune(
 ) -> None:
     """Fine-tune a model end to end to predict labels, along with its language model loss.
 
-    OUT gets corpus/, run/ (a run folder), classifier/ (for `mlstm-jax classify OUT/run`) and
-    report.json. The same command resumes a run that was stopped.
+    The same command resumes a run that was stopped.
 
     Args:
         train: texts with labels: a table or JSON, such as a .csv, .jsonl or .parquet file.
-        out: folder for corpus/, run/, classifier/ and report.json.
+        out: folder for corpus/, run/ (a run folder), classifier/ (for `mlstm-jax classify OUT/run
+            OUT/classifier`) and report.json.
         valid: such a file; the loss of its labels after each epoch chooses the checkpoint, and its
             accuracy is reported. Unset: a fifth of train.
         test: such a file, to measure the accuracy on.
@@ -226,18 +196,9 @@ def import_(
         source: the folder or file.
         out: run folder to create.
     """
-    from mlstm_jax.api import functions
-    from mlstm_jax.run import as_weights
-    from mlstm_jax.training.state import parameter_count
+    from mlstm_jax.api.functions import import_weights
 
-    model = functions.import_weights(kind, source, out)
-    config = model.config
-    imported = as_weights(model.run)
-    show(
-        f"{out}: {config.model.layers} x {config.model.hidden}-d, "
-        f"{parameter_count(config):,} parameters, cleaning {imported.cleaning}, "
-        f"from {imported.source}"
-    )
+    show(repr(import_weights(kind, source, out)))
 
 
 def export(
@@ -262,13 +223,8 @@ def export(
         classifier: for a .pyz: folder of `mlstm-jax transfer`; unset: the one that comes with a
             pretrained model.
     """
-    from mlstm_jax.api.arguments import as_classifier, require_export
     from mlstm_jax.api.model import load
 
-    if out is not None:
-        require_export(out, classifier, overwrite=overwrite)
-        if out.suffix == ".pyz":
-            as_classifier(classifier, run)
     model = load(run, checkpoint)
     written = model.export(out, dtype, classifier=classifier, overwrite=overwrite)
     size = written.stat().st_size

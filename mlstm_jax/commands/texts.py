@@ -3,7 +3,6 @@
 import json
 import shutil
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,8 +13,7 @@ from tyro.conf import Positional, arg
 
 from mlstm_jax import output, shipped
 from mlstm_jax.commands import Checkpoint, Flag, Flat, Overwrite, RunFolder, TextColumn
-from mlstm_jax.corpora.sources import Source, check_source
-from mlstm_jax.errors import UserError, extra, note, require
+from mlstm_jax.errors import UserError, require
 from mlstm_jax.options import (
     CSV,
     HEATMAP,
@@ -24,10 +22,9 @@ from mlstm_jax.options import (
     FeatureState,
     HeatmapOptions,
     ReadingCompute,
-    ReadingLibrary,
     SamplingOptions,
 )
-from mlstm_jax.terminal import file_size, is_terminal, one_line, show
+from mlstm_jax.terminal import is_terminal, one_line, show
 
 if TYPE_CHECKING:
     from mlstm_jax.api.model import TrainedModel
@@ -42,22 +39,16 @@ class LoadOptions:
         compute: type of the products in reading texts; auto: as in the run's config, but bf16
             instead of fp32 for several texts at a time, and for generated text, where the CPU
             multiplies it faster. int8: NumPy reads whole texts with int8 products, by onnxruntime.
-        reader: what reads texts; auto: numpy for a recurrent model of the package or of `export`,
-            unless JAX has a GPU, or the CPU multiplies bf16 and there is much text.
     """
 
     checkpoint: Checkpoint = "best"
     compute: ReadingCompute = "auto"
-    reader: ReadingLibrary = "auto"
 
-    def load(self, run: Path, *, by_jax: bool = False) -> "TrainedModel":
-        """Load the model; `by_jax`: for a command whose work only JAX does."""
+    def load(self, run: Path) -> "TrainedModel":
+        """Load the model."""
         from mlstm_jax.api.model import load
 
-        if by_jax:
-            rule = "auto or jax: NumPy does not do the work of this command"
-            require(self.reader != "numpy", "reader", self.reader, rule)
-        return load(run, self.checkpoint, self.compute, self.reader)
+        return load(run, self.checkpoint, self.compute)
 
 
 LOAD = LoadOptions()
@@ -91,17 +82,12 @@ def features(
 
     require(out.suffix == ".npz", "out", str(out), "an .npz file")
     output.require_file(out, texts, overwrite=overwrite)
-    check_source(Source(str(texts)), or_stdin=True)
     model = reading.load(run)
     file = TextFile(texts, text_column, model.cleaning, csv)
     featurizer = model.featurizer(file, state, all_layers=all_layers)
-    started = time.monotonic()
     parts = (read.features for _, read in featurizer.read_each(file, "features", quiet=False))
     write_features(out, file.count, parts, featurizer)
-    seconds = time.monotonic() - started
-    speed = f"{file.count / seconds:,.0f} texts/s, {file_size(file.size / seconds)}/s"
-    size = f"{file.count:,} texts x {len(featurizer.columns)} features"
-    show(f"{out}: {size}, {speed} ({model.loaded.origin})")
+    show(f"{out}: {file.count:,} texts x {len(featurizer.columns)} features")
 
 
 def classify(
@@ -143,7 +129,6 @@ def classify(
     is_known = out is None or out.suffix in (".csv", ".jsonl")
     require(is_known, "out", str(out), "a .csv or .jsonl file")
     output.require_file(out, source, overwrite=overwrite)
-    check_source(Source(str(source)), or_stdin=True)
     chosen = load_classifier(folder)
     if classes is not None:
         chosen = chosen.between(classes)
@@ -199,7 +184,6 @@ def heatmap(
     run: RunFolder,
     out: Path,
     text: str = "",
-    file: Path | None = None,
     unit: int | None = None,
     score: Path | None = None,
     options: Flat[HeatmapOptions] = HEATMAP,
@@ -211,24 +195,14 @@ def heatmap(
     Args:
         out: .html file to write.
         text: the text to read.
-        file: read the text from this file instead.
         unit: the unit's number in its layer.
         score: instead of a unit: folder of `mlstm-jax transfer`. The score after a character is
             what the classifier would answer if the text ended there.
     """
-    from mlstm_jax.transfer.classifier import load_classifier
-    from mlstm_jax.transfer.heatmap import require_either, require_suffix
+    from mlstm_jax.transfer.heatmap import require_suffix
 
-    output.require_file(out, file, overwrite=overwrite)
+    output.require_file(out, overwrite=overwrite)
     require_suffix(out, "out")
-    require_either(unit, score, options)
-    if score is not None:
-        load_classifier(score)
-    if file is not None:
-        require(not text, "text", text, "left out where `file` has the text")
-        text = file.read_text(encoding="utf-8-sig", errors="replace")
-    elif len(text) < 64 and Path(text).is_file():
-        note(f"the text is the name of a file; `--file {text}` reads the file.")
     heat = reading.load(run).heatmap(text, unit, score=score, options=options)
     heat.save(out, overwrite=overwrite)
     show(f"{heat}, in {out}")
@@ -237,7 +211,6 @@ def heatmap(
 def view(
     run: RunFolder = Path(shipped.MODEL),
     classifier: Path | None = None,
-    score: Flag = False,
     label: str | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
@@ -246,27 +219,16 @@ def view(
     """Serve a local page: type a text to see units, classes and next bytes, or continue it.
 
     Args:
-        classifier: folder of `mlstm-jax transfer` with this run, to show class probabilities;
-            unset: for a pretrained model the one that comes with it, and its score.
-        score: start with the classifier's score after each character and word, not with a unit.
-        label: the class or label of that score; unset: the last, such as positive.
+        classifier: folder of `mlstm-jax transfer` with this run, to show class probabilities and a
+            score; unset: the one that comes with a pretrained model.
+        label: the class of the score with which the page begins; unset: the last, such as positive.
         host: address to listen on; 127.0.0.1 and ::1 accept only this machine. The page has no
             login.
         port: the port; 0 takes a free one.
     """
     from mlstm_jax.api.model import load
 
-    with extra("view", "the page needs Starlette and uvicorn"):
-        from mlstm_jax.view.server import show_page
-    show_page(
-        run,
-        lambda: load(run, checkpoint).loaded,
-        classifier,
-        score=score,
-        label=label,
-        host=host,
-        port=port,
-    )
+    load(run, checkpoint).view(classifier, label=label, host=host, port=port)
 
 
 _SHOWN = 10  # texts in a table
@@ -303,39 +265,19 @@ def _write_file(out: Path, labelled: "Labelled", classes: Sequence[str]) -> None
 
 
 def _classifier_and_input(run: Path, given: tuple[Path, ...]) -> tuple[Path, Path]:
-    """Return the classifier's folder and the file of texts; UserError if one is missing."""
-    if _is_classifier(run):
-        raise UserError(
-            f"{run} is a classifier, not a model; write the model before it, such as `mlstm-jax "
-            f"classify {shipped.MODEL} {run} INPUT`."
-        )
-    if len(given) == 1 and _is_classifier(given[0]):
-        raise UserError(
-            f"{given[0]} is a classifier, and the file of texts is missing after it: `mlstm-jax "
-            f"classify {run} {given[0]} INPUT`."
-        )
+    """The folder of the classifier and the file of texts; UserError if they are not both there."""
     own = shipped.classifier(run)
-    if len(given) == 2 and given[0].is_file() and _is_classifier(given[1]):
-        raise UserError(
-            f"the order is MODEL CLASSIFIER FILE: `mlstm-jax classify {run} {given[1]} {given[0]}`."
-        )
-    if len(given) == 2 and own and given[0].is_file():
-        raise UserError(
-            f"{given[0]} is a file, but a classifier is a folder; if {given[1]} is to be written, "
-            f"pass --out {given[1]}."
-        )
-    if len(given) == 2:
+    if own and len(given) == 1:
+        given = (own, *given)
+    is_ordered = len(given) == 2 and not given[0].is_file()
+    if is_ordered and not _is_classifier(run) and not _is_classifier(given[1]):
         return given[0], given[1]
-    if len(given) == 1 and own:
-        return own, given[0]
-    if own:
-        raise UserError(
-            f"name one file of texts, `mlstm-jax classify {run} INPUT`, or -, standard input, or a "
-            "classifier and a file. --classes takes all words after it, so write it last."
-        )
+    model = shipped.MODEL if _is_classifier(run) else run
+    unset = ", or unset: the model's own" if own else ""
     raise UserError(
-        f"write a classifier and a file of texts, `mlstm-jax classify {run} DIR INPUT`, where DIR "
-        f"is a folder of `mlstm-jax transfer`; {run} has none of its own."
+        f"write `mlstm-jax classify {model} DIR INPUT`, in this order: DIR is a folder of "
+        f"`mlstm-jax transfer`{unset}; INPUT is one file of texts, or -. A file to write goes "
+        "after --out. --classes takes all words after it, so write it last."
     )
 
 

@@ -66,15 +66,20 @@ def parse(command: Callable[..., None], words: Sequence[str], program: str) -> C
 
     command.__annotations__["config"] = Annotated[Config, arg(name="")]
     kinds = [word for word in words if word.startswith("model:")]
-    given, words = _split_config([word for word in words if word not in kinds])
-    config = load_file(given.config or _QUICKSTART)
+    words = [word for word in words if word not in kinds]
+    is_named = bool(words) and not words[0].startswith("-")
+    config = load_file(words.pop(0) if is_named else _QUICKSTART)
     if "--help-all" in words:
         words = ["--help"]
         program = f"{program} [CONFIG]"
     if kinds:
         config = _with_kind(config, kinds)
-    if given.optimizer is not None:
-        config = vary(config, optimizer__name=given.optimizer)
+    # The optimizer is chosen first: it unsets the fields that only the config's own has.
+    optimizer = argparse.ArgumentParser("mlstm-jax", add_help=False, allow_abbrev=False)
+    optimizer.add_argument("--optimizer.name", dest="optimizer__name")
+    chosen, words = optimizer.parse_known_args(words)
+    if chosen.optimizer__name is not None:
+        config = vary(config, **vars(chosen))
     options = {word.partition("=")[0].replace("_", "-") for word in words}
     if "--data.batch" in options:
         if "--data.batch-per-device" in options:
@@ -82,21 +87,6 @@ def parse(command: Callable[..., None], words: Sequence[str], program: str) -> C
         config = vary(config, data__batch_per_device=None)
     known = RENAMED | dict.fromkeys(flatten(config), "")
     return commands.parse(command, words, program, known, config=config)
-
-
-def _split_config(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The config and the optimizer that a command line names, or None, and the rest of the line."""
-    # The optimizer is chosen first: it unsets the fields that only the config's own has.
-    parser = argparse.ArgumentParser("mlstm-jax", add_help=False, allow_abbrev=False)
-    parser.add_argument("--config", action="append", default=[])
-    parser.add_argument("--optimizer.name", dest="optimizer")
-    given, rest = parser.parse_known_args(words)
-    if words and not words[0].startswith("-"):
-        given.config.insert(0, rest.pop(0))
-    if len(given.config) > 1:
-        raise UserError(f"name only one config, not {' and '.join(given.config)}.")
-    given.config = next(iter(given.config), None)
-    return given, rest
 
 
 def _with_kind(config: "Config", words: Sequence[str]) -> "Config":
@@ -125,9 +115,9 @@ def _with_kind(config: "Config", words: Sequence[str]) -> "Config":
 def train(config: "Config", resume: Flag = False, reset_carry: Flag = False) -> None:
     """Train a model or resume an unfinished run; without a config, train the quickstart.
 
-    CONFIG, or --config CONFIG, sets the fields of a run, and the options override them. A word such
-    as model:lstm or model:bert chooses the kind of model; a wrong one lists all. An unfinished run
-    in the same folder is resumed. The fields that one sets first:
+    CONFIG sets the fields of a run, and the options override them. A word such as model:lstm or
+    model:bert chooses the kind of model; a wrong one lists all. An unfinished run in the same
+    folder is resumed. The fields that one sets first:
 
       --data.corpus FOLDER         the corpus, made by `mlstm-jax prepare`
       --out FOLDER                 the run folder

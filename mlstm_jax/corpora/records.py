@@ -111,11 +111,12 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object_of)
 
 
 def json_records(
-    source: Source, lines: Iterator[Line], fields: Collection[str], may_be_array: bool
+    source: Source, lines: Iterator[Line], fields: Sequence[str], may_be_array: bool
 ) -> Iterator[RecordOrReject]:
     """Yield the objects of JSON lines, or of one array that spans the whole file.
 
-    An object that has one of `fields` twice is rejected: it is unknown which one is meant.
+    An object that has one of `fields` twice is rejected: it is unknown which one is meant. A string
+    in the array is the first of them, a text.
     """
     for line in lines:
         if isinstance(line, Reject):
@@ -143,6 +144,8 @@ def json_records(
                 return
             assert isinstance(array, list)
             for index, record in enumerate(array, 1):
+                if isinstance(record, str):
+                    record = {fields[0]: record}
                 yield _object(source, f"element {index:,} of its array", record, fields)
             return
         may_be_array = False

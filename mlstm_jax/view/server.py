@@ -30,7 +30,6 @@ from mlstm_jax.errors import UserError, require
 from mlstm_jax.loaded import Loaded
 from mlstm_jax.terminal import show
 from mlstm_jax.transfer.classifier import load_classifier
-from mlstm_jax.transfer.heatmap import shown_label
 from mlstm_jax.view.viewer import MOST_BYTES, RequestError, Viewer
 
 _MOST_BODY = 4 * MOST_BYTES  # JSON may encode one byte as several
@@ -208,52 +207,25 @@ def serve(viewer: Viewer, address: Address) -> None:
         access_log=False,
     )
     server = uvicorn.Server(config)
-    run = partial(server.run, sockets=[address.socket])
-    if not _has_event_loop():
-        run()
-        return
     # A notebook runs its cells in an event loop, and the server needs one of its own.
-    thread = threading.Thread(target=run, daemon=True)
+    thread = threading.Thread(target=partial(server.run, sockets=[address.socket]), daemon=True)
     thread.start()
     try:
         thread.join()
     finally:
         server.should_exit = True
-
-
-def _has_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+        thread.join()
 
 
 def show_page(
-    model: Path,
-    load: Callable[[], Loaded],
-    classifier: Path | None,
-    *,
-    score: bool,
-    label: str | None,
-    host: str,
-    port: int,
+    loaded: Loaded, classifier: Path | None, *, label: str | None, host: str, port: int
 ) -> None:
-    """Serve the page of a model, which is loaded after all else is checked."""
-    if not classifier and (classifier := shipped.classifier(model)):
-        score = True
-    if (score or label) and not classifier:
-        raise UserError("`score` and `label` need `classifier`, a folder of `mlstm-jax transfer`.")
+    """Serve the page of a model."""
+    classifier = classifier or shipped.classifier(loaded.folder)
     chosen = load_classifier(classifier) if classifier else None
-    if chosen and (score or label):
-        chosen.require_no_words("the score after each character")
-        label = shown_label(chosen, label)
-    address = bind(host, port)
-    loaded = load()
     if chosen:
         chosen.require_model(str(classifier), loaded)
-    if label:
-        loaded.architecture.require_next_byte("a score after each character")
-    viewer = Viewer(loaded, chosen, label, shipped.example(model).strip())
+    address = bind(host, port)
+    viewer = Viewer(loaded, chosen, label, shipped.example(loaded.folder).strip())
     show(f"{address.url} shows {loaded.name}; Ctrl-C stops it")
     serve(viewer, address)

@@ -39,12 +39,15 @@ class Viewer:
     def __init__(
         self, run: Loaded, classifier: Classifier | None, label: str | None = None, text: str = ""
     ) -> None:
-        """Start with the classifier's score of `label`, and with `text`."""
+        """Start with `text`, and with the classifier's score of `label`; unset: of its last."""
         architecture = run.architecture
         self.run = run
         self._classifier = classifier
         self._reader = Reader(run)
-        self._label = label
+        scores = self._scores()
+        rule = f"one of {', '.join(scores)}" if scores else "unset: no class has a score"
+        require(label is None or label in scores, "label", label, rule)
+        self._label = label or (scores[-1] if scores else None)
         self._text = text
         self._state: State = states_of(architecture)[0]
         self._layer = architecture.layers - 1

@@ -24,7 +24,6 @@ def files(tmp_path_factory: pytest.TempPathFactory, model: mlstm.TrainedModel) -
     for number, text in enumerate(praise_and_blame(0, 5)):
         records.append({"text": text, "label": ("good", "bad")[number % 2]})
     a = jsonl(folder / "a.jsonl", records)
-    (folder / "windows.txt").write_text("my", encoding="utf-8-sig")
     model.transfer(a, valid=a, out=folder / "known", options=mlstm.TransferOptions(state="mean_h"))
     return folder
 
@@ -76,8 +75,6 @@ SAME: list[tuple[str, str | None, str, dict[str, Any]]] = [
       "options": mlstm.TransferOptions(state="h", words=True)}),
     ("heatmap MODEL --unit 3 --text my --scale 1 --out OUT/h.html", "h.html",
      "heatmap", {"text": "my", "unit": 3, "scale": 1.0}),
-    ("heatmap MODEL --unit 3 --file IN/windows.txt --out OUT/h.html", "h.html",
-     "heatmap", {"text": "my", "unit": 3}),
     ("heatmap MODEL --score IN/known --label bad --text my --out OUT/h.html", "h.html",
      "heatmap", {"text": "my", "score": "IN/known", "label": "bad"}),
     ("export MODEL --dtype float16 --out OUT/m.safetensors", "m.safetensors",

@@ -112,8 +112,9 @@ def test_training_with_callbacks(corpus, tmp_path, monkeypatch, capfd) -> None:
     model = mlstm.train(longer, callbacks=[note], show_progress=False, resume=True)
     assert [*map(signal.getsignal, (signal.SIGINT, signal.SIGTERM))] == handlers
     assert capfd.readouterr().err == ""  # progress is not shown
-    assert lines == model._metric_lines()[-len(lines) :]
-    scores = by_kind(model._metric_lines())["eval"]
+    written = read_metrics(model.path / "metrics.jsonl")
+    assert lines == written[-len(lines) :]
+    scores = by_kind(written)["eval"]
     assert column(scores, "step") == [3, 6, 9]
     best = min(scores, key=itemgetter("bpc"))
     assert model.step == best["step"]

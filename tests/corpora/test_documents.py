@@ -202,7 +202,7 @@ def test_longest_line(tmp_path, monkeypatch, name):
         (b"one\ntwo", ["one", "two"]),
         (b'{"text": "a"}\n{"text": null}\n', ["a", None]),
         (b'\xef\xbb\xbf\r\n{"text": "a"}\n', ["a"]),
-        (b'[{"text": "a"},\n {"text": "b"}]\n', ["a", "b"]),
+        (b'[{"text": "a"},\n {"text": "b"}, "c"]\n', ["a", "b", "c"]),
         (b"\xef\xbb\xbflabel,text\r\n1,a b\r\n0,c\r\n", ["a b", "c"]),
         (b'"text"\t"label"\n"a"\t"1"\n', ["a"]),
         (b'text\n"a, b"\n', ["a, b"]),

@@ -110,7 +110,7 @@ def test_what_numpy_cannot_read(run, tmp_path) -> None:
 
 def test_choice_of_the_reader(monkeypatch, tmp_path) -> None:
     write_imported(tmp_path / "run", as_weights(draw_model("mlstm")))
-    monkeypatch.setattr("mlstm_jax.api.model.is_worth_jax", lambda size: size > 10)
+    monkeypatch.setattr("mlstm_jax.api.texts.is_worth_jax", lambda size: size > 10)
     for how, readers in (("auto", [True, False]), ("numpy", [True]), ("jax", [False])):
         model = mlstm.load(tmp_path / "run", reader=how)
         assert model.encode(["good"]).shape == model.encode(["my guitar is good"]).shape

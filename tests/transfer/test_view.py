@@ -77,8 +77,9 @@ def test_method(run: Run, classifier: Path, page: str) -> None:
     other = address_of(partial(model.view, str(classifier), port=0))
     request = {"text": "It was good."}
     assert ask(f"{other}read", request) == ask(f"{page}read", request)
-    with pytest.raises(ValueError, match="need `classifier`"):
-        model.view(score=True)
+    assert ask(f"{other}model", {})[1]["label"] == "poor"  # it begins with the score of the last
+    with pytest.raises(ValueError, match=r"label is 'fair', .* no class has a score"):
+        Viewer(run, None, "fair")
 
 
 def test_method_in_a_notebook(run: Run) -> None:
@@ -364,6 +365,8 @@ def use(page: str, tab: Any, expect: Any) -> None:
         tab.on(event, lambda one, kept=kept: kept.append(one))
     tab.goto(page)
     expect(tab.locator("#model")).to_have_text("run, step 150: 2 × 64 units")
+    expect(tab.locator("#shown")).to_have_value("3")  # the score of poor
+    tab.locator("#shown").select_option("a unit")
     tab.locator("#text").press_sequentially("my piano is <b>bad</b> 12.")
     expect(tab.locator("#heat")).to_have_text("↵ my piano is <b>bad</b> 12.")
     assert tab.locator("#heat b").count() == 0
@@ -426,6 +429,7 @@ def use(page: str, tab: Any, expect: Any) -> None:
 def read_slowly(page: str, tab: Any, expect: Any) -> None:
     """What is shown of an older text is pale until the newest is read, which does not wait."""
     tab.goto(page)
+    tab.locator("#shown").select_option("a unit")
     tab.locator("#text").fill("one")
     expect(tab.locator("#heat")).to_have_text("↵ one")
     busy = tab.locator(".busy")
