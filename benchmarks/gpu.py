@@ -109,7 +109,7 @@ def train(out: Path, seconds: float, small: bool, name: str) -> None:
 
     from mlstm_jax.guard import Interrupted
     from mlstm_jax.training import metrics
-    from mlstm_jax.training.session import Session
+    from mlstm_jax.training.train import Session
     from mlstm_jax.training.train import train as run_train
 
     problem = train_step.lacking(2048, fp8=True) if name == "fp8" else None

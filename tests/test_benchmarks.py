@@ -34,7 +34,6 @@ POINT = "--point 16 2 8 bf16 --rounds 1"
 SMALL = {
     "configs": "{run} --rounds 1",
     "data": "--bytes 2e5 --files 2 --gzip --rounds 1 --rows 16 --window 32",
-    "dispatch": "--points 2x2 --rounds 1 --steps 1",
     "features": "--hidden 16 --count 4 --compared 2 --rounds 1",
     "gpu_check": "--small",
     "gpu_many": "--small --devices 2 --out {out}",

@@ -116,7 +116,6 @@ UNSTABLE = {
     ("jax.experimental.layout", "model/ops.py"),
     ("jax.experimental.pallas", "model/pallas.py"),
     ("jax.pmap", "training/parallel.py"),
-    ("jax.shard_map", "training/parallel.py"),
     ("jaxlib", "store.py"),
 }
 

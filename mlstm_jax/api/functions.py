@@ -10,7 +10,7 @@ from mlstm_jax.config import Config, load_file
 from mlstm_jax.errors import UserError, extra
 from mlstm_jax.fields import public
 from mlstm_jax.run import write_imported
-from mlstm_jax.training.session import Session
+from mlstm_jax.training.train import Session
 from mlstm_jax.training.train import train as run_train
 
 if TYPE_CHECKING:

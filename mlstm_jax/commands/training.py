@@ -141,7 +141,7 @@ def train(config: "Config", resume: Flag = False, reset_carry: Flag = False) -> 
     from mlstm_jax.corpora.prepare import prepare
     from mlstm_jax.launcher import process_info
     from mlstm_jax.training.run_folder import config_of
-    from mlstm_jax.training.session import Session
+    from mlstm_jax.training.train import Session
     from mlstm_jax.training.train import train as run_train
 
     corpus = load_file(_QUICKSTART).data.corpus

@@ -1,9 +1,7 @@
-"""The configuration of an experiment.
+"""The configuration of an experiment: a Python module that sets ``config = Config(...)``.
 
-A config file is a Python module that sets ``config = Config(...)``. A command line starts from it
-and overrides single fields: ``mlstm-jax train small_512 --optimizer.learning-rate 1e-3``. A config
-may import jax, but must not start its backend: devices and flags are set after it is read. A run
-folder has its config as JSON.
+A command line overrides single fields of it: ``mlstm-jax train small_512 --train.steps 9``. A
+config may import jax, but must not start its backend: devices and flags are set after it is read.
 """
 
 import dataclasses
@@ -48,8 +46,6 @@ _FIXED_IN_A_RUN = (
     "precision.cell",
     "train.seed",
 )
-# Fields of the precision with which a trained model is read.
-_READING = ("compute", "recurrent", "cell")
 # These are locations and processes; they do not define the run.
 PLACES = ("out", "data.corpus", "train.start_from", "distributed.")
 
@@ -138,21 +134,13 @@ def run_python(path: Path, what: str) -> dict[str, Any]:
         )
     try:
         return runpy.run_path(str(path))
-    except UserError as error:
-        raise UserError(f"{_place(path, error)}: {error}") from error
-    except KnownError:
-        raise
     except Exception as error:  # also SyntaxError, whose text has the line
-        raise UserError(f"{_place(path, error)}: {type(error).__name__}: {error}") from error
-
-
-def _place(path: Path, error: Exception) -> str:
-    """The file, and its last line in the traceback of an error."""
-    place = str(path)
-    for frame in traceback.extract_tb(error.__traceback__):
-        if frame.filename == str(path):
-            place = f"{path}, line {frame.lineno}"
-    return place
+        place = str(path)
+        for frame in traceback.extract_tb(error.__traceback__):
+            if frame.filename == str(path):
+                place = f"{path}, line {frame.lineno}"
+        kind = "" if isinstance(error, KnownError) else f"{type(error).__name__}: "
+        raise UserError(f"{place}: {kind}{error}") from error
 
 
 def vary(config: Config, **values: Any) -> Config:
@@ -218,15 +206,10 @@ def to_json(config: Config) -> str:
 
 def from_json(text: str | bytes, source: Path) -> Config:
     """Build a config from `to_json`'s text."""
-    advice = (
-        "; restore the file. To change settings start a new run in another folder, with them as "
-        "options of `mlstm-jax train`"
-    )
+    advice = "; restore the file, or start a new run with other options of `mlstm-jax train`"
     with fields.named(f"{source} cannot be read", advice):
         values = digest.read_json(text)
-    advice = (
-        "; use that version, or begin a new run with the parameters of this one, exported there"
-    )
+    advice = "; use that version, or begin a new run with the parameters that it exports"
     with fields.named(f"{source} was written by another version of mlstm_jax", advice):
         return fields.build(Config, renamed(values))
 
@@ -246,15 +229,13 @@ def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def function_of(config: Config) -> dict[str, Any]:
     """What determines the function of trained parameters, as JSON: it is recorded with them."""
-    precision = {name: getattr(config.precision, name) for name in _READING}
+    names = ("compute", "recurrent", "cell")  # with which a trained model is read
+    precision = {name: getattr(config.precision, name) for name in names}
     return {"model": dataclasses.asdict(config.model), "precision": precision}
 
 
 def require_function(recorded: Any, config: Config, what: str) -> None:
-    """Raise UserError unless parameters of a recorded function are read as they were trained.
-
-    `what` has the parameters, in the message.
-    """
+    """Raise UserError unless the parameters of `what` are read as they were trained."""
     with fields.named(f"{what} was written by another version of mlstm_jax"):
         trained = fields.build(Config, renamed(recorded))
     before = flatten_dict(function_of(trained), sep=".")
@@ -285,7 +266,7 @@ def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[
 
 
 class Differences(NamedTuple):
-    """Lines "field: old → new", grouped by what they mean for a run that resumes."""
+    """Lines "field: old → new" of a run that resumes."""
 
     forbidden: list[str]
     allowed: list[str]  # unless they change rows, which are compared with the checkpoint's

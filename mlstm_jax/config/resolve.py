@@ -5,7 +5,7 @@ Everything below works with resolved configs only.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from mlstm_jax.config import MLSTM, Config
 from mlstm_jax.errors import require
@@ -44,7 +44,9 @@ def resolve(config: Config, hardware: Hardware, before: Config | None = None) ->
     if devices.kernels == "auto":
         kernels = before.devices.kernels if before else "auto"
         if kernels == "auto":
-            kernels = _fastest_kernels(config, hardware.capability)
+            is_proven = pallas.is_proven(model.hidden, hardware.capability)
+            chosen = is_proven or precision.recurrent == "fp8"
+            kernels = "pallas" if chosen and isinstance(model, MLSTM) else "xla"
         devices = dataclasses.replace(devices, kernels=kernels)
     places = data.window
     if before and type(before.model) is type(model):
@@ -59,23 +61,13 @@ def resolve(config: Config, hardware: Hardware, before: Config | None = None) ->
     config = dataclasses.replace(
         config, model=model, data=data, precision=precision, devices=devices
     )
-    _require_fit(config)
-    _require_share(config, hardware.devices)
+    _require_fit(config, hardware.devices)
     return config
 
 
-def _fastest_kernels(
-    config: Config, capability: tuple[int, int] | None
-) -> Literal["xla", "pallas"]:
-    """The kernels of a new run."""
-    if not isinstance(config.model, MLSTM):
-        return "xla"
-    is_proven = pallas.is_proven(config.model.hidden, capability)
-    return "pallas" if is_proven or config.precision.recurrent == "fp8" else "xla"
-
-
-def _require_share(config: Config, device_count: int) -> None:
-    """Raise UserError unless devices and micro-batches share the rows evenly (Puri, section IV)."""
+def _require_fit(config: Config, device_count: int) -> None:
+    """Raise UserError if fields do not go together."""
+    # Devices and micro-batches share the rows evenly (Puri et al. 2018, section IV).
     batch = config.data.batch
     rule = (
         f"a multiple of {device_count}, so that the devices share it evenly; or set "
@@ -86,20 +78,25 @@ def _require_share(config: Config, device_count: int) -> None:
     micro_batches = config.train.micro_batches
     rule = f"a divisor of the {rows} rows of a device (`data.batch` {batch})"
     require(rows % micro_batches == 0, "train.micro_batches", micro_batches, rule)
-
-
-def _require_fit(config: Config) -> None:
-    """Raise UserError if a field is for another kind of model."""
+    # Some fields are for other kinds of model.
     model = config.model
     every = config.train.recompute_every
     rule = f"unset for {model.cli_name}; use it with a recurrent model"
     require(every is None or isinstance(model, Recurrent), "train.recompute_every", every, rule)
+    is_mlstm = isinstance(model, MLSTM)
     kernels = config.devices.kernels
     rule = f"xla for {model.cli_name}; use it with {MLSTM().cli_name}"
-    require(kernels != "pallas" or isinstance(model, MLSTM), "devices.kernels", kernels, rule)
+    require(kernels != "pallas" or is_mlstm, "devices.kernels", kernels, rule)
     recurrent = config.precision.recurrent
     if recurrent != "compute":
-        _require_fp8(config, recurrent)
+        rule = f"compute, unless the model is {MLSTM().cli_name} with one layer"
+        require(is_mlstm and model.layers == 1, "precision.recurrent", recurrent, rule)
+        end = f"with `precision.recurrent` {recurrent}"
+        compute = config.precision.compute
+        require(compute == "bf16", "precision.compute", compute, f"bf16 {end}")
+        require(every is None, "train.recompute_every", every, f"unset {end}")
+        own = "pallas" if recurrent == "fp8" else "xla"
+        require(kernels == own, "devices.kernels", kernels, f"{own} {end}")
     places = model.longest_window
     window = config.data.window
     fits = places is None or window <= places
@@ -107,19 +104,3 @@ def _require_fit(config: Config) -> None:
     cell = config.precision.cell
     rule = f"fp32 for {model.cli_name}, which has no c"
     require(cell == "fp32" or "c" in model.states, "precision.cell", cell, rule)
-
-
-def _require_fp8(config: Config, recurrent: str) -> None:
-    """Raise UserError if a field does not go with fp8 operands."""
-    model = config.model
-    fits = isinstance(model, MLSTM) and model.layers == 1
-    rule = f"compute, unless the model is {MLSTM().cli_name} with one layer"
-    require(fits, "precision.recurrent", recurrent, rule)
-    end = f"with `precision.recurrent` {recurrent}"
-    compute = config.precision.compute
-    require(compute in (None, "bf16"), "precision.compute", compute, f"bf16 {end}")
-    every = config.train.recompute_every
-    require(every is None, "train.recompute_every", every, f"unset {end}")
-    kernels = config.devices.kernels
-    own = "pallas" if recurrent == "fp8" else "xla"
-    require(kernels in (own, "auto"), "devices.kernels", kernels, f"{own} or auto {end}")

@@ -65,9 +65,9 @@ class Optimizer(Checked, section="optimizer"):
         name: The optimizer. LAMB with `clip_norm` 1 is NVIDIA's variant. Paper: adam.
         learning_rate: Learning rate before scaling. Paper: 3e-3 for every large batch;
             Radford: 5e-4.
-        scaling: How the rate grows with the global batch B, from `learning_rate` at `base_batch`
-            B0. linear: lr·B/B0; sqrt: lr·√(B/B0); legw: lr·√(B/B0), with the epochs of warm-up
-            multiplied by B/B0. Paper: compares the first three and chooses none, with 3e-3.
+        scaling: How the rate grows with the global batch B, from `base_batch` B0. linear: lr·B/B0;
+            sqrt: lr·√(B/B0); legw: lr·√(B/B0), with the epochs of warm-up multiplied by B/B0.
+            Paper: none, with 3e-3.
         base_batch: The batch B0 at which the rate is `learning_rate`. Paper: 128.
         learning_rate_cap: Upper limit of the scaled rate. Paper: 3e-3.
         schedule: How the rate decays after the warm-up: linear, cosine and polynomial to zero;
@@ -80,25 +80,21 @@ class Optimizer(Checked, section="optimizer"):
         warmup_epochs: Warm-up in epochs (with legw: at `base_batch`), instead of `warmup_steps`.
         b1: Decay rate of the first moment; with LARS the momentum. Paper: 0.9.
         b2: Adam's decay rate of the second moment. Paper: 0.999.
-        b2_half_life: Half-life of a gradient in the second moment, in bytes of text, the same at
-            any batch; instead of `b2`. A b2 of 0.999 has a half-life of 693 updates: 710e3 bytes
-            at 16 rows of 64.
+        b2_half_life: Half-life of a gradient in the second moment, in bytes of text, instead of
+            `b2`. A b2 of 0.999 has one of 693 updates: 710e3 bytes at 16 rows of 64.
         eps: Added to Adam's denominator. Paper: 1e-8.
-        clip_norm: Maximum global norm of the gradient; larger ones are scaled down. NVIDIA
-            found 1.0 useful.
+        clip_norm: Maximum global norm of the gradient; larger ones are scaled down.
         weight_decay: Weight decay of the matrices per update, before multiplication by the learning
             rate; with adamw, lamb, lars and muon.
-        weight_decay_bytes: Bytes of text in the update to which `weight_decay` belongs. If set, an
-            update of k times the bytes decays k times as much, so that at one rate a byte decays
-            the same at any batch. Unset: each update decays by `weight_decay`.
-        muon_learning_rate: Muon's learning rate, for the matrices of the layers, and in a
-            Transformer whose embedding is not as wide as its layers also for the matrix between
-            them. All other parameters use Adam with `learning_rate`; both rates follow one
-            schedule.
+        weight_decay_bytes: Bytes of text in the update to which `weight_decay` belongs: an update
+            of k times the bytes then decays k times as much. Unset: all decay by `weight_decay`.
+        muon_learning_rate: Muon's learning rate, for the matrices of the layers, and the one
+            between them and a narrower embedding of a Transformer. All other parameters use Adam
+            with `learning_rate`; both rates follow one schedule.
         muon_momentum: Muon's momentum (Nesterov's). Jordan et al. 2024: 0.95. A run of some 1,000
             updates was better with 0.9.
-        muon_decoder: Whether Muon trains the decoder, too. It was better in a run of 6,000 updates,
-            and worse than Adam in runs of some 1,000.
+        muon_decoder: Whether Muon trains the decoder, too: better in a run of 6,000 updates, worse
+            than Adam in runs of some 1,000.
         muon_steps: Muon's Newton-Schulz iterations. Fewer are faster and less exact.
         trust_coefficient: LARS: factor of the trust ratio ‖w‖ / ‖gradient‖.
     """
@@ -171,8 +167,7 @@ class Precision(Checked, section="precision"):
             with fp32 as the baseline.
         recurrent: Operand type of the mLSTM's recurrent products in training: the compute type; or
             fp8 (E4M3, with scales from earlier updates), for one layer and bf16, on GPUs of compute
-            capability 8.9 or later. fp8_emulated computes the same numbers on any device, slowly,
-            to study training.
+            capability 8.9 or later; or the same numbers on any device, slowly: fp8_emulated.
         cell: Type of the cell state c: float32, or the compute type.
         all_reduce: Type of the gradient all-reduce: float32, or the compute type (divided by the
             number of devices before the sum, so that the sum cannot overflow). Paper: fp16.
@@ -212,12 +207,10 @@ class Devices(Checked, section="devices"):
         count: Number of devices that each process trains on; unset: all that it has. Paper: 8 per
             machine.
         kernels: Kernels of the elementwise part of a training step on GPUs: XLA's, or this
-            package's Pallas kernels, half as many; a step on an H100 was 1.08 to 1.23 times as
-            fast (results/speed). auto: Pallas for an mLSTM where it is proven, on GPUs of compute
-            capability 9.0 (H100, H200), and with fp8, otherwise XLA; a run that resumes keeps its
-            kernels.
-        virtual_cpu: Split the CPU into this many virtual devices, to try multi-device code on one
-            machine.
+            package's in Pallas (1.08 to 1.23 times as fast on an H100). auto: Pallas for an mLSTM
+            where it is proven, on GPUs of compute capability 9.0 (H100, H200), and with fp8,
+            otherwise XLA; a run that resumes keeps its kernels.
+        virtual_cpu: Split the CPU into this many virtual devices, to try code for several.
     """
 
     count: Count | None = None
@@ -268,15 +261,14 @@ class Train(Checked, section="train"):
             with model:bert, and otherwise the next byte. A Transformer of masked bytes sees a whole
             window.
         recompute_every: Keep the state of every k-th byte of a window for the backward pass, and
-            recompute the others. This saves memory, so that a larger model or batch fits; a step
-            takes about a quarter longer. 16 to 64 are good values; unset: keep everything.
+            recompute the others. This saves memory; a step takes about a quarter longer. 16 to 64
+            are good values; unset: keep everything.
         dropout: Fraction of each layer's output units that are dropped in training, drawn anew for
             each row and window. The recurrent state itself is not dropped. Paper: none.
         label_weight: How many bytes one label counts as, with model.rating_head (the squared error
             of a rating, in standard deviations of the training split) or model.classes (nats).
-        micro_batches: Number k of parts that each device's rows are split into (gradient
-            accumulation). A device processes one part at a time, and their gradients make one
-            update: it needs the memory of 1/k of the rows, and the result is the same to rounding.
+        micro_batches: Number k of parts into which each device's rows are split (gradient
+            accumulation): one update of the same gradient, to rounding, in 1/k of the memory.
         start_from: Run folder, trained or imported, from whose parameters the run starts; the sizes
             of the model must be the same. The label head is not copied. Unset: random initial
             parameters.
@@ -285,9 +277,8 @@ class Train(Checked, section="train"):
             carry, the learning rate and the steps begin anew; `epochs` count from the start of
             that run.
         seed: Seed of the initial parameters.
-        deterministic: On GPUs: use only deterministic kernels, so that a run that is stopped and
-            resumed is bit for bit the same as an uninterrupted one. XLA then does not search for
-            the fastest kernels, so steps are slower. CPUs are always deterministic.
+        deterministic: On GPUs: use only deterministic kernels, slower ones, so that a run that is
+            stopped and resumed is bit for bit the same as an uninterrupted one. CPUs always do.
         log_every: Steps between two lines of metrics; the loss of a line is the mean over these
             steps.
         eval_every: Steps between two evaluations of the validation split, each with a checkpoint.
@@ -301,9 +292,8 @@ class Train(Checked, section="train"):
             its last validation loss is above this number. The run then stops, and the checkpoints
             written after the divergence began are deleted.
         divergence_steps: Number of such steps in a row.
-        sigterm_exit_code: Exit code of a run that SIGTERM or SIGHUP stopped with a checkpoint. 0
-            reports success; use another code for a supervisor that restarts only failed processes,
-            such as Kubernetes.
+        sigterm_exit_code: Exit code of a run that SIGTERM or SIGHUP stopped with a checkpoint, such
+            as 1 for a supervisor that restarts only failed processes (Kubernetes).
         watchdog_seconds: Seconds without a step, a window of evaluation or a checkpoint after which
             the run writes the stack of every thread and ends. This time includes the compilation of
             the first step, and any in which the process was suspended (Ctrl-Z).
@@ -335,8 +325,3 @@ class Train(Checked, section="train"):
         require(has_end, "train.steps", None, "set, or `train.epochs`")
         fits = self.start_from is not None or not self.start_optimizer
         require(fits, "train.start_optimizer", True, "false without `train.start_from`")
-
-    @property
-    def first_save(self) -> int:
-        """The step of the first checkpoint; an evaluation writes one, too."""
-        return min(self.eval_every, self.checkpoint_every)

@@ -54,25 +54,21 @@ class Score(NamedTuple):
 
 
 def corpus_of(run: Run, given: str | Path | None) -> tuple[Corpus, bool]:
-    """Open the given corpus, or the one that the run was trained on, to score it.
-
-    Also returns whether it is the run's own: then the run has not seen its other splits.
-    """
-    if given is None and run.imported:
-        raise UserError(f"{run.place}, comes without a corpus; name one with `corpus`.")
-    if given is None:
-        found = open_corpus_of(run.folder, Path(run.config.data.corpus), "corpus")
-    else:
+    """The corpus to score, by default the run's, and whether it is the one of its training."""
+    if given is not None:
         found = open_corpus(Path(given))
-    is_own = found.identity == run.corpus
-    if given is None and not is_own:
+        return found, found.identity == run.corpus
+    if run.imported:
+        raise UserError(f"{run.place}, comes without a corpus; name one with `corpus`.")
+    found = open_corpus_of(run.folder, Path(run.config.data.corpus), "corpus")
+    if found.identity != run.corpus:
         raise UserError(
             f"{found.path} is not the corpus that {run.folder} was trained on: its identity is "
             f"{found.identity[:12]}…, not {str(run.corpus)[:12]}…. Its splits may contain text "
             "that the run was trained on. Prepare the original corpus again, or name a corpus to "
             "score with `corpus`."
         )
-    return found, is_own
+    return found, True
 
 
 class Evaluator:
@@ -121,23 +117,16 @@ def compressed_bpc(data: bytes) -> dict[str, float]:
 
 
 def report_of(run: Run, corpus: str | Path | None, score: Score, sample: str) -> str:
-    """Compare the score of the validation split with what compressors need for it.
-
-    The sample is text that the model wrote; a model of masked bytes writes none.
-    """
+    """Compare the score of the validation split with compressors; `sample`: a text of the model."""
     scored, is_own = corpus_of(run, corpus)
     data = scored.split("valid").bytes
-    whose = f"{len(data):,} validation bytes"
-    if is_own:
-        whose += ", not used for training"
-    else:
-        whose += f" of {scored.path}, not the training corpus"
+    origin = ", not used for training" if is_own else f" of {scored.path}, not the training corpus"
+    whose = f"{len(data):,} validation bytes{origin}"
     place: list[str] = []
     if not run.imported:
-        files = "config.json, metrics.jsonl, checkpoints/"
-        if (run.folder / "tensorboard").is_dir():
-            files += ", tensorboard/"
-        place = ["", f"The run is in {run.folder}: {files}."]
+        has_events = (run.folder / "tensorboard").is_dir()
+        files = "checkpoints/, tensorboard/" if has_events else "checkpoints/"
+        place = ["", f"The run is in {run.folder}: config.json, metrics.jsonl, {files}."]
     objective = run.config.model.objective
     if objective != "next-byte":
         what = f"{objective.replace('-', ' ')} of {whose}"
@@ -150,8 +139,7 @@ def report_of(run: Run, corpus: str | Path | None, score: Score, sample: str) ->
         f"  {'this model':<12}{score.bpc:8.3f}   {run.origin}",
     ]
     compressed = compressed_bpc(text)
-    for name, bpc in compressed.items():
-        lines.append(f"  {name:<12}{bpc:8.3f}")
+    lines += [f"  {name:<12}{bpc:8.3f}" for name, bpc in compressed.items()]
     lines += ["", "A sample, drawn at temperature 0.7:"]
     lines += textwrap.wrap(sample, 96, initial_indent="  ", subsequent_indent="  ")
     lines += place

@@ -3,12 +3,10 @@
 Each line has `kind` (train, eval, event) and `step`, the number of batches seen. When a run
 resumes, the lines after the checkpoint's step are dropped, because those steps are repeated.
 
-A checkpoint records the extent of the file when it was saved, and every reader compares it. Later
-lines, of a run that trains or was interrupted, are only checked for their form.
+A checkpoint records the extent of the file when it was saved, and every reader compares it.
 
-The numbers of a training step are each declared once, in `METRICS`; the step gives their values by
-name. A tally sums them up since the last line, on the device and in the checkpoint, so that a line
-is the same whether or not the run was killed before it was complete.
+The numbers of a training step are each declared once, in `METRICS`. A tally sums them up since the
+last line, on the device and in the checkpoint: a kill before the line is complete changes nothing.
 """
 
 import json
@@ -53,9 +51,8 @@ def set_aside_damaged(folder: Path) -> list[str]:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of a metrics file, without a last line that a kill has truncated.
 
-    Raises:
-        LogDamaged: the file differs from what the newest checkpoint next to it records.
-        UserError, FileError: a line is something else, or the file cannot be read.
+    Raises LogDamaged if it differs from what the newest checkpoint next to it records, and
+    UserError or FileError if a line is something else or the file cannot be read.
     """
     newest = newest_record(path.parent)  # first, since a run that trains adds lines
     extent = newest.meta.metrics if newest else Extent()

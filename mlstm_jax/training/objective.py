@@ -16,9 +16,6 @@ Array = jax.Array
 
 MASK = VOCABULARY
 _PREDICTED = 15  # percent of the bytes of a window
-# Fractions of the predicted bytes; the others stay.
-_MASKED = 0.8
-_RANDOM = 0.1
 
 
 class Targets(NamedTuple):
@@ -56,8 +53,8 @@ def masked_bytes(inputs_BT: Any, targets_BT: Any, counted_BT: Any, key_B: Array)
         predicted_T = rank_T < predicted
         way_T = jax.random.uniform(way_key, size)
         byte_T = jax.random.randint(byte_key, size, 0, VOCABULARY)
-        read_T = jnp.where(way_T < _MASKED + _RANDOM, byte_T, bytes_T)
-        read_T = jnp.where(way_T < _MASKED, MASK, read_T)
+        read_T = jnp.where(way_T < 0.9, byte_T, bytes_T)
+        read_T = jnp.where(way_T < 0.8, MASK, read_T)
         weight_T = predicted_T * (count / jnp.maximum(predicted, 1))
         return jnp.where(predicted_T, read_T, bytes_T), weight_T.astype(jnp.float32)
 
@@ -79,8 +76,7 @@ def row_keys(seed: int | Array, use: int, step: Array, row_B: Any) -> Array:
 def cross_entropy(logits: Array, targets: Any) -> Array:
     """−log softmax(logits) at the targets: logits [..., V] → float32 [...].
 
-    `optax.softmax_cross_entropy_with_integer_labels` reads the targets' logits with a gather, whose
-    gradient is a scatter: on a GPU, atomic additions into an array of zeros.
+    Optax's reads the targets' logits with a gather, whose gradient is slow on GPUs.
     """
     is_target = jax.nn.one_hot(targets.astype(jnp.int32), logits.shape[-1], dtype=jnp.bool_)
     target_logits = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)

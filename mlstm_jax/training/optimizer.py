@@ -13,11 +13,9 @@ the matrices, with all singular values set to about one. With gradient G and β 
     W ← W − η √max(1, columns / rows) O
 
 Biases, gains, the embedding and, unless optimizer.muon_decoder is set, the decoder use Adam. Each
-gate's columns are a separate matrix (`Architecture.matrices`): many small matrices are shared out
-among the devices more evenly than few large ones, and joint ones were not better. The coefficients
-are optax's. Its iteration is not used, because its products sum in the type of their operands, and
-XLA for CPUs computes such products in bf16 at float32's rate. docs/large_batches.md explains η
-under weight normalisation.
+gate's columns are a separate matrix (`Architecture.matrices`), which devices share out more evenly.
+Optax's iteration is not used, because its products sum in the type of their operands.
+docs/large_batches.md explains η under weight normalisation.
 
 Biases, gains and a recurrent model's embedding have neither trust ratio nor decay
 (`Architecture.decays`). In a weight-normalised matrix W = g V / ‖V‖ only the direction of V
@@ -48,10 +46,6 @@ Array = jax.Array
 
 # Of x, x³ and x⁵ (Jordan et al. 2024): the steepest at zero that keeps values near one there.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-
-
-def muon_type(compute: Compute | None) -> Any:
-    return jnp.bfloat16 if compute == "bf16" else jnp.float32
 
 
 def build(
@@ -98,10 +92,11 @@ def build(
             return optax.chain(clip, decay, trust, descend, momentum)
         case "muon":
             ratio = optimizer.muon_learning_rate / optimizer.learning_rate
-            side_by_side = matrices(architecture, optimizer.muon_decoder)
+            dtype = jnp.bfloat16 if compute == "bf16" else jnp.float32
+            side_by_side = partial(matrices, architecture, optimizer.muon_decoder)
             muon = optax.chain(
                 optax.trace(decay=optimizer.muon_momentum, nesterov=True),
-                orthogonalise(optimizer.muon_steps, muon_type(compute), axis_name, side_by_side),
+                orthogonalise(optimizer.muon_steps, dtype, axis_name, side_by_side),
                 optax.add_decayed_weights(weight_decay),
                 optax.scale_by_learning_rate(lambda count: ratio * lr_schedule(count)),
             )
@@ -119,7 +114,7 @@ def product_flops(optimizer: Optimizer, architecture: Architecture, devices: int
     """
     if "muon_steps" not in optimizer.kind.fields:
         return 0
-    side_by_side = matrices(architecture, optimizer.muon_decoder)
+    side_by_side = partial(matrices, architecture, optimizer.muon_decoder)
     # The matrices of one shape are one stack, which the devices share out.
     stacks = Counter[tuple[int, int]]()
     for name, leaf in named(parameter_shapes(architecture)).items():
@@ -166,18 +161,11 @@ def map_by_name(function: Callable[[str], Any]) -> Callable[[Any], Any]:
     return partial(jax.tree_util.tree_map_with_path, lambda path, _: function(_name(path)))
 
 
-def matrices(architecture: Architecture, decoder: bool) -> Callable[[str], int]:
-    """How many of Muon's matrices are side by side in a parameter, by its name.
-
-    Muon trains the decoder only if `decoder` is set.
-    """
-
-    def side_by_side(name: str) -> int:
-        if name == "decoder_kernel" and not decoder:
-            return 0
-        return architecture.matrices(name)
-
-    return side_by_side
+def matrices(architecture: Architecture, decoder: bool, name: str) -> int:
+    """How many of Muon's matrices, with the decoder or not, a parameter has."""
+    if name == "decoder_kernel" and not decoder:
+        return 0
+    return architecture.matrices(name)
 
 
 def orthogonalise(
@@ -185,9 +173,8 @@ def orthogonalise(
 ) -> optax.GradientTransformation:
     """The stateless transformation G → √max(1, columns / rows) · NS(G) of every matrix.
 
-    The operands of the products have type `dtype`. The devices of the axis divide the matrices
-    among themselves; without an axis each computes all. `side_by_side` says how many matrices a
-    parameter has, by its name.
+    The operands of the products have type `dtype`. The devices of the axis, if any, divide the
+    matrices among themselves; `side_by_side` says how many a parameter has, by its name.
     """
 
     def update(gradient: Any, params: Any) -> Any:

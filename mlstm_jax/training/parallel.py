@@ -1,13 +1,9 @@
-"""Data parallelism: the only file with pmap, shard_map and the leading device axis.
+"""Data parallelism: the only file with pmap and the leading device axis.
 
 Each device of every process has one replica, on an axis named "data", and the global batch is split
 evenly by rows (Puri et al. 2018, section IV). The all-reduce of the gradients is the psum of
 `sum_over_devices`: NCCL between GPUs, gloo between CPUs. The leading axis N of arrays created here
 is over the devices of this process only; process 0 has the first rows.
-
-pmap is jit and shard_map since jax 0.8. If JAX removes it, `Parallel` maps by shard_map; tests take
-the step both ways, to the same bits. By pmap the arrays of a process are on its own devices; by
-shard_map they are global, on the devices of all processes.
 """
 
 import functools
@@ -15,7 +11,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,14 +27,12 @@ from mlstm_jax.model.ops import gpu_capability
 Array = jax.Array
 
 AXIS = "data"
-MappedBy = Literal["pmap", "shard_map"]
-# JAX says three months before if it removes pmap.
-MAPPED_BY: MappedBy = "pmap" if hasattr(jax, "pmap") else "shard_map"
 # Below this size in bytes the latency of a separate message costs more than overlap can hide.
 LEAST_BYTES = 1 << 22
 # The functions on devices that a process keeps for its next runs.
 PROGRAMS = 32
-# Mappings of memory with which a process begins its next run; Linux allows it 65,530.
+# Mappings of memory with which a process begins its next run, which adds some 500 of another shape;
+# Linux allows it 65,530.
 MAPPINGS = 20_000
 
 
@@ -54,16 +48,14 @@ class Parallel:
     All transfers are explicit, so that the loop can run under a transfer guard.
     """
 
-    def __init__(self, devices: Sequence[jax.Device], mapped_by: MappedBy = MAPPED_BY) -> None:
+    def __init__(self, devices: Sequence[jax.Device]) -> None:
         here = jax.process_index()
-        self._mapped_by = mapped_by
         self.devices = list(devices)
         self.local_devices = [device for device in devices if device.process_index == here]
         self._first = self.devices.index(self.local_devices[0])
         spec = PartitionSpec(AXIS)
-        self._sharding = NamedSharding(Mesh(np.array(self.local_devices), (AXIS,)), spec)
-        self.mesh = Mesh(np.array(self.devices), (AXIS,))
-        self._global = NamedSharding(self.mesh, spec)
+        self._own = NamedSharding(Mesh(np.array(self.local_devices), (AXIS,)), spec)
+        self._all = NamedSharding(Mesh(np.array(self.devices), (AXIS,)), spec)
 
     @property
     def count(self) -> int:
@@ -83,20 +75,7 @@ class Parallel:
 
     def map(self, step: Callable[..., Any], donate: tuple[int, ...] = ()) -> Callable[..., Any]:
         """Run a per-device `step` on all devices, reusing the buffers of the arguments `donate`."""
-        return _mapped(step, self.mesh, donate, self._mapped_by)
-
-    def _place(self, tree: Any) -> Any:
-        """Copy arrays of the host to this process's devices: NumPy [N, ...] → [N, ...]."""
-        placed = jax.device_put(tree, self._sharding)
-        if self._mapped_by == "pmap" or len(self.local_devices) == self.count:
-            return placed
-
-        def joined(x: jax.Array) -> jax.Array:
-            shards = [shard.data for shard in x.addressable_shards]
-            shape = (self.count, *x.shape[1:])
-            return jax.make_array_from_single_device_arrays(shape, self._global, shards)
-
-        return jax.tree.map(joined, placed)
+        return _mapped(step, tuple(self.devices), donate)
 
     def replicate(self, tree: Any) -> Any:
         """Copy every array to each device of this process: [...] → [N, ...]."""
@@ -105,11 +84,11 @@ class Parallel:
             return np.broadcast_to(x, (len(self.local_devices), *np.shape(x)))
 
         environment.require_own_jax()
-        return self._place(jax.tree.map(copies, jax.device_get(tree)))
+        return jax.device_put(jax.tree.map(copies, jax.device_get(tree)), self._own)
 
     def copy_to_all(self, tree: Any) -> Any:
         """Copy every array to each device, without an axis of devices: jit's results are so."""
-        return jax.device_put(tree, NamedSharding(self.mesh, PartitionSpec()))
+        return jax.device_put(tree, NamedSharding(self._all.mesh, PartitionSpec()))
 
     def unreplicate(self, tree: Any) -> Any:
         """Copy every array from one device to the host: [N, ...] → NumPy [...]."""
@@ -122,7 +101,7 @@ class Parallel:
         def split(x: np.ndarray) -> np.ndarray:
             return np.ascontiguousarray(x).reshape(len(self.local_devices), -1, *x.shape[1:])
 
-        return self._place(jax.tree.map(split, jax.device_get(tree)))
+        return jax.device_put(jax.tree.map(split, jax.device_get(tree)), self._own)
 
     def copy_first_process(self, tree: Any) -> Any:
         """Process 0's copy of a tree of NumPy arrays, in all processes.
@@ -135,28 +114,18 @@ class Parallel:
 
     def fetch_rows(self, tree: Any) -> Any:
         """Copy this process's rows to the host: [N, B, ...] → NumPy [N·B, ...]."""
-        if self._mapped_by == "shard_map":
-            tree = self.own_rows(tree)
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.device_get(tree))
 
     def join_rows(self, tree: Any) -> Any:
         """Join the rows of all processes to global arrays: NumPy [N·B, ...] → [rows, ...]."""
-
-        def join(own: np.ndarray) -> jax.Array:
-            rows = len(own) // len(self.local_devices) * self.count
-            parts = zip(np.split(own, len(self.local_devices)), self.local_devices, strict=True)
-            shards = [jax.device_put(part, device) for part, device in parts]
-            return jax.make_array_from_single_device_arrays(
-                (rows, *own.shape[1:]), self._global, shards
-            )
-
+        join = functools.partial(jax.make_array_from_process_local_data, self._all)
         return jax.tree.map(join, tree)
 
     def abstract_rows(self, tree: Any) -> Any:
         """The shapes and shardings of a tree of global rows, as a target for a restore."""
 
         def shape(x: Any) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._global)
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._all)
 
         return jax.tree.map(shape, tree)
 
@@ -170,41 +139,16 @@ class Parallel:
         return jax.tree.map(own, tree)
 
 
-def map_by_shard_map(
-    step: Callable[..., Any], mesh: Mesh, donate: tuple[int, ...] = ()
-) -> jax.stages.Wrapped:
-    """Map a step of one device as pmap does.
-
-    Its arguments and results have the devices of the mesh as first axis: [devices, ...]. In several
-    processes they are global arrays.
-    """
-
-    def one_device(*arguments: Any) -> Any:
-        # As pmap does. x[0] outside of the mapped function would gather x from all devices.
-        results = step(*jax.tree.map(lambda x: jax.lax.squeeze(x, [0]), arguments))
-        return jax.tree.map(lambda x: jax.lax.expand_dims(x, [0]), results)
-
-    spec = PartitionSpec(AXIS)
-    mapped = jax.shard_map(one_device, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-    return jax.jit(mapped, donate_argnums=donate)
-
-
 @functools.lru_cache(maxsize=PROGRAMS)
 def _mapped(
-    step: Callable[..., Any], mesh: Mesh, donate: tuple[int, ...], mapped_by: MappedBy
+    step: Callable[..., Any], devices: tuple[jax.Device, ...], donate: tuple[int, ...]
 ) -> Callable[..., Any]:
-    """The step on the devices of a mesh; one function for all runs with an equal step."""
-    if mapped_by == "pmap":
-        devices = list(mesh.devices)
-        return jax.pmap(step, axis_name=AXIS, devices=devices, donate_argnums=donate)
-    return map_by_shard_map(step, mesh, donate)
+    """The step on devices; one function for all runs with an equal step."""
+    return jax.pmap(step, axis_name=AXIS, devices=devices, donate_argnums=donate)
 
 
 def free_programs() -> None:
-    """Free all compiled programs if this process has many mappings of memory.
-
-    A run of another shape leaves programs of some 500 mappings. JAX frees none by itself.
-    """
+    """Free all compiled programs if this process has many mappings of memory: JAX frees none."""
     mappings = Path("/proc/self/maps")  # of Linux
     if mappings.exists() and mappings.read_bytes().count(b"\n") > MAPPINGS:
         _mapped.cache_clear()
@@ -214,11 +158,9 @@ def free_programs() -> None:
 def sum_over_devices(tree: Any, others: Any, early: Sequence[str]) -> Any:
     """Sum (tree, others) over the devices of the axis; `others` are ready last.
 
-    A single all-reduce would start after the last gradient is computed, and every device would wait
-    for it. Here each large gradient that `early` names, such as layer_0/wmh_v, is reduced
-    separately, in the order of the backward pass: the decoder's before the scan over time begins,
-    Wmh's before the product of Wh's, Wh's before the products of the tables. All others are reduced
-    last. The sums are bit for bit the same.
+    A single all-reduce would start after the last gradient is computed. Here each large gradient
+    that `early` names, such as layer_0/wmh_v, is reduced separately, in the order of the backward
+    pass, and all others last. The sums are bit for bit the same.
     """
     paths, shape = jax.tree_util.tree_flatten_with_path(tree)
     leaves = {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in paths}
@@ -236,11 +178,7 @@ def sum_over_devices(tree: Any, others: Any, early: Sequence[str]) -> Any:
 
 
 def _after(tree: Any, before: Array | None) -> Any:
-    """Make the tree available only after `before`.
-
-    Without this order XLA combines small all-reduces into one, which waits for the last of them,
-    and chooses the order of the large ones itself.
-    """
+    """Make the tree available only after `before`; XLA would combine or reorder all-reduces."""
     if before is None:
         return tree
     return jax.lax.optimization_barrier((tree, before))[0]
@@ -269,36 +207,29 @@ def _gather_folds(state: Any) -> Array:
     return jax.lax.all_gather(fold(state), AXIS)
 
 
-def make_comparison(cluster: Cluster, devices: Parallel) -> Callable[[int, Any], None]:
-    """A function that raises ReplicasDiffer unless all devices hold the same state.
+def require_equal_replicas(cluster: Cluster, devices: Parallel, step: int, state: Any) -> None:
+    """Raise ReplicasDiffer unless all devices hold the same state; all processes must call it.
 
     The copies start from one state and apply one gradient, so they stay equal bit for bit. A device
-    that computes wrong results, failing memory, or a file that one process reads differently makes
-    them drift apart silently. The function compares one checksum per device, of every bit of its
-    copy. It takes the step and the replicated state; all processes must call it.
+    that computes wrong results, or a file that one process reads differently, makes them drift
+    apart silently. One checksum per device, of every bit of its copy, is compared.
     """
-    gather = devices.map(_gather_folds)
-
-    def require_equal(step: int, state: Any) -> None:
-        if devices.count == 1:
-            return
-        sums = np.asarray(devices.unreplicate(gather(state))).tolist()
-        common, _ = Counter(sums).most_common(1)[0]
-        names = []
-        for device, checksum in zip(devices.devices, sums, strict=True):
-            if checksum != common:
-                process = cluster.names[device.process_index]
-                names.append(f"device {device.local_hardware_id} of {process}")
-        if not names:
-            return
+    if devices.count == 1:
+        return
+    sums = np.asarray(devices.unreplicate(devices.map(_gather_folds)(state))).tolist()
+    common, _ = Counter(sums).most_common(1)[0]
+    names = []
+    for device, checksum in zip(devices.devices, sums, strict=True):
+        if checksum != common:
+            process = cluster.names[device.process_index]
+            names.append(f"device {device.local_hardware_id} of {process}")
+    if names:
         raise ReplicasDiffer(
             f"at step {step} the state of {', '.join(names)} differs from the state of the other "
             "devices, although all applied the same updates: the hardware computes wrong results. "
             "No checkpoint of this state was written. Run the same command without the faulty "
             "device; it resumes from the last checkpoint."
         )
-
-    return require_equal
 
 
 def local_devices(devices: Devices) -> Parallel:

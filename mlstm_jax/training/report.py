@@ -18,7 +18,7 @@ from mlstm_jax.training.evaluation import Score
 from mlstm_jax.training.metrics import BITS_PER_NAT, MetricsLog, line_of, shown_of
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.resume import Snapshot
-from mlstm_jax.training.rows import Rows
+from mlstm_jax.training.rows import Rows, meta_of
 from mlstm_jax.training.step import StepMetrics
 
 
@@ -56,13 +56,19 @@ class Reporter:
         self._high_steps = start.meta.high_steps
         self.restart_clock(start.step)
 
-    def begin(self, announced: str, changed: list[str], notes: list[str]) -> None:
-        """Report what is trained, what has changed since the run began, and notes."""
+    def begin(
+        self, devices: Parallel, cluster: Cluster, changed: list[str], notes: list[str]
+    ) -> None:
+        """Report what is trained, on which devices, what has changed since the run began, notes."""
         step = self._start.step
         is_finished = step >= self._rows.steps
-        lines = [announced]
+        lines = [self._announcement(devices, cluster)]
+        what = "changed since the run began"
+        if is_finished:
+            more = "To train for more, raise its steps or epochs."
+            lines = [f"{self._config.out} is finished: {step:,} steps. {more}"]
+            what = "this change had no effect"
         if changed:
-            what = "this change had no effect" if is_finished else "changed since the run began"
             lines.append(f"{what}: {', '.join(changed)}")
         self._progress.say("\n".join(lines + notes))
         if is_finished:
@@ -70,6 +76,22 @@ class Reporter:
         if step > 0:
             self._log.write("event", step, event="resumed", changed=changed, notes=notes)
         self._progress.say("compiling the training step")
+
+    def _announcement(self, devices: Parallel, cluster: Cluster) -> str:
+        rows = self._rows
+        data = self._config.data
+        count = sum(leaf.size for leaf in jax.tree.leaves(self._start.state.params))
+        doing = f"resuming at step {self._start.step:,} of" if self._start.step else "training"
+        size = rows.corpus.manifest.splits["train"].bytes
+        where = f"{devices.count} {devices.devices[0].platform} device(s)"
+        if cluster.processes > 1:
+            where += f" of {cluster.processes} processes"
+        return (
+            f"{doing} {rows.steps:,} steps, {rows.stream.epoch(rows.steps):.2f} epochs: {count:,} "
+            f"parameters in {self._config.precision.compute} on {where}; run folder "
+            f"{self._config.out}\neach step reads {data.batch} rows x {data.window} bytes, from "
+            f"{size:,} bytes in {rows.stream.shards:,} shards"
+        )
 
     def finish(self) -> None:
         """Report that the run has all its steps, unless its log says so already."""
@@ -87,10 +109,7 @@ class Reporter:
         self._waited += seconds
 
     def step(self, step: int, metrics: StepMetrics) -> None:
-        """Report the step after which `step` batches have been seen; its metrics are on the host.
-
-        Raises Diverged after too many skips in a row, or too many steps in a row with a high loss.
-        """
+        """Report a step; Diverged after too many skips, or steps with a high loss, in a row."""
         train = self._config.train
         if step == self._start.step + 1:
             self.restart_clock(step)  # The first step includes compilation.
@@ -121,8 +140,8 @@ class Reporter:
     def _diverged(self, step: int, reason: str, bad: int) -> Diverged:
         """Log a divergence that the last `bad` reports have shown; return the error.
 
-        The report of a step is of the state before its update. So the first bad one, of step
-        `step` − `bad` + 1, is of the state of one step earlier, and the state before that is good.
+        The report of a step is of the state before its update, so the first bad one, of step
+        `step` − `bad` + 1, is of the state of one step earlier.
         """
         self._log.write("event", step, event="diverged", reason=reason)
         return Diverged(step, f"stopped at step {step}: {reason}.", max(0, step - bad - 1))
@@ -152,11 +171,7 @@ class Reporter:
         self.restart_clock(step)
 
     def evaluation(self, step: int, score: Score) -> None:
-        """Report the score of the validation split at `step`.
-
-        Raises Diverged if it is far too high at the end of the run, which may be too short for
-        `train.divergence_steps`.
-        """
+        """Report the score of the validation split; Diverged if it is too high at the end."""
         epoch = self._rows.stream.epoch(step)
         said = f"step {step}  epoch {epoch:.2f}  validation bpc {score.bpc:.4f}"
         labels: dict[str, Any] = {}
@@ -184,10 +199,7 @@ class Reporter:
             raise self._diverged(step, reason, self._high_steps)
 
     def interrupted(self, step: int, stop: float) -> Interrupted:
-        """Report that a signal stops the run at a checkpoint; return the error that ends it.
-
-        `stop` is the sum of the weights of the signals that the processes received.
-        """
+        """Report that signals of the summed weights `stop` stop the run; return their error."""
         which = strongest(stop)
         self._log.write("event", step, event="interrupted", signal=which.name)
         text = (
@@ -198,7 +210,8 @@ class Reporter:
 
     def meta(self, step: int, score: Score | None) -> Meta:
         """What a checkpoint at `step` was trained on, and its score if it was measured."""
-        meta = self._rows.meta(step)._replace(
+        meta = meta_of(self._config, self._rows.corpus)._replace(
+            **self._rows.position(step),
             start=self._start.meta.start,
             first_start=self._start.meta.first_start,
             high_steps=self._high_steps,
@@ -214,26 +227,3 @@ def interruption(which: signal.Signals, text: str, config: Config) -> Interrupte
     # A scheduler that requested the stop should see it as a success.
     code = 130 if which is signal.SIGINT else config.train.sigterm_exit_code
     return Interrupted(f"{which.name}: {text}", which, code)
-
-
-def announcement(rows: Rows, devices: Parallel, cluster: Cluster, start: Snapshot) -> str:
-    """Describe what a session will train, and on which devices."""
-    config = rows.config
-    if start.step >= rows.steps:
-        more = "raise its steps or epochs"
-        return f"{config.out} is finished: {start.step:,} steps. To train for more, {more}."
-    count = sum(leaf.size for leaf in jax.tree.leaves(start.state.params))
-    doing = "training"
-    if start.step:
-        doing = f"resuming at step {start.step:,} of"
-    data = config.data
-    size = rows.corpus.manifest.splits["train"].bytes
-    where = f"{devices.count} {devices.devices[0].platform} device(s)"
-    if cluster.processes > 1:
-        where += f" of {cluster.processes} processes"
-    return (
-        f"{doing} {rows.steps:,} steps, {rows.stream.epoch(rows.steps):.2f} epochs: {count:,} "
-        f"parameters in {config.precision.compute} on {where}; run folder {config.out}\n"
-        f"each step reads {data.batch} rows x {data.window} bytes, from {size:,} bytes in "
-        f"{rows.stream.shards:,} shards"
-    )

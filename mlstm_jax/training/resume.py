@@ -18,7 +18,6 @@ from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.record import FOLDER, SET_ASIDE, Meta
-from mlstm_jax.terminal import tell
 from mlstm_jax.training import metrics
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.state import TrainState, fresh_state, state_shapes
@@ -39,13 +38,6 @@ class Snapshot(NamedTuple):
         return Place(self.step, self.meta.epoch, self.meta.bytes_seen)
 
 
-class Found(NamedTuple):
-    """The newest readable checkpoint of a run, and the damaged ones after it."""
-
-    snapshot: Snapshot  # without a carry if it has other rows than the run now
-    damaged: dict[int, str]  # what is wrong with each, by step
-
-
 class Start(NamedTuple):
     """What `train.start_from` gives a new run."""
 
@@ -55,36 +47,25 @@ class Start(NamedTuple):
     meta: Meta | None = None  # of the run, with its optimizer's state
 
 
-# --- a new run
-
-
 def begin_new(
     cluster: Cluster, devices: Parallel, model: LanguageModel, config: Config, meta: Meta
 ) -> Snapshot:
     """Begin at step 0, with new parameters or those that `train.start_from` names.
 
-    `meta` is of the run at its beginning.
-
-    Raises UserError if the run must not start over, or if the path is not a run, does not fit the
-    config or the corpus, or is read differently by the processes; and Damaged if its checkpoint
-    cannot be read.
+    Raises UserError if the run must not start over, or if that path is not a run, does not fit, or
+    is read differently by the processes; and Damaged if its checkpoint cannot be read.
     """
-    lost = require_new(Path(config.out))
-    if lost and cluster.is_first:
-        tell(
-            f"{config.out} ended at step {lost:,}, before its first checkpoint, and starts over; "
-            "`train.checkpoint_every` sets when it saves"
-        )
+    require_new(Path(config.out))
     start = load_start(config)
-    print_of = None if start is None else fingerprint(start.params)
+    print_of = fingerprint(start.params) if start else None
     cluster.require_equal(
         {"the fingerprint of train.start_from's parameters": print_of},
         "Give every process the same parameters to start from.",
     )
-    first = None if start is None else start.first_start or print_of
+    first = (start.first_start or print_of) if start else None
     meta = meta._replace(start=print_of, first_start=first)
-    state = fresh_state(config, model, None if start is None else flatten(start.params))
-    if start is not None and start.meta is not None:
+    state = fresh_state(config, model, flatten(start.params) if start else None)
+    if start and start.meta:
         # The learning rate begins anew; Adam's own count goes on.
         opt_state = _changed(
             start.opt_state,
@@ -100,35 +81,30 @@ def begin_new(
     return Snapshot(0, devices.copy_first_process(state), None, meta)
 
 
-def require_new(folder: Path) -> int:
-    """Return the step at which a run ended before its first checkpoint, or 0.
+def require_new(folder: Path) -> None:
+    """Raise UserError if a run must not start over, because it has lost its checkpoints.
 
-    Raises UserError if it has lost its checkpoints, so that it must not start over.
-
-    A run that was killed before its first checkpoint was complete, or that diverged before it,
-    starts over. If metrics record later steps, or that the run was finished or resumed, it had one.
+    It had one if its metrics record later steps than that of its first checkpoint, or that it was
+    finished or resumed, and it did not diverge.
     """
     lines = metrics.read_metrics(folder / metrics.FILE)
     events = [line.get("event") for line in lines]
     if not lines or events[-1] == "diverged":
-        return 0
+        return
     newest = max(line["step"] for line in lines)
     config = run.read_config(folder)  # of the session that wrote these metrics
     assert config is not None
-    # The run goes on after its first save when that checkpoint has been read back.
-    if newest > config.train.first_save or "finished" in events or "resumed" in events:
+    # A run goes on after its first save when that checkpoint has been read back.
+    first_save = min(config.train.eval_every, config.train.checkpoint_every)
+    if newest > first_save or "finished" in events or "resumed" in events:
         raise UserError(
             f"the checkpoints of {folder} are missing, although {metrics.FILE} records {newest:,} "
             f"steps. Restore {folder / FOLDER}, or start a new run with `out`."
         )
-    return newest
 
 
 def load_start(config: Config) -> Start | None:
-    """What `train.start_from` names; None without it.
-
-    The parameters are of the run's best checkpoint; with `train.start_optimizer`, of its newest.
-    """
+    """What `train.start_from` names: its best checkpoint, or its newest with its optimizer."""
     if config.train.start_from is None:
         return None
     path = Path(config.train.start_from)
@@ -142,8 +118,7 @@ def load_start(config: Config) -> Start | None:
         ours = getattr(config.optimizer, name)
         require(ours == theirs, f"optimizer.{name}", ours, f"{theirs}, as in {path}")
     with closing(Checkpoints(other.folder, run.id_of(other.folder), read_only=True)) as checkpoints:
-        shapes = state_shapes(other.config, other.model)
-        state, _ = checkpoints.restore(other.step, shapes, None)
+        state, _ = checkpoints.restore(other.step, state_shapes(other.config), None)
         meta = checkpoints.meta(other.step)
         return Start(state.params, other.first_start, state.opt_state, meta)
 
@@ -159,9 +134,6 @@ def _changed(opt_state: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     )
 
 
-# --- a run that goes on
-
-
 def newest_readable(
     cluster: Cluster,
     devices: Parallel,
@@ -169,13 +141,13 @@ def newest_readable(
     checkpoints: Checkpoints,
     config: Config,
     expected: Meta,
-) -> Found | None:
-    """The newest checkpoint that every process can read; None if the run has none.
+) -> tuple[Snapshot | None, dict[int, str]]:
+    """The newest checkpoint that every process can read, and what is wrong with later ones.
 
-    Its carry is read if its rows are the `expected` ones. Raises UserError if all are damaged, or
-    one is of another model than the config.
+    Its carry is read if its rows are the `expected` ones. UserError: all are damaged, or of another
+    model.
     """
-    shapes = state_shapes(config, model)
+    shapes = state_shapes(config)
     rows = devices.abstract_rows(model.init_carry(config.data.batch))
     damaged: dict[int, str] = {}
     for step in reversed(checkpoints.steps()):
@@ -190,14 +162,14 @@ def newest_readable(
         problems = [text for text in cluster.gather(problem) if text]
         if not problems:
             carry = devices.own_rows(carry) if has_same_rows else None
-            return Found(Snapshot(step, state, carry, meta), damaged)
+            return Snapshot(step, state, carry, meta), damaged
         damaged[step] = problems[0]
     if damaged:
         raise UserError(
             f"{'; '.join(damaged.values())}. There is no other checkpoint to resume from; restore "
             "one from a copy, or start a new run with `out`."
         )
-    return None
+    return None, {}
 
 
 def refuse_other_run(config: Config, saved: Meta, expected: Meta) -> None:
@@ -250,18 +222,20 @@ def start_from(
     return found._replace(state=state, carry=None), [note]
 
 
-def set_aside(cluster: Cluster, checkpoints: Checkpoints, found: Found) -> list[str]:
-    """Move the damaged checkpoints away; return notes for the user."""
-    if not found.damaged:
+def set_aside(
+    cluster: Cluster, checkpoints: Checkpoints, damaged: dict[int, str], step: int
+) -> list[str]:
+    """Move the damaged checkpoints after `step` away; return notes for the user."""
+    if not damaged:
         return []
     checkpoints.close()
     if cluster.is_first:
-        checkpoints.set_aside(list(found.damaged))
+        checkpoints.set_aside(list(damaged))
     cluster.barrier()
     checkpoints.open()
     return [
-        *found.damaged.values(),
-        f"resuming from step {found.snapshot.step}, the newest complete checkpoint; unreadable "
+        *damaged.values(),
+        f"resuming from step {step}, the newest complete checkpoint; unreadable "
         f"ones are kept in {checkpoints.folder / SET_ASIDE}",
     ]
 

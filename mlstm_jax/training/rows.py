@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mlstm_jax.config import MOST_STEPS, Config, Train, function_of
-from mlstm_jax.data.corpus import Corpus, Split
+from mlstm_jax.data.corpus import Corpus
 from mlstm_jax.data.shards import TRAINING_SLACK
 from mlstm_jax.data.stream import BEGINNING, Place, TrainStream
 from mlstm_jax.errors import UserError, require
@@ -24,20 +24,46 @@ class Rows:
     stream: TrainStream
     steps: int  # of the whole run
 
-    def meta(self, step: int) -> Meta:
-        """What a checkpoint at `step` was trained on."""
-        return meta_of(self.config, self.corpus)._replace(**self.position(step))
-
     def position(self, step: int) -> dict[str, Any]:
         """How much of the text has been read at `step`."""
         return {"epoch": self.stream.epoch(step), "bytes_seen": self.stream.bytes_seen(step)}
 
 
 def open_rows(config: Config, corpus: Corpus, start: Place = BEGINNING) -> Rows:
-    """The rows that a run reads from `start`, where its checkpoint is."""
-    stream = train_stream(config, corpus, start)
-    ahead = stream.position(0)
-    steps = total_steps(config.train, stream.steps_per_epoch, ahead)
+    """The rows that a run reads from `start`, where its checkpoint is.
+
+    UserError if a rating is no class of the model, or no steps are left.
+    """
+    data = config.data
+    architecture = config.model
+    split = corpus.split("train")
+    labels: Literal["ratings", "classes"] | None = None
+    if architecture.labels:
+        labels = "ratings" if architecture.rating_head else "classes"
+    if architecture.classes and split.ratings is not None:
+        ratings = split.ratings[~np.isnan(split.ratings)]
+        wrong = ratings[~np.isin(ratings, np.arange(architecture.classes))]
+        if len(wrong):
+            raise UserError(
+                f"model.classes is {architecture.classes}, but the train split has the rating "
+                f"{wrong[0]:g}; the ratings must be class numbers, 0 to "
+                f"{architecture.classes - 1}. Number them so, or learn ratings with "
+                "`model.rating_head`, or labels with `mlstm-jax finetune`."
+            )
+    stream = TrainStream(
+        split,
+        batch=data.batch,
+        window=data.window,
+        shards=data.shards,
+        shuffle=data.shuffle_shards,
+        seed=data.seed,
+        labels=labels,
+        # Without a carry, a label can be predicted only from its document's own windows.
+        per_document=architecture.labels > 0 and architecture.longest_window is not None,
+        targets_are_inputs=architecture.masked,
+        start=start,
+    )
+    steps = total_steps(config.train, stream.steps_per_epoch, stream.position(0))
     rule = f"above {start.epoch:.3f}: so many have been read where the run begins"
     require(steps > 0, "train.epochs", config.train.epochs, rule)
     return Rows(config, corpus, stream, steps)
@@ -51,56 +77,14 @@ def meta_of(config: Config, corpus: Corpus) -> Meta:
     return Meta(corpus.identity, corpus.manifest.cleaning, rows, function_of(config))
 
 
-def train_stream(config: Config, corpus: Corpus, start: Place = BEGINNING) -> TrainStream:
-    data = config.data
-    architecture = config.model
-    split = corpus.split("train")
-    labels: Literal["ratings", "classes"] | None = None
-    if architecture.labels:
-        labels = "ratings" if architecture.rating_head else "classes"
-    if architecture.classes:
-        _require_classes(split, architecture.classes)
-    return TrainStream(
-        split,
-        batch=data.batch,
-        window=data.window,
-        shards=data.shards,
-        shuffle=data.shuffle_shards,
-        seed=data.seed,
-        labels=labels,
-        # Without a carry, a label can be predicted only from its document's own windows.
-        per_document=architecture.labels > 0 and architecture.longest_window is not None,
-        targets_are_inputs=architecture.masked,
-        start=start,
-    )
-
-
-def _require_classes(split: Split, classes: int) -> None:
-    """Raise UserError unless every rating of a split is the number of a class."""
-    if split.ratings is None:
-        return  # TrainStream says so.
-    ratings = split.ratings[~np.isnan(split.ratings)]
-    wrong = ratings[~np.isin(ratings, np.arange(classes))]
-    if len(wrong):
-        raise UserError(
-            f"model.classes is {classes}, but the {split.name} split has the rating {wrong[0]:g}; "
-            f"the ratings must be class numbers, 0 to {classes - 1}. Number them so, or learn "
-            "ratings with `model.rating_head`, or labels with `mlstm-jax finetune`."
-        )
-
-
 def total_steps(train: Train, steps_per_epoch: int, ahead: int = 0) -> int:
-    """The length of a run in steps: the smaller of `steps` and what `epochs` needs.
+    """The length of a run in steps, whose rows are `ahead` windows further in the text.
 
-    The rows are `ahead` windows further in the text than the step. UserError if the run has more
-    steps than devices can count.
+    UserError if devices cannot count them.
     """
-    limits = []
-    if train.steps is not None:
-        limits.append(train.steps)
+    steps = train.steps or math.inf
     if train.epochs is not None:
-        limits.append(math.ceil(min(train.epochs * steps_per_epoch, 2.0**63)) - ahead)
-    steps = min(limits)
+        steps = min(steps, math.ceil(min(train.epochs * steps_per_epoch, 2.0**63)) - ahead)
     rule = f"so few that they are at most {MOST_STEPS:,} steps"
     require(steps <= MOST_STEPS, "train.epochs", train.epochs, rule)
-    return steps
+    return int(steps)

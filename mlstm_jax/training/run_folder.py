@@ -20,7 +20,6 @@ from mlstm_jax.terminal import tell
 from mlstm_jax.training.metrics import FILE
 
 _LOCK = ".lock"
-_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 @contextmanager
@@ -28,11 +27,8 @@ def lock(config: Config, *, resume: bool) -> Iterator[list[str]]:
     """Lock the run folder, so that only one process trains in it; yield the config's changes.
 
     Until the run has a checkpoint or a line of metrics, its config may change. A new folder is
-    removed again if the run is refused before anything is written to it.
-
-    Raises UserError if the folder is not a run, is one with another config or without its id, or
-    has no checkpoint although `resume` is set, and InUse if another process trains in it. A file
-    system without locks gets a warning.
+    removed again if the run is refused before anything is written to it. Raises UserError or InUse
+    if the run cannot go on in this folder; a file system without locks gets a warning.
     """
     folder = Path(config.out)
     if (folder / run.WEIGHTS).exists():
@@ -45,11 +41,10 @@ def lock(config: Config, *, resume: bool) -> Iterator[list[str]]:
             f"{folder} has no checkpoint to resume from; start the run without `resume`."
         )
     before = run.read_config(folder)
-    has_begun = _has_begun(folder)
     changed: list[str] = []
     if before is None and folder.exists() and not _is_unused(folder):
         raise UserError(f"{folder} exists and is not a run; choose another folder with `out`.")
-    if before and has_begun:
+    if before and _has_begun(folder):
         change = differences(before, config)
         if change.forbidden:
             raise UserError(
@@ -81,17 +76,12 @@ def _take_lock(file: IO[str], folder: Path) -> None:
     try:
         # The system releases the lock when the process ends, however it ends.
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise InUse(
-            f"another process is training in {folder}; wait for it, or use another `out`."
-        ) from None
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            # NFS returns EACCES also if another process has the lock.
-            raise UserError(
-                f"{folder} cannot be locked ({error.strerror}). Another process may be "
-                "training in it; wait for it. Otherwise the file system refuses locks; use "
-                "another `out`."
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            # NFS returns EACCES if another process has the lock, and if it refuses locks.
+            raise InUse(
+                f"{folder} cannot be locked ({error.strerror}): another process is training in it, "
+                "or the file system refuses locks. Wait for it, or use another `out`."
             ) from error
         tell(
             f"mlstm-jax: warning: the file system of {folder} has no locks "
@@ -101,14 +91,13 @@ def _take_lock(file: IO[str], folder: Path) -> None:
 
 def require_one_run(cluster: Cluster, config: Config, corpus: Corpus) -> None:
     """Raise UserError if the processes differ in their number, code, config or corpus."""
-    values = {"distributed.processes": cluster.processes, "the program's code": host.code()}
-    values |= host.versions()
-    for name, value in flatten(config).items():
-        if not name.startswith(PLACES):
-            values[name] = value
+    fields = flatten(config)
+    values = {name: value for name, value in fields.items() if not name.startswith(PLACES)}
+    values["distributed.processes"] = cluster.processes
+    values["the program's code"] = host.code()
     values["the corpus's identity"] = corpus.identity[:12]
     cluster.require_equal(
-        values,
+        values | host.versions(),
         "Give every process the same versions, number of processes, config, options and corpus; "
         "`mlstm-jax inspect --verify` detects a damaged copy of a corpus.",
     )
@@ -156,10 +145,7 @@ def _is_unused(folder: Path) -> bool:
 
 
 def write_folder(config: Config) -> str:
-    """Write environment.json and then config.json, each atomically; return the run's id.
-
-    A folder with an environment.json keeps its id; a new one gets one.
-    """
+    """Write environment.json and then config.json, each atomically; return the run's id."""
     folder = Path(config.out)
     identity = run.id_of(folder) or secrets.token_hex(8)
     digest.write_json(folder / run.ENVIRONMENT, host.describe_environment() | {"run": identity})

@@ -16,10 +16,6 @@ import numpy as np
 from mlstm_jax.config import MOST_STEPS, Optimizer
 from mlstm_jax.errors import UserError
 
-# Slanted triangular rates end at the peak divided by this (Howard and Ruder 2018, section 3.2).
-_TRIANGULAR_RATIO = 32
-
-
 # Fields of an optimizer that only determine its `Rates`.
 _ONLY_RATES = (
     *("learning_rate", "scaling", "base_batch", "learning_rate_cap"),
@@ -28,7 +24,7 @@ _ONLY_RATES = (
 
 
 class Rates(NamedTuple):
-    """The numbers of a run's schedule, arguments of the compiled step: its length is none of it."""
+    """The numbers of a run's schedule: arguments of the compiled step."""
 
     peak: Any  # float32 scalar
     warmup: Any  # int32 scalar, the update at which the warm-up ends
@@ -44,29 +40,21 @@ def without_rates(optimizer: Optimizer) -> Optimizer:
     return dataclasses.replace(optimizer, **fields)
 
 
-def peak_rate(optimizer: Optimizer, batch: int) -> float:
-    """The peak rate for a global batch B: the rate at B0, scaled with k = B / B0 and capped."""
-    k = batch / optimizer.base_batch
-    factors = {"none": 1.0, "linear": k, "sqrt": math.sqrt(k), "legw": math.sqrt(k)}
-    peak = optimizer.learning_rate * factors[optimizer.scaling]
-    if optimizer.learning_rate_cap is not None:
-        peak = min(peak, optimizer.learning_rate_cap)
-    return peak
-
-
 def resolve(optimizer: Optimizer, batch: int, steps: int, steps_per_epoch: float = 0) -> Rates:
     """The peak rate, and the updates where warm-up and decay end, in a run of `steps` updates.
 
-    LEGW (You et al. 2019, arXiv 1901.08256) multiplies the rate by √k and the epochs of warm-up by
-    k, so the warm-up has the same number of updates at any batch. Raises UserError if nothing is
-    left for the decay.
+    The rate of the batch B0 is scaled with k = B / B0, of the global batch B, and capped. LEGW (You
+    et al. 2019, arXiv 1901.08256) multiplies the rate by √k and the epochs of warm-up by k, so the
+    warm-up has the same number of updates at any batch. Raises UserError if nothing is left for the
+    decay.
     """
+    k = batch / optimizer.base_batch
     decay = optimizer.decay_steps or steps
     warmup = optimizer.warmup_steps
     if optimizer.warmup_epochs:
         epochs = optimizer.warmup_epochs
         if optimizer.scaling == "legw":
-            epochs *= batch / optimizer.base_batch
+            epochs *= k
         warmup = math.ceil(min(epochs * steps_per_epoch, MOST_STEPS))
     if optimizer.schedule == "triangular" and not warmup:
         warmup = min(max(1, decay // 10), decay - 1)
@@ -75,7 +63,10 @@ def resolve(optimizer: Optimizer, batch: int, steps: int, steps_per_epoch: float
             f"the warm-up is {warmup:,} updates, but the learning rate's decay ends at {decay:,}; "
             "reduce `optimizer.warmup_steps` or `optimizer.warmup_epochs`, or train for longer."
         )
-    peak = peak_rate(optimizer, batch)
+    factors = {"none": 1.0, "linear": k, "sqrt": math.sqrt(k), "legw": math.sqrt(k)}
+    peak = optimizer.learning_rate * factors[optimizer.scaling]
+    if optimizer.learning_rate_cap is not None:
+        peak = min(peak, optimizer.learning_rate_cap)
     return Rates(np.float32(peak), np.int32(warmup), np.int32(decay))
 
 
@@ -93,7 +84,7 @@ def learning_rate(optimizer: Optimizer, rates: Rates, n: Any) -> jax.Array:
         case "polynomial":
             falling = peak * left**optimizer.power
         case "triangular":
-            end = peak / _TRIANGULAR_RATIO
+            end = peak / 32  # Howard and Ruder 2018, section 3.2
             falling = (peak - end) * left + end
         case _:
             falling = peak * left

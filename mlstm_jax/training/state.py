@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mlstm_jax import host
-from mlstm_jax.config import Config, Optimizer, Precision
+from mlstm_jax.config import Config, Optimizer, Precision, differing
 from mlstm_jax.errors import UserError
 from mlstm_jax.model import fp8
 from mlstm_jax.model.architecture import Architecture
@@ -36,18 +36,11 @@ class LossScale(NamedTuple):
     underflow in fp16. After an overflow the update is skipped and α is halved; after
     `growth_interval` clean updates α doubles; it has a lower and an upper limit.
 
-    α is a float32 scalar, `clean` the number of clean updates since its last change, int32. Every
-    value is a strongly typed array: a Python number in the state would compile the step twice.
+    A Python number in the state would compile the step twice.
     """
 
-    scale: Array
-    clean: Array
-
-
-def init_loss_scale(precision: Precision) -> LossScale:
-    """The initial scale: the config's for fp16, or 1 for the types that need no scaling."""
-    first = precision.initial_loss_scale if precision.compute == "fp16" else 1.0
-    return LossScale(scale=jnp.float32(first), clean=jnp.int32(0))
+    scale: Array  # α, float32 scalar
+    clean: Array  # clean updates since its last change, int32 scalar
 
 
 def adjust_loss_scale(loss_scale: LossScale, finite: Array, precision: Precision) -> LossScale:
@@ -77,10 +70,13 @@ class TrainState(NamedTuple):
     maxima_U3: Array | None = None  # of fp8 operands in the last updates, see fp8.py
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _init_state(
     options: Optimizer, architecture: Architecture, precision: Precision, params: Parameters
 ) -> TrainState:
     """The state before the first step."""
+    # The types that need no scaling have the scale 1.
+    scale = precision.initial_loss_scale if precision.compute == "fp16" else 1.0
     # The state of an optimizer depends on neither rates nor decays.
     tx = optimizer.build(options, architecture, lambda count: 0.0)
     return TrainState(
@@ -89,13 +85,10 @@ def _init_state(
         consecutive_skips=jnp.int32(0),
         params=params,
         opt_state=tx.init(params),
-        loss_scale=init_loss_scale(precision),
+        loss_scale=LossScale(scale=jnp.float32(scale), clean=jnp.int32(0)),
         tally=empty_tally(),
         maxima_U3=None if precision.recurrent == "compute" else fp8.no_history(),
     )
-
-
-_initial = jax.jit(_init_state, static_argnums=(0, 1, 2))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -105,20 +98,17 @@ def _draw_parameters(model: LanguageModel, seed: Array) -> Parameters:
     return model.init_parameters(jax.random.key(seed, impl="threefry2x32"))
 
 
-def state_shapes(config: Config, model: LanguageModel) -> TrainState:
-    def draw() -> TrainState:
-        params = _draw_parameters(model, jnp.uint32(0))
-        return _init_state(config.optimizer, config.model, config.precision, params)
-
-    return jax.eval_shape(draw)
+def state_shapes(config: Config) -> TrainState:
+    """The shapes and types of the state of a run."""
+    init = functools.partial(_init_state, config.optimizer, config.model, config.precision)
+    return jax.eval_shape(init, parameter_shapes(config.model))
 
 
 def fresh_state(config: Config, model: LanguageModel, start: Arrays | None = None) -> TrainState:
-    """The state before the first step, NumPy; nothing of it stays on a device.
+    """The state before the first step, NumPy, from `train.seed` and parameters to start from.
 
-    It depends only on `train.seed` and `start`, parameters to start from. They replace all but the
-    label head, which is for the other run's labels; UserError if they have another number of units
-    or layers.
+    Those replace all but the label head, which is for the other run's labels; UserError if they
+    have other shapes.
     """
     if start is not None:
         _require_shapes(config, start)
@@ -129,27 +119,20 @@ def fresh_state(config: Config, model: LanguageModel, start: Arrays | None = Non
             if not name.startswith("label_"):
                 named[name] = np.asarray(start[name])
         params = unflatten(named)
-    options = without_rates(config.optimizer)
-    return jax.device_get(_initial(options, config.model, config.precision, params))
+    options = without_rates(config.optimizer)  # Runs of other rates share one program.
+    return jax.device_get(_init_state(options, config.model, config.precision, params))
 
 
 def _require_shapes(config: Config, theirs: Arrays) -> None:
     """Raise UserError if the initial parameters have other shapes than the run."""
-    ours = expected_shapes(config.model)
-    for name in dict.fromkeys([*ours, *theirs]):
-        shape = ours.get(name)
-        other = theirs[name].shape if name in theirs else None
-        if shape == other or name.startswith("label_"):
-            continue
-        problem = f"{name} has the shape {other}, but this run needs {shape}"
-        if other is None:
-            problem = f"{name} is missing"
-        elif shape is None:
-            problem = f"this run lacks {name}"
-        raise UserError(
-            f"`train.start_from` {config.train.start_from} is another model: {problem}; set the "
-            "same model, hidden, embedding, layers and positions."
-        )
+    shapes = {name: array.shape for name, array in theirs.items()}
+    for name, other, shape in differing(shapes, expected_shapes(config.model)):
+        if not name.startswith("label_"):
+            raise UserError(
+                f"`train.start_from` {config.train.start_from} is another model: {name} has the "
+                f"shape {other}, but this run needs {shape}; set the same model, hidden, "
+                "embedding, layers and positions."
+            )
 
 
 def parameter_count(config: Config) -> int:
@@ -182,8 +165,7 @@ def memory_bytes(config: Config, rows: int) -> float:
 def require_memory(config: Config, devices: Parallel) -> None:
     """Raise UserError if a run on CPUs needs far more memory than this process may have.
 
-    Without this check the system would swap, or end the process, without a word. A GPU's own
-    allocator says what it lacks.
+    The system would swap or end the process without a word; a GPU's allocator says what it lacks.
     """
     if devices.local_devices[0].platform != "cpu":
         return

@@ -1,9 +1,9 @@
 """The training step and the evaluation step on one device; they know only the axis's name.
 
 Puri et al. 2018, sections IV, V and VII: scale the loss, take the gradient over the window, average
-it over all devices, divide by the scale in float32, and check the result, which is the same on
-every device, for inf and NaN. If it contains any, the whole update is discarded, and the carry is
-the one before the window, after `reset`: one overflow would otherwise spoil every later step.
+it over all devices, divide by the scale in float32, and check it for inf and NaN. If it has any,
+the update is discarded, and the carry is the one before the window, after `reset`: one overflow
+would otherwise spoil every later step.
 """
 
 import functools
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from mlstm_jax.config import Config, vary
+from mlstm_jax.config import Config, Data, Train
 from mlstm_jax.data.stream import Batch, EvaluationBatch
 from mlstm_jax.model import fp8
 from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters, TrainingInputs
@@ -56,10 +56,7 @@ class StepMetrics(NamedTuple):
     consecutive_skips: Array
 
 
-TrainStep = Callable[
-    [TrainState, Carry, Batch, Array, Rates], tuple[TrainState, Carry, StepMetrics]
-]
-EvaluationStep = Callable[[Parameters, Carry, EvaluationBatch], tuple[Carry, Array]]
+TrainStep = Callable[..., tuple[TrainState, Carry, StepMetrics]]
 
 
 def _select(condition: Array, yes: Any, no: Any) -> Any:
@@ -79,34 +76,14 @@ def _noise(square: Array, mean_square: Array, batches: int, rows: int) -> tuple[
     """Estimate a gradient's signal and noise (McCandlish et al. 2018, arXiv 1812.06162, app. A.1).
 
     `square` is ‖g‖² of the mean over all batches, and `mean_square` the mean over the batches, of
-    `rows` rows, of each one's. Returns the square of the true gradient's norm, and the trace of the
-    covariance of one row's gradient, float32 scalars. Both are unbiased, so either can be negative
-    in one step. NaN for a single batch.
+    `rows` rows, of each one's. Returns unbiased float32 scalars: ‖true gradient‖², and the trace of
+    the covariance of one row's gradient. NaN for a single batch.
     """
     if batches == 1:
         return jnp.float32(jnp.nan), jnp.float32(jnp.nan)
     signal = (batches * square - mean_square) / (batches - 1)
     trace = (mean_square - square) * rows * batches / (batches - 1)
     return signal, trace
-
-
-def _kept_units(config: Config, step: Array, row_B: Array, window: int) -> Array | None:
-    """Draw the units that each row keeps in this window, scaled so that their mean is 1.
-
-    In a recurrent model each row has one mask for all bytes of its window (Gal and Ghahramani
-    2016, arXiv 1512.05287). It depends on the seed, the step and the row in the global batch, and
-    therefore not on the number of devices and micro-batches, nor on where a run was resumed.
-    """
-    dropout = config.train.dropout
-    if not dropout:
-        return None
-    keys_B = row_keys(config.train.seed, _DROPOUT, step, row_B)
-    shape = config.model.dropout_shape(window)
-
-    def draw(key: Array) -> Array:
-        return jax.random.bernoulli(key, 1 - dropout, shape)
-
-    return jax.vmap(draw)(keys_B) / jnp.float32(1 - dropout)
 
 
 def _gradient_of_rows(
@@ -118,7 +95,15 @@ def _gradient_of_rows(
     row_B: Array,
 ) -> Gradient:
     """Compute the gradient over some rows of this device, the numbers `row_B` of the batch."""
-    dropout_B = _kept_units(config, state.step, row_B, batch.inputs_BT.shape[1])
+    # The units that each row keeps, scaled so that their mean is 1. In a recurrent model a row has
+    # one mask for all bytes of its window (Gal and Ghahramani 2016, arXiv 1512.05287).
+    dropout_B = None
+    if config.train.dropout:
+        kept = 1 - config.train.dropout
+        shape = config.model.dropout_shape(batch.inputs_BT.shape[1])
+        keys_B = row_keys(config.train.seed, _DROPOUT, state.step, row_B)
+        draw = functools.partial(jax.random.bernoulli, p=kept, shape=shape)
+        dropout_B = jax.vmap(draw)(keys_B) / jnp.float32(kept)
     counted_BT = jnp.arange(batch.inputs_BT.shape[1])[None] < batch.targets_B[:, None]
     keys_B = row_keys(config.train.seed, _OBJECTIVE, state.step, row_B)
     objective = OBJECTIVES[config.model.objective]
@@ -190,10 +175,7 @@ def _gradient_of_batch(
     read: tuple[Carry, Batch],
     stop: Array,
 ) -> tuple[Gradient, Array]:
-    """The gradient of the mean over all devices, float32; and the sum of `stop`.
-
-    The carry and the maxima are this device's; all else is the same on every device.
-    """
+    """The gradient of the mean over all devices, float32, with this device's carry; sums `stop`."""
     carry, batch = read
     rows = batch.inputs_BT.shape[0]
     row_B = jax.lax.axis_index(AXIS) * rows + jnp.arange(rows)
@@ -213,71 +195,28 @@ def _gradient_of_batch(
     return (gradient, means, after, maxima_3), stop
 
 
-def _build_optimizer(
-    config: Config, rates: Rates
-) -> tuple[optax.GradientTransformation, optax.Schedule]:
-    """The optimizer of a step, and its learning rate by the number of applied updates."""
-
-    def rate(n: Array) -> Array:
-        return learning_rate(config.optimizer, rates, n)
-
-    tx = optimizer.build(
-        config.optimizer,
-        config.model,
-        rate,
-        update_bytes=config.data.batch * config.data.window,
-        axis_name=AXIS,
-        compute=config.precision.compute,
-    )
-    return tx, rate
-
-
-def _update(
-    tx: optax.GradientTransformation, state: TrainState, gradient: Parameters, batch: Batch
-) -> tuple[Parameters, Any, Array]:
-    """The parameters and the optimizer's state after an update; and whether a byte had a target."""
-    updates, opt_state = tx.update(gradient, state.opt_state, state.params)
-    # At the end of an epoch few rows may be left. Most optimizers undo the gradient's own scale, so
-    # their updates are multiplied by the fraction of rows that still read.
-    fraction = batch.active_fraction_B[0]
-    updates = jax.tree.map(lambda update: update * fraction, updates)
-    has_target = fraction > 0  # Each of these rows may have one byte left, without a target.
-    return optax.apply_updates(state.params, updates), opt_state, has_target
-
-
-def _history(state: TrainState, maxima_3: Array | None, positions: int) -> Array | None:
-    """The maxima of fp8's operands with this step's, the same on every device; None without fp8."""
-    if state.maxima_U3 is None:
-        return None
-    return fp8.with_newest(state.maxima_U3, jax.lax.pmax(maxima_3, AXIS), positions)
-
-
 def make_train_step(config: Config, model: LanguageModel) -> TrainStep:
     """The step: state, carry, batch, stop, rates → state, carry, metrics.
 
-    Runs whose steps are equal share one function and its compiled program: the numbers of the
-    schedule are an argument, so the length of a run is none of it. The float32 scalar `stop` is
-    above 0 on the devices of a process that has received a signal (see guard.py). It is summed with
-    the gradient, so all processes see it at the same step and stop together.
+    Runs whose steps are equal share one function and its compiled program, of any length. The
+    float32 scalar `stop` is above 0 on the devices of a process that has received a signal (see
+    guard.py). It is summed with the gradient, so all processes stop together.
     """
-    return _make_train_step(_read_by_step(config), model)
-
-
-# Fields of the section `train` that a step reads.
-_OF_TRAIN = ("recompute_every", "dropout", "label_weight", "micro_batches", "seed", "log_every")
-
-
-def _read_by_step(config: Config) -> Config:
-    """The config with the fields that the step reads; the others have their defaults."""
-    usual = Config()
-    fields = {}
-    for name in _OF_TRAIN:
-        fields[f"train__{name}"] = getattr(config.train, name)
-    for name in ("batch", "window"):
-        fields[f"data__{name}"] = getattr(config.data, name)
-    options = without_rates(config.optimizer)
-    whole = {"model": config.model, "optimizer": options, "precision": config.precision}
-    return vary(usual, **fields, **whole)
+    train = config.train
+    read_by_step = Config(
+        model=config.model,
+        data=Data(batch=config.data.batch, window=config.data.window),
+        optimizer=without_rates(config.optimizer),
+        precision=config.precision,
+        train=Train(
+            dropout=train.dropout,
+            label_weight=train.label_weight,
+            micro_batches=train.micro_batches,
+            seed=train.seed,
+            log_every=train.log_every,
+        ),
+    )
+    return _make_train_step(read_by_step, model)
 
 
 @functools.lru_cache(maxsize=PROGRAMS)
@@ -287,7 +226,15 @@ def _make_train_step(config: Config, model: LanguageModel) -> TrainStep:
     def train_step(
         state: TrainState, carry: Carry, batch: Batch, stop: Array, rates: Rates
     ) -> tuple[TrainState, Carry, StepMetrics]:
-        tx, rate = _build_optimizer(config, rates)
+        rate = functools.partial(learning_rate, config.optimizer, rates)
+        tx = optimizer.build(
+            config.optimizer,
+            config.model,
+            rate,
+            update_bytes=config.data.batch * config.data.window,
+            axis_name=AXIS,
+            compute=config.precision.compute,
+        )
         scale = state.loss_scale.scale
         carry = reset(carry, batch.reset_B)
         found, stop = _gradient_of_batch(config, model, state, (carry, batch), stop)
@@ -301,8 +248,17 @@ def _make_train_step(config: Config, model: LanguageModel) -> TrainStep:
         # the norm exceeds 2^64.
         finite = jnp.isfinite(loss) & jnp.isfinite(square)
 
-        params, opt_state, has_target = _update(tx, state, gradient, batch)
-        history_U3 = _history(state, maxima_3, batch.inputs_BT.size // micro_batches)
+        updates, opt_state = tx.update(gradient, state.opt_state, state.params)
+        # At the end of an epoch few rows may be left. Most optimizers undo the gradient's own
+        # scale, so their updates are multiplied by the fraction of rows that still read.
+        fraction = batch.active_fraction_B[0]
+        updates = jax.tree.map(lambda update: update * fraction, updates)
+        has_target = fraction > 0  # Each of these rows may have one byte left, without a target.
+        params = optax.apply_updates(state.params, updates)
+        history_U3 = state.maxima_U3
+        if history_U3 is not None:
+            positions = batch.inputs_BT.size // micro_batches
+            history_U3 = fp8.with_newest(history_U3, jax.lax.pmax(maxima_3, AXIS), positions)
         params, opt_state, after, history_U3 = _select(
             finite,
             (params, opt_state, after, history_U3),
@@ -341,7 +297,7 @@ def _make_train_step(config: Config, model: LanguageModel) -> TrainStep:
 
 
 @functools.lru_cache(maxsize=PROGRAMS)
-def make_evaluation_step(model: LanguageModel) -> EvaluationStep:
+def make_evaluation_step(model: LanguageModel) -> Callable[..., tuple[Carry, Array]]:
     """The step: parameters, carry, batch → carry, nats summed over all devices."""
     objective = OBJECTIVES[model.architecture.objective]
 

@@ -1,14 +1,12 @@
 """Sweeps: several runs that answer one question, for example batch by learning rate, and a table.
 
 A specification is a Python file that sets ``runs``: a dict from (row, column), the labels of the
-table, to a `Config`. Each run has a normal run folder, OUT/ROW/COLUMN. Runs that are finished or
-have diverged are not repeated, so a sweep that was stopped resumes where it ended. A run whose
-``train.start_from`` is the ``out`` of one run before it starts from that run's folder.
+table, to a `Config`. A run whose ``train.start_from`` is the ``out`` of one run before it starts
+from that run's folder.
 """
 
 import csv
 import functools
-import io
 import itertools
 import os
 import statistics
@@ -18,7 +16,7 @@ from typing import Any, NamedTuple
 
 from mlstm_jax import config as configs
 from mlstm_jax import environment, output, shipped
-from mlstm_jax.config import Config, differences, run_python
+from mlstm_jax.config import Config, differences, differing, run_python
 from mlstm_jax.config.resolve import Hardware, resolve
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import InUse, UserError, require
@@ -29,17 +27,15 @@ from mlstm_jax.run import load_run, read_config
 from mlstm_jax.terminal import markdown, message, tell
 from mlstm_jax.training import metrics
 from mlstm_jax.training.report import Diverged
-from mlstm_jax.training.session import Session
-from mlstm_jax.training.train import train
+from mlstm_jax.training.train import Session, train
 from mlstm_jax.weights import fingerprint
 
 Runs = dict[tuple[str, str], Config]
 
 
 def load_sweep(path: Path) -> Runs:
-    """Run a specification, which is the user's own Python code, and return its ``runs``.
+    """Run a specification, a file or a sweep of the package such as puri_fig5; return its ``runs``.
 
-    A bare name that is not a file selects a sweep that comes with the package: ``puri_fig5``.
     Raises UserError if there is no such file, or it sets no runs.
     """
     path = shipped.find(path, "sweep")
@@ -58,7 +54,8 @@ def in_folders(runs: Runs, out: Path) -> Runs:
     folders: dict[str | None, str] = {}  # of the runs so far, by the `out` of their config
     for key, config in runs.items():
         fits = isinstance(config, Config) and isinstance(key, tuple) and len(key) == 2
-        fits = fits and all(map(_names_folder, key))
+        for label in key if fits else ():
+            fits = fits and isinstance(label, str) and label.strip(".") != "" and "/" not in label
         require(fits, "a key of `runs`", key, "(ROW, COLUMN), of a Config; each names a folder")
         folder = str(out / key[0] / key[1])
         start = config.train.start_from
@@ -67,10 +64,6 @@ def in_folders(runs: Runs, out: Path) -> Runs:
         folders[config.out] = folder
         placed[key] = configs.vary(config, out=folder, train__start_from=start)
     return placed
-
-
-def _names_folder(label: Any) -> bool:
-    return isinstance(label, str) and label.strip(".") != "" and "/" not in label
 
 
 def prepare(runs: Runs) -> None:
@@ -142,16 +135,13 @@ def require_same_run(config: Config) -> None:
     different = list(itertools.chain(*differences(trained, resolved)))
     before = newest_record(run_folder)
     if before and not different:
-        start = None
+        then = {"corpus": before.meta.corpus, "start_from": before.meta.start}
+        now: dict[str, str | None] = dict.fromkeys(then)
+        now["corpus"] = open_corpus(Path(config.data.corpus)).identity
         if config.train.start_from is not None:
-            start = _fingerprint(config.train.start_from)
-        corpus = open_corpus(Path(config.data.corpus)).identity
-        for name, old, new in (
-            ("corpus", before.meta.corpus, corpus),
-            ("start_from", before.meta.start, start),
-        ):
-            if new != old:
-                different.append(f"fingerprint of {name}: {str(old)[:12]}… → {str(new)[:12]}…")
+            now["start_from"] = _fingerprint(config.train.start_from)
+        for name, old, new in differing(then, now):
+            different.append(f"fingerprint of {name}: {str(old)[:12]}… → {str(new)[:12]}…")
     if different:
         raise UserError(
             f"{run_folder} contains a run with another config ({'; '.join(different)}); use "
@@ -230,8 +220,8 @@ def _train(config: Config, runs: Runs, *, owns_process: bool) -> bool:
         train(config, Session(owns_process=owns_process))
     except Diverged as error:  # a divergence is a result, and the run is not repeated
         tell(f"diverged: {message(error.reason)}")
-    except InUse:
-        tell("another process trains this run")
+    except InUse as error:
+        tell(message(str(error)))
         return False
     return True
 
@@ -240,9 +230,15 @@ def write_tables(runs: Runs, out: Path) -> list[RunSummary]:
     """Write table.csv and table.md of the existing results; return the results."""
     results = [result(key, config) for key, config in runs.items()]
     suffix = f".{uuid.uuid4().hex}.partial"  # Another process may write them at the same time.
-    for name, text in (("table.csv", as_csv(results)), ("table.md", as_markdown(results))):
-        with output.atomic_file(out / name, suffix) as partial:
-            partial.write_text(text, encoding="utf-8")
+    with (
+        output.atomic_file(out / "table.csv", suffix) as partial,
+        partial.open("w", encoding="utf-8") as file,
+    ):
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(RunSummary._fields)
+        writer.writerows(results)
+    with output.atomic_file(out / "table.md", suffix) as partial:
+        partial.write_text(as_markdown(results), encoding="utf-8")
     return results
 
 
@@ -287,19 +283,10 @@ def _values(lines: list[dict[str, Any]], name: str) -> list[Any]:
     return [line[name] for line in lines if line.get(name) is not None]
 
 
-def as_csv(results: list[RunSummary]) -> str:
-    """All figures of all runs, one line per run."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(RunSummary._fields)
-    writer.writerows(results)
-    return text.getvalue()
-
-
 def as_markdown(results: list[RunSummary]) -> str:
     """Validation BPC by row and column, as in Puri et al. 2018, fig. 5; Div: diverged."""
     cells: dict[str, dict[str, str]] = {}
-    columns: list[str] = []
+    columns = dict.fromkeys(run.column for run in results)
     for run in results:
         cell = "…"
         if run.status == "diverged":
@@ -307,8 +294,6 @@ def as_markdown(results: list[RunSummary]) -> str:
         elif run.bpc is not None:
             cell = f"{run.bpc:.3f}"
         cells.setdefault(run.row, {})[run.column] = cell
-        if run.column not in columns:
-            columns.append(run.column)
     titles = " | ".join(map(markdown, columns))
     lines = [f"| | {titles} |", "|---" * (len(columns) + 1) + "|"]
     for row, by_column in cells.items():

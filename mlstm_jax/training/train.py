@@ -1,25 +1,87 @@
-"""The loop of training: read it first.
+"""Training: `_run` is the loop, read it first; `set_up` finds what it works with, and its start.
 
-`set_up` in session.py finds what it works with, and where it begins.
+A run has one session, or several if it is stopped and resumed. Every process of a run makes the
+same decisions, from the same numbers; only process 0 writes the log.
 """
 
 import time
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 import jax
 import numpy as np
 
-from mlstm_jax import guard
-from mlstm_jax.config import Config
-from mlstm_jax.training import parallel
-from mlstm_jax.training.report import Diverged, interruption
-from mlstm_jax.training.resume import Snapshot
-from mlstm_jax.training.session import Loop, Session, set_up
+from mlstm_jax import environment, guard, host
+from mlstm_jax.checkpoint import Checkpoints
+from mlstm_jax.config import Config, vary
+from mlstm_jax.config.resolve import Hardware, resolve
+from mlstm_jax.data.corpus import open_corpus
+from mlstm_jax.data.stream import Batch, prefetch
+from mlstm_jax.distributed import Cluster
+from mlstm_jax.errors import UserError, note
+from mlstm_jax.guard import Watchdog
+from mlstm_jax.model import kernels, pallas
+from mlstm_jax.model.language_model import LanguageModel, Parameters
+from mlstm_jax.terminal import ProgressLine
+from mlstm_jax.training import metrics, parallel, resume, run_folder, schedule
+from mlstm_jax.training.evaluation import Evaluator, Score
+from mlstm_jax.training.metrics import MetricsLog
+from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.training.report import Diverged, Reporter, interruption
+from mlstm_jax.training.rows import meta_of, open_rows
+from mlstm_jax.training.state import TrainState, require_memory
+from mlstm_jax.training.step import TrainStep, make_train_step
 
 
-def train(config: Config, session: Session = Session()) -> Path:  # noqa: B008 - it is frozen
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """How a call of `train` treats its run and its process; see `mlstm_jax.train`."""
+
+    resume: bool = False
+    reset_carry: bool = False
+    callbacks: Sequence[Callable[[dict[str, Any]], None]] = ()
+    quiet: bool = False
+    owns_process: bool = False
+    # Returns the loss of the labels of the validation texts, and their accuracy; this loss then
+    # chooses the best checkpoint.
+    score_labels: Callable[[Parameters], tuple[float, float]] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """What the loop of a session works with."""
+
+    config: Config  # resolved
+    devices: Parallel
+    start: resume.Snapshot
+    steps: int  # of the whole run
+    batches: Iterator[Batch]  # this process's rows, from the step of `start`
+    train_step: TrainStep
+    rates: schedule.Rates  # on the devices
+    scorer: Evaluator  # of the validation split
+    score_labels: Callable[[Parameters], tuple[float, float]] | None  # see `Session`
+    cluster: Cluster
+    checkpoints: Checkpoints
+    reporter: Reporter
+    watchdog: Watchdog
+    signals: list[Signals]
+
+    def evaluate(self, state: TrainState) -> Score:
+        """Score the validation split and, if there are any, its labels."""
+        score = self.scorer(state.params, lambda _: self.watchdog.beat())
+        if self.score_labels is None:
+            return score
+        self.watchdog.beat()
+        with jax.transfer_guard("allow"):
+            loss, accuracy = self.score_labels(self.devices.unreplicate(state.params))
+        return score._replace(label_loss=loss, accuracy=accuracy)
+
+
+def train(config: Config, session: Session = Session()) -> Path:
     """Train a run from its newest complete checkpoint, or from step 0; return its folder.
 
     Raises UserError if config, corpus, run folder or processes do not fit together. After Diverged,
@@ -55,12 +117,13 @@ def _run(loop: Loop) -> None:
     devices = loop.devices
     reporter = loop.reporter
     watchdog = loop.watchdog
-    state, carry = loop.state_and_carry()
+    state = devices.replicate(loop.start.state)
+    carry = devices.split_rows(loop.start.carry)
     no_signal = devices.replicate(np.float32(0))
     unread: Any = None  # metrics of the last step, on the devices
     signal_sum = 0.0  # of the signals' weights, over all devices: equal in all processes; 0: none
     step = loop.start.step
-    loop.require_equal_replicas(step, state)
+    parallel.require_equal_replicas(loop.cluster, devices, step, state)
     with jax.transfer_guard("disallow"):
         while step < loop.steps:
             watchdog.beat()
@@ -90,11 +153,11 @@ def _run(loop: Loop) -> None:
                     score = loop.evaluate(state)
                     reporter.evaluation(step, score)
                 watchdog.beat()
-                loop.require_equal_replicas(step, state)
+                parallel.require_equal_replicas(loop.cluster, devices, step, state)
                 meta = reporter.meta(step, score)
-                loop.save(
-                    Snapshot(step, devices.unreplicate(state), devices.fetch_rows(carry), meta)
-                )
+                copies = (devices.unreplicate(state), devices.fetch_rows(carry))
+                with jax.transfer_guard("allow"):  # Orbax makes implicit ones to the host.
+                    loop.checkpoints.save(step, *copies, devices.join_rows, meta)
                 reporter.restart_clock(step)
             if signal_sum > 0 and not is_last:
                 raise reporter.interrupted(step, signal_sum)
@@ -106,3 +169,107 @@ def _report(loop: Loop, step: int, metrics: Any) -> float:
     on_host = loop.devices.unreplicate(metrics)
     loop.reporter.step(step, on_host)
     return float(on_host.stop)
+
+
+def set_up(stack: ExitStack, config: Config, session: Session) -> Loop:
+    """Check, find and open all that a session needs; `stack` closes it."""
+    cluster, watchdog, signals = _start_process(stack, config, session)
+    corpus = open_corpus(Path(config.data.corpus))
+    run_folder.require_one_run(cluster, config, corpus)
+    devices = parallel.connect_devices(cluster, config.devices)
+    config = _resolve(config, cluster, devices)
+    require_memory(config, devices)
+    changed = run_folder.lock_together(stack, cluster, config, resume=session.resume)
+    model = _make_model(config, devices)
+
+    # Find where it begins: at the newest checkpoint, or at step 0.
+    checkpoints = stack.enter_context(closing(run_folder.open_checkpoints(config)))
+    meta = meta_of(config, corpus)
+    found, damaged = resume.newest_readable(cluster, devices, model, checkpoints, config, meta)
+    if found is None:
+        notes: list[str] = []
+        start = resume.begin_new(cluster, devices, model, config, meta)
+    else:
+        resume.refuse_other_run(config, found.meta, meta)
+        start, notes = resume.start_from(found, config, meta, reset_carry=session.reset_carry)
+        notes = resume.set_aside(cluster, checkpoints, damaged, start.step) + notes
+    own = devices.rows(config.data.batch)
+    if start.carry is None:
+        zeros = model.init_carry(config.data.batch)
+        start = start._replace(carry=jax.tree.map(lambda x: x[own], zeros))
+    rows = open_rows(config, corpus, start.place)
+    rates = schedule.resolve(
+        config.optimizer, config.data.batch, rows.steps, rows.stream.steps_per_epoch
+    )
+    scorer = Evaluator(model, corpus.split("valid"), config.data.window, devices)
+    identity = None
+    if cluster.is_first:
+        notes += metrics.set_aside_damaged(Path(config.out))
+        identity = run_folder.write_folder(config)
+    checkpoints.run = cluster.gather(identity)[0]
+
+    # Only process 0 writes metrics and progress.
+    folder = Path(config.out) if cluster.is_first else None
+    log = stack.enter_context(closing(MetricsLog(folder, start.step, session.callbacks)))
+    is_quiet = session.quiet or not cluster.is_first
+    progress = ProgressLine("train", rows.steps, start.step, quiet=is_quiet)
+    reporter = Reporter(rows, log, stack.enter_context(progress), start)
+    reporter.begin(devices, cluster, changed, notes)
+    if session.quiet and changed and start.step >= rows.steps:
+        note(f"{config.out} is finished, so this change had no effect: {', '.join(changed)}.")
+    batches = prefetch(lambda step: rows.stream.batch(step, own), range(start.step, rows.steps))
+    return Loop(
+        config=config,
+        devices=devices,
+        start=start,
+        steps=rows.steps,
+        batches=stack.enter_context(closing(batches)),
+        train_step=devices.map(make_train_step(config, model), donate=(0, 1)),
+        rates=devices.replicate(rates),
+        scorer=scorer,
+        score_labels=session.score_labels,
+        cluster=cluster,
+        checkpoints=checkpoints,
+        reporter=reporter,
+        watchdog=watchdog,
+        signals=signals,
+    )
+
+
+def _start_process(
+    stack: ExitStack, config: Config, session: Session
+) -> tuple[Cluster, Watchdog, list[Signals]]:
+    """Join the other processes; if this call owns its process, watch it and receive signals."""
+    cluster = Cluster(config.distributed, Path(config.out))
+    if cluster.processes > 1 and not session.owns_process:
+        raise UserError(
+            f"distributed.processes is {cluster.processes}: if one of several processes is lost, "
+            "the others must end at once. Train with owns_process=True, in processes that do "
+            "nothing else, or with the command `mlstm-jax train`."
+        )
+    stack.enter_context(environment.silence())
+    stack.enter_context(cluster)
+    watchdog = Watchdog(config.train.watchdog_seconds)
+    signals: list[Signals] = []
+    if session.owns_process:
+        stack.enter_context(watchdog)
+        signals = stack.enter_context(guard.collect())
+    return cluster, watchdog, signals
+
+
+def _resolve(config: Config, cluster: Cluster, devices: Parallel) -> Config:
+    """The config with its unset fields set, as process 0 does."""
+    hardware = Hardware(devices.count, host.fastest_compute, devices.compute_capability())
+    config = resolve(config, hardware, run_folder.config_of(Path(config.out)))
+    fastest = cluster.gather([config.precision.compute, config.devices.kernels])[0]
+    return vary(config, precision__compute=fastest[0], devices__kernels=fastest[1])
+
+
+def _make_model(config: Config, devices: Parallel) -> LanguageModel:
+    """The model for training, after a check that the devices can run its kernels."""
+    loops = None
+    if config.devices.kernels == "pallas":
+        is_fp8 = config.precision.recurrent == "fp8"
+        pallas.require_gpu(config.model.hidden, devices.compute_capability(), fp8=is_fp8)
+        loops = kernels.PALLAS
+    return LanguageModel(config.model, config.precision, config.train.recompute_every, loops)

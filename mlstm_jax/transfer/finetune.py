@@ -36,8 +36,7 @@ from mlstm_jax.options import Cleaning, FinetuneOptions
 from mlstm_jax.output import atomic_directory
 from mlstm_jax.run import Run, as_weights, load_run
 from mlstm_jax.training import parallel
-from mlstm_jax.training.session import Session
-from mlstm_jax.training.train import train
+from mlstm_jax.training.train import Session, train
 from mlstm_jax.transfer import classify, words
 from mlstm_jax.transfer.classifier import Classifier, Description, Examples, examples_of, of_softmax
 from mlstm_jax.transfer.features import Featurizer

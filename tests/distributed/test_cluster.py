@@ -14,7 +14,7 @@ from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import Config, Devices, Model, vary
 from mlstm_jax.run import write_imported
 from mlstm_jax.training import metrics
-from mlstm_jax.training.session import Session
+from mlstm_jax.training.train import Session
 from mlstm_jax.training.train import train as run_train
 from tests.tolerance import assert_close
 from tests.training import runs

@@ -91,7 +91,7 @@ def final_state(folder: Path, batch: int) -> Any:
         step = checkpoints.steps()[-1]
         devices = Parallel(jax.local_devices()[:1])
         carry = devices.abstract_rows(model.init_carry(batch))
-        state, rows = checkpoints.restore(step, state_shapes(config, model), carry)
+        state, rows = checkpoints.restore(step, state_shapes(config), carry)
     return state, devices.own_rows(rows)
 
 

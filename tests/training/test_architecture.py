@@ -19,8 +19,8 @@ from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.ops import lookup
 from mlstm_jax.training.evaluation import Evaluator
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.training.session import Session
 from mlstm_jax.training.state import memory_bytes
+from mlstm_jax.training.train import Session
 from mlstm_jax.training.train import train as run_train
 from mlstm_jax.weights import expected_shapes
 from tests.training import runs

@@ -26,7 +26,7 @@ from mlstm_jax.errors import Note, UserError
 from mlstm_jax.record import steps_in
 from mlstm_jax.training import rows, run_folder
 from mlstm_jax.training.metrics import METRICS
-from mlstm_jax.training.session import Session
+from mlstm_jax.training.train import Session
 from mlstm_jax.training.train import train as run_train
 from tests.tables import attributes, column
 from tests.training import runs
@@ -172,23 +172,6 @@ def test_longer_run(corpus, straight, tmp_path, monkeypatch) -> None:
     resumed = lines_of(folder)["event"][-2]
     assert resumed["event"] == "resumed"
     assert resumed["changed"] == ["train.steps: 40 → 45"]
-    assert resumed["notes"] == []  # its decay ends where it did
-
-
-def test_rate_that_rises(corpus, tmp_path: Path) -> None:
-    """A run that has decayed goes on at a rate that its new length decides."""
-    config = vary(config_of(corpus, tmp_path / "run", 20), optimizer__decay_steps=None)
-    run_train(config)
-    run_train(vary(config, train__steps=60))
-    (note,) = lines_of(tmp_path / "run")["event"][-2]["notes"]
-    assert note == "with these changes the learning rate rises from 0.00025 to 0.0034"
-
-
-def test_rate_that_hardly_rises(corpus, tmp_path: Path) -> None:
-    run_train(config_of(corpus, tmp_path / "run", 10))
-    run_train(config_of(corpus, tmp_path / "run", 20, optimizer__learning_rate=6e-3))
-    resumed = lines_of(tmp_path / "run")["event"][-2]
-    assert "optimizer.learning_rate: 0.005 → 0.006" in resumed["changed"]
     assert resumed["notes"] == []
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -46,8 +47,8 @@ def built(options: Optimizer, rate: float = 1.0, **how: Any) -> optax.GradientTr
     ],
 )
 def test_peak_rates(chosen: dict, expected: float) -> None:
-    assert schedule.peak_rate(Optimizer(**chosen), 128) == 5e-4
-    assert schedule.peak_rate(Optimizer(**chosen), 2048) == pytest.approx(expected)
+    for batch, rate in ((128, 5e-4), (2048, expected)):
+        assert schedule.resolve(Optimizer(**chosen), batch, 1000, 10).peak == pytest.approx(rate)
 
 
 def test_change_of_batch() -> None:
@@ -328,7 +329,7 @@ def test_newton_schulz_in_bf16(random: np.random.Generator) -> None:
     q = np.linalg.qr(random.normal(size=(2, 48, 48)))[0]
     g = (q[0] * np.linspace(1, 3, 48)) @ q[1]
     g = np.concatenate([g, g[:, :16]], axis=1)
-    step = optimizer.orthogonalise(5, optimizer.muon_type("bf16"), None, Model().matrices)
+    step = optimizer.orthogonalise(5, jnp.bfloat16, None, Model().matrices)
     made = jax.jit(lambda g: step.update({"wmh_v": g}, optax.EmptyState())[0]["wmh_v"])
     expected = np.sqrt(64 / 48) * newton_schulz(g)
     _, b, c = COEFFICIENTS
@@ -337,7 +338,9 @@ def test_newton_schulz_in_bf16(random: np.random.Generator) -> None:
     assert error < own / (1 - 0.72) * np.linalg.norm(expected, 2)
     assert "xbf16>" in made.lower(g.astype(np.float32)).as_text()
     # fp16 has not the range.
-    assert optimizer.muon_type("fp16") == optimizer.muon_type("fp32") == np.float32
+    half = built(Optimizer(name="muon"), compute="fp16")
+    params = {"wmh_v": np.ones((48, 48), np.float32)}
+    assert "f16>" not in jax.jit(half.update).lower(params, half.init(params), params).as_text()
 
 
 def test_muon_on_devices(random: np.random.Generator) -> None:

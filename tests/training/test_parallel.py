@@ -21,7 +21,7 @@ from mlstm_jax.training.parallel import (
     ReplicasDiffer,
     _copy_first_device,
     fold,
-    make_comparison,
+    require_equal_replicas,
 )
 
 EARLY = ["decoder", "layer_0/wmh_v", "layer_0/wh_v", "of another model"]
@@ -83,7 +83,9 @@ def test_different_bit(random: np.random.Generator) -> None:
     matrix = random.normal(size=(7, 5)).astype(np.float32)
     half = random.normal(size=9).astype(jnp.bfloat16)
     state = devices.replicate({"matrix": matrix, "half": half, "count": np.int32(3)})
-    require_equal = make_comparison(Cluster(Distributed(), Path()), devices)
+    require_equal = functools.partial(
+        require_equal_replicas, Cluster(Distributed(), Path()), devices
+    )
     with jax.transfer_guard("disallow"):
         require_equal(7, state)
     shards = [np.array(shard.data) for shard in state["matrix"].addressable_shards]

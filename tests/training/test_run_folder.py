@@ -20,7 +20,7 @@ from mlstm_jax.config.resolve import Hardware, resolve
 from mlstm_jax.errors import UserError
 from mlstm_jax.record import FOLDER, read_record, steps_in
 from mlstm_jax.training import run_folder
-from mlstm_jax.training.session import Session
+from mlstm_jax.training.train import Session
 from mlstm_jax.training.train import train as run_train
 from tests.training.runs import config_of, copy_until, make_config, train_line, write_lines
 
@@ -36,7 +36,7 @@ def test_file_system_without_locks(error, tmp_path, monkeypatch, capsys) -> None
     monkeypatch.setattr(fcntl, "flock", flock)
     folder = tmp_path / "run"
     has_locks = number not in (errno.ENOSYS, errno.EOPNOTSUPP)
-    refused = pytest.raises(UserError, match=r"cannot be locked .* Another process may be training")
+    refused = pytest.raises(UserError, match=r"cannot be locked .* another process is training in")
     with (
         refused if has_locks else contextlib.nullcontext(),
         run_folder.lock(Config(out=str(folder)), resume=False),

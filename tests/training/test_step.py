@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import re
-import typing
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ from mlstm_jax.model.language_model import Carry, LanguageModel
 from mlstm_jax.training import parallel, schedule
 from mlstm_jax.training.objective import label_losses
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.training.rows import train_stream
-from mlstm_jax.training.state import TrainState, adjust_loss_scale, fresh_state, init_loss_scale
+from mlstm_jax.training.rows import open_rows
+from mlstm_jax.training.state import TrainState, adjust_loss_scale, fresh_state
 from mlstm_jax.training.step import StepMetrics, make_train_step
 from tests.marks import FP16
 from tests.tolerance import assert_close, bound
@@ -57,12 +56,11 @@ class Trainer:
         devices: int,
         micro_batches: int = 1,
         recompute_every: int | None = None,
-        mapped_by: parallel.MappedBy = parallel.MAPPED_BY,
     ) -> None:
         self.config = config = configs.vary(config, train__micro_batches=micro_batches)
-        self.devices = Parallel(jax.local_devices()[:devices], mapped_by)
+        self.devices = Parallel(jax.local_devices()[:devices])
         self.model = LanguageModel(config.model, config.precision, recompute_every)
-        self.stream = train_stream(config, open_corpus(Path(config.data.corpus)))
+        self.stream = open_rows(config, open_corpus(Path(config.data.corpus))).stream
         self.traces = 0
         step = make_train_step(config, self.model)
 
@@ -152,16 +150,11 @@ def test_half_of_the_rows(plain: Trainer) -> None:
 
 
 @pytest.mark.parametrize("compute", ["fp32", pytest.param("bf16", marks=pytest.mark.slow), FP16])
-def test_shard_map_and_pmap(corpus: Path, compute: str) -> None:
-    """And each of them compiles it once."""
-    config = make_config(corpus, compute=compute, all_reduce="compute")
-    found = []
-    for way in typing.get_args(parallel.MappedBy):
-        trainer = Trainer(config, 4, mapped_by=way)
-        found.append((trainer.run(0, 5), trainer.host_state, trainer.host_carry))
-        assert (trainer.host_state.step, trainer.traces) == (5, 1)
-        trainer.assert_replicas_are_equal()
-    jax.tree.map(np.testing.assert_array_equal, *found)
+def test_compiled_once(corpus: Path, compute: str) -> None:
+    trainer = Trainer(make_config(corpus, compute=compute, all_reduce="compute"), 4)
+    trainer.run(0, 5)
+    assert (trainer.host_state.step, trainer.traces) == (5, 1)
+    trainer.assert_replicas_are_equal()
 
 
 def rated(kind: type[Architecture]) -> dict[str, Any]:
@@ -428,7 +421,7 @@ def test_step_without_a_target(plain: Trainer) -> None:
 )
 def test_loss_scale(chosen: dict[str, Any], finite: str, expected: list[float]) -> None:
     precision = Precision(**{"compute": "fp16", "growth_interval": 1} | chosen)
-    scale = init_loss_scale(precision)
+    scale = fresh(Config(model=Model(hidden=4, embedding=4), precision=precision)).loss_scale
     adjust = jax.jit(adjust_loss_scale, static_argnums=2)
     for letter, value in zip(finite, expected, strict=True):
         scale = adjust(scale, jnp.bool_(letter == "y"), precision)

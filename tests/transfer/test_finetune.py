@@ -23,9 +23,9 @@ from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.options import FinetuneOptions
 from mlstm_jax.run import Run, as_weights, load_run
 from mlstm_jax.training import resume
-from mlstm_jax.training.rows import train_stream
-from mlstm_jax.training.session import Session
+from mlstm_jax.training.rows import open_rows
 from mlstm_jax.training.state import fresh_state
+from mlstm_jax.training.train import Session
 from mlstm_jax.training.train import train as run_train
 from mlstm_jax.transfer import finetune, words
 from mlstm_jax.transfer.classifier import Classifier, Examples
@@ -61,7 +61,7 @@ def test_first_parameters(run: Run, tmp_path: Path) -> None:
     of_transformer = Config(model=transformer.config.model, train=start)
     for base, changes, message in (
         (config, {"model__hidden": 1}, "has the shape"),
-        (config, {"model__layers": 1}, "this run lacks"),
+        (config, {"model__layers": 1}, "but this run needs None"),
         (of_transformer, {"model__positions": 32}, r"input/positions has the shape .* \(32, 12\);"),
     ):
         with pytest.raises(UserError, match=message):
@@ -232,7 +232,7 @@ def test_windows_of_single_documents(kind, corpus, tmp_path) -> None:
     tuned = finetune.finetune(run, sets, tmp_path / "out", options)
     assert tuned.run.config.data.window == 48
     assert tuned.run.config.precision.compute == (compute or "fp32")
-    stream = train_stream(tuned.run.config, open_corpus(tmp_path / "out/corpus"))
+    stream = open_rows(tuned.run.config, open_corpus(tmp_path / "out/corpus")).stream
     labels_BT = stream.batch(0).labels_BT
     assert labels_BT is not None
     np.testing.assert_array_equal((~np.isnan(labels_BT)).sum(axis=1), 1)

@@ -259,9 +259,8 @@ def test_moved_run(run, tmp_path, monkeypatch, refused) -> None:
     told = "the run d was trained on corpora/mine, which is not here; name the corpus with"
     for command in ("evaluate", "report"):
         assert f"{told} --corpus." in refused(command, "d")
-    assert f"{told} --data.corpus." in refused(
-        "train", "--data.corpus", "corpora/mine", "--out", "d"
-    )
+    given = ["--data.corpus", "corpora/mine", "--out", "d"]
+    assert "there is no corpus corpora/mine" in refused("train", *given)
     for words in ([], ["--resume"]):
         assert "d holds a run on corpora/mine" in refused("train", *words, "--out", "d")
     assert not Path("corpora").exists()
