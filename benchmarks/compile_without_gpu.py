@@ -9,8 +9,10 @@ import importlib.metadata
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 # Nothing else describes a device that is not there.
@@ -23,7 +25,7 @@ from mlstm_jax.errors import UserError, first_line
 from mlstm_jax.model.kernels import PALLAS
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.mlstm import STACKED
-from mlstm_jax.model.pallas import require_gpu
+from mlstm_jax.model.pallas import Grid, pl, require_gpu
 from mlstm_jax.planning import Machine
 from mlstm_jax.training import schedule
 from mlstm_jax.training.parallel import AXIS
@@ -114,7 +116,8 @@ def compile_program(
 
     spec = PartitionSpec(AXIS)
     mapped = jax.shard_map(one_device, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-    traced = jax.jit(mapped, donate_argnums=donate).trace(*shapes)
+    with mock.patch.object(Grid, "run_on_gpu", run_and_count):
+        traced = jax.jit(mapped, donate_argnums=donate).trace(*shapes)
     # JAX's cache cannot load such a program without the device.
     name = "jax_persistent_cache_min_compile_time_secs"
     before = getattr(jax.config, name)
@@ -145,6 +148,45 @@ def require(package: str = "jax-cuda12-pjrt") -> None:
             f"{package} {version} does not match jax {jax.__version__}: "
             f"pip install {package}=={jax.__version__}"
         )
+
+
+class _Counted:
+    """Replaces a reference of a kernel, and counts the bytes of the pieces that it moves."""
+
+    def __init__(self, array: Any, size: int) -> None:
+        self.shape = array.shape
+        self.dtype = array.dtype
+        self.size = size
+        self.bytes = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        last = index[-1] if isinstance(index, tuple) else index
+        if not isinstance(last, pl.Slice):
+            return 0  # so that what is moved belongs to the first step
+        self.bytes += self.size * self.dtype.itemsize
+        return jnp.zeros(self.size, self.dtype)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self[index]
+
+
+_run_on_gpu = Grid.run_on_gpu
+
+
+def run_and_count(
+    grid: Grid, name: str, run_body: Any, inputs: Any, in_place: Any, outputs: Any
+) -> Any:
+    """Run one of our kernels with a name that says how many bytes it moves of each operand.
+
+    XLA knows only the arrays of such a kernel, most of which cover all steps.
+    """
+    counted = [_Counted(x, grid.size) for x in (*inputs, *in_place, *outputs)]
+    number = jax.ShapeDtypeStruct((), jnp.int32)
+    jax.eval_shape(lambda row: run_body(row, row, *counted), number)
+    pieces = grid.rows * pl.cdiv(grid.hidden, grid.size)
+    moved = "_".join(str(pieces * array.bytes) for array in counted)
+    with jax.named_scope(f"moves_{moved}_bytes"):
+        return _run_on_gpu(grid, name, run_body, inputs, in_place, outputs)
 
 
 def _require_pallas(config: Config, machine: Machine) -> None:

@@ -183,7 +183,7 @@ _FREE = frozenset(
 # Instructions of a fusion that pass on every element of a parameter.
 _SAME = frozenset(["bitcast", "reshape", "transpose", "copy", "convert", "bitcast-convert"])
 _PARTS = frozenset(["dynamic-slice", "slice", "gather"])
-# The names of our Pallas kernels give the bytes of each operand that they move: model/pallas.py.
+# compile_without_gpu.py names our Pallas kernels after the bytes of each operand that they move.
 _MOVED = re.compile(r"\bmoves_([\d_]+)_bytes\b")
 _COLLECTIVES = re.compile(r"^(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)")
 

@@ -21,7 +21,7 @@ from measure import DTYPES, Case, Point
 
 from mlstm_jax.model.architecture import LSTMCarry
 from mlstm_jax.model.mlstm import MLSTM
-from mlstm_jax.model.stack import LayerOptions, run_layer
+from mlstm_jax.model.stack import run_layer
 
 EMBEDDING = 64
 IMPLEMENTATIONS = ["ours", "autodiff", "flax_lstm", "torch"]
@@ -60,9 +60,8 @@ def mlstm(
     model = MLSTM(hidden=point.hidden)
     weights = {name: value for name, value in params.items() if name != "embedding"}
     weights = model.with_tables(weights, params["embedding"], compute)
-    return run(
-        model, LSTMCarry(zero, zero), bytes_TB, weights, LayerOptions(compute, recompute_every)
-    )[1]
+    carry = LSTMCarry(zero, zero)
+    return run(model, carry, bytes_TB, weights, compute, recompute_every=recompute_every)[1]
 
 
 def jax_cases(

@@ -18,7 +18,7 @@ from mlstm_jax import digest, shipped, weights
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.errors import UserError
 from mlstm_jax.fields import InvalidField
-from mlstm_jax.model import blas, int8_product
+from mlstm_jax.model import numpy_products
 from mlstm_jax.model.architecture import Sizes
 from mlstm_jax.model.numpy_model import KINDS, NumpyModel
 from mlstm_jax.options import Cleaning
@@ -116,15 +116,15 @@ class SmallModel(Loaded):
     @cached_property
     def model(self) -> NumpyModel:
         """What reads byte by byte, and writes."""
-        return NumpyModel(self.kind, weights.named(self.params), **blas.fastest())
+        return NumpyModel(self.kind, weights.named(self.params), **numpy_products.fastest())
 
     @cached_property
     def whole_texts(self) -> NumpyModel:
         """What reads whole texts."""
         if self.compute == "fp32":
             return self.model
-        product = int8_product.int8_product
-        return NumpyModel(self.kind, weights.named(self.params), product, int8_product.ROWS)
+        product = numpy_products.int8_product
+        return NumpyModel(self.kind, weights.named(self.params), product, numpy_products.INT8_ROWS)
 
 
 def load_small(path: Path) -> SmallModel | None:

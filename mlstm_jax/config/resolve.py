@@ -44,7 +44,9 @@ def resolve(config: Config, hardware: Hardware, before: Config | None = None) ->
     if devices.kernels == "auto":
         kernels = before.devices.kernels if before else "auto"
         if kernels == "auto":
-            is_proven = pallas.is_proven(model.hidden, hardware.capability)
+            capability = hardware.capability
+            # The kernels have trained on an H100.
+            is_proven = capability == (9, 0) and not pallas.missing(model.hidden, capability)
             chosen = is_proven or precision.recurrent == "fp8"
             kernels = "pallas" if chosen and isinstance(model, MLSTM) else "xla"
         devices = dataclasses.replace(devices, kernels=kernels)

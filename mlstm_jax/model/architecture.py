@@ -1,13 +1,9 @@
 """The interface of a model: all that the rest of the program knows of an architecture.
 
 A subclass of `Architecture` is one kind of model. It is the section `model` of a config, so its
-fields are the options of the command line, and its methods say what the others need: the loop and
-the checkpoints take the carry as a tree, features and generation ask for states by name, the
-optimizers for matrices, the plan for products and memory. `LanguageModel` (language_model.py) joins
-its body with what all models share: the embedding, the decoder and the label heads.
-
-A kind is one file here and one line in config/__init__.py. Recurrent kinds derive from `Recurrent`
-(stack.py), which stacks their layers.
+fields are the options of the command line. `LanguageModel` (language_model.py) joins its body with
+what all models share: the embedding, the decoder and the label heads. Recurrent kinds derive from
+`Recurrent` (stack.py), which stacks their layers.
 """
 
 from abc import ABC, abstractmethod
@@ -127,13 +123,8 @@ class Sizes:
 
     @property
     def bidirectional(self) -> bool:
-        """Whether a byte's output depends on the bytes after it."""
+        """Whether a byte's output depends on the bytes after it; labels are of the mean of h."""
         return False
-
-    @property
-    def label_state(self) -> Literal["h", "mean_h"]:
-        """The state from which the label head predicts."""
-        return "mean_h" if self.bidirectional else "h"
 
     @property
     def labels(self) -> int:
@@ -163,8 +154,7 @@ class Sizes:
 class Architecture(Sizes, ABC):
     """One kind of model; see the top of this file."""
 
-    # Every kind by its name in a config.json and on the command line; a JSON without one means
-    # `default_kind`.
+    # By their names in a config.json and on the command line; a JSON without one: `default_kind`.
     kinds: ClassVar[dict[str, type["Architecture"]]] = {}
     default_kind: ClassVar[str] = "mlstm"
 
@@ -174,9 +164,9 @@ class Architecture(Sizes, ABC):
             Architecture.kinds[title.lower()] = cls
 
     def init_carry(self, rows: int, cell: Any) -> Tree:
-        """The carry at the start of a shard, zero, NumPy; `cell` is the type of c.
+        """The carry at the start of a shard, zero, NumPy: any tree of arrays, rows first.
 
-        It is any tree of arrays whose first axis is the rows; it may be empty.
+        `cell` is the type of c.
         """
         shape = (rows, *self.shape)
         return LSTMCarry(np.zeros(shape, np.float32), np.zeros(shape, cell))
@@ -195,8 +185,8 @@ class Architecture(Sizes, ABC):
         return self.init_carry(rows, cell)
 
     def reading_window(self, proposed: int) -> int:
-        """Choose how many bytes of a text to read at a time; a recurrent model takes any number."""
-        return proposed
+        """Choose how many bytes of a text to read at a time; half of places hold those before."""
+        return proposed if self.longest_window is None else self.longest_window // 2
 
     def reading_weights(self, params: Tree, compute: Any, *, several_rows: bool) -> Tree:
         """Compute what all windows need of the parameters alone; None: nothing."""
@@ -211,16 +201,12 @@ class Architecture(Sizes, ABC):
         """Read a window, within `LanguageModel`, whose parameters the layers create.
 
         Returns:
-            The carry after the window; the output [T, B, H] in the compute type; and the states
-            after each byte, a tree for `named_states`, [B, T, L, H], or `Totals`; or None, by
-            `window.states`.
+            The carry after the window; the output [T, B, H] in the compute type; and by
+            `window.states` None, `Totals`, or a tree for `named_states`, [B, T, L, H].
         """
 
     def matrices(self, name: str) -> int:
-        """Count the matrices side by side in a parameter, such as layer_0/wx_v; 0: it is no matrix.
-
-        Muon orthogonalises each by itself. The decoder is the same in all models.
-        """
+        """Count the matrices side by side in a parameter, such as layer_0/wx_v; 0: it is none."""
         return int(name == "decoder_kernel")
 
     def decays(self, name: str) -> bool:

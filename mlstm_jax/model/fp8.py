@@ -7,7 +7,7 @@ values, weight gradients, byte tables, decoder.
 
 A matrix is rounded once a window, with its own maximum. The maxima of m, dz and dmh are known only
 after the window, so their scales come from the last updates: delayed scaling, as in NVIDIA's
-Transformer Engine (Micikevicius et al. 2022, arXiv 2209.05433, for the numbers). |h| < 1 always.
+Transformer Engine (Micikevicius et al. 2022, arXiv 2209.05433). |h| < 1 always.
 
 On a GPU the kernels of kernels.py write and multiply E4M3. Elsewhere `emulated` gives the same
 numbers: a product of two E4M3 numbers is exact in float32, and each of them is exact in bf16.
@@ -41,10 +41,7 @@ def no_history() -> Array:
 
 
 def scales(history_U3: Array, positions: int) -> Array:
-    """The scales of m, dz and dmh, float32 [3].
-
-    `with_newest` makes the history; the loss is the mean of `positions` bytes.
-    """
+    """The scales of m, dz and dmh, float32 [3]; the loss is the mean of `positions` bytes."""
     maxima_3 = jnp.max(history_U3, axis=0)
     maxima_3 = jnp.where(maxima_3 > 0, maxima_3, jnp.array(_GUESS, float32))
     return LARGEST / (maxima_3 / _units(positions))
@@ -53,8 +50,7 @@ def scales(history_U3: Array, positions: int) -> Array:
 def with_newest(history_U3: Array, maxima_3: Array, positions: int) -> Array:
     """The history with the maxima of one more update, and without the oldest.
 
-    It has maxima of m, and of dz and dmh times the positions of the loss, so that they are the same
-    with any number of devices, rows and bytes of a window.
+    dz and dmh are multiplied by the positions of the loss: so any number of devices gives the same.
     """
     return jnp.concatenate([(maxima_3 * _units(positions))[None], history_U3[:-1]])
 
@@ -78,6 +74,10 @@ class Quantised(NamedTuple):
     x_scale: Array  # of x in x W
     dy_scale: Array  # of dy in dy Wᵀ
 
+    @property
+    def dtype(self) -> jnp.dtype:
+        return self.w_IO.dtype
+
     def scale_of(self, *, transposed: bool) -> Array:
         """The scale of the other operand of x W, or of dy Wᵀ."""
         return self.dy_scale if transposed else self.x_scale
@@ -99,10 +99,7 @@ def operand(x: Array, scale: Array, dtype: jnp.dtype) -> Array:
 
 
 def _rounded(x: Array) -> Array:
-    """Round float32 numbers to E4M3 ones; float32.
-
-    This equals a cast and back, which XLA for CPUs does at a third of the speed.
-    """
+    """As a cast to E4M3 and back, which XLA for CPUs does at a third of the speed."""
     x = jnp.clip(x, -LARGEST, LARGEST)
     normal = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=3)
     subnormal = jnp.round(x / _LEAST) * _LEAST

@@ -5,20 +5,13 @@ The pre-activations of a layer are sums of two products and a bias::
     z_t = [h_{t-1} Wh | 0] + [0 | x_t Wx] + b       [B, 4H]
 
 z has Z columns: Wh's K are added at the left, Wx's at the right. For an LSTM both span z; for a GRU
-the candidate's two terms stay apart. A cell is the function `advance`: z and the carry → the next
-carry.
+the candidate's two terms stay apart.
 
-The gradient is explicit for the reasons that mlstm.py has: the loop back computes dz_t only,
-in the buffer of z, and each weight gradient is one product over all steps, summed in float32. It
-computes the gates a second time, from z. Between steps h is float32.
+The gradient is explicit for the reasons that mlstm.py has: the loop back computes dz_t only, in the
+buffer of z, from gates that it computes a second time. Between steps h is float32.
 
-Parameters of a layer, all float32::
-
-    wx   [I, 4H] or [I, 3H]      I = E for the first layer, H above
-    wh   [H, 4H] or [H, 3H]      with `weight_norm` each as wx_v and its gains wx_g
-    b    [4H]                    zero
-
-A gate's Wx is at first normal(0, 1/√I), and its Wh orthogonal, as in Flax's cells.
+Parameters of a layer: wx [I, 4H], of a GRU [I, 3H]; wh [H, 4H] or [H, 3H]; b [4H]. A gate's Wx is
+at first normal(0, 1/√I), and its Wh orthogonal, as in Flax's cells.
 """
 
 from abc import abstractmethod
@@ -32,79 +25,36 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen
 
+from mlstm_jax.model import ops
 from mlstm_jax.model.architecture import LSTMCarry, Tree
-from mlstm_jax.model.ops import (
-    as_bits,
-    bias_gradient,
-    of_bits,
-    project,
-    project_gradient,
-    sum_rows,
-    times,
-)
-from mlstm_jax.model.stack import (
-    Cotangents,
-    Initialiser,
-    Loops,
-    Recurrent,
-    Residuals,
-    Weights,
-    forward_loop,
-)
+from mlstm_jax.model.stack import Cotangents, Loops, Recurrent, Residuals, Weights, forward_loop
 from mlstm_jax.model.time_loop import Step, put_step, step_of
 
 Array = jax.Array
-# (z [B, Z], carry) → carry, float32; a carry is a NamedTuple of arrays [B, H] with an h.
-Advance = Callable[[Array, Tree], Tree]
 
 
 def _float32(carry: Tree) -> Tree:
     return jax.tree.map(lambda x: x.astype(jnp.float32), carry)
 
 
-def gated_step(advance: Advance, weights: Weights, rows: int) -> Step:
-    """The function of one step of `rows` rows, with rounded weights.
-
-    It keeps the carry before the step, and z in the compute type.
-    """
-    times_wh = times(weights["wh"], rows)
-    size = weights["b"].shape[0]
-
-    def step(
-        rounded_h: Array, carry: Tree, x: Array, mask_B: Array | None
-    ) -> tuple[Tree, tuple[Tree, Array]]:
-        zh_BK = times_wh(rounded_h)
-        zx_BG = project(x, weights["wx"])
-        zh_BZ = jnp.pad(zh_BK, ((0, 0), (0, size - zh_BK.shape[1])))
-        zx_BZ = jnp.pad(zx_BG, ((0, 0), (size - zx_BG.shape[1], 0)))
-        z_BZ = zh_BZ + zx_BZ + weights["b"][None]
-        before = _float32(carry)
-        after = advance(z_BZ, before)
-        if mask_B is not None:
-            after = jax.tree.map(partial(jnp.where, mask_B[:, None]), before, after)
-        after = jax.tree.map(lambda new, old: new.astype(old.dtype), after, carry)
-        return after, (carry, z_BZ.astype(rounded_h.dtype))
-
-    return step
-
-
-def _backward(advance: Advance, residuals: Residuals, dlast: Tree, dh_TBH: Array) -> Cotangents:
-    """Run back through the window; see `Backward`."""
+def _backward(
+    advance: Callable[[Array, Tree], Tree], residuals: Residuals, dlast: Tree, dh_TBH: Array
+) -> Cotangents:
     first, x, weights, _, h_TBH, (carries, z_TBZ) = residuals
     compute = h_TBH.dtype
     window, _, size = z_TBZ.shape
     of_h = weights["wh"].shape[1]
-    times_wh = times(weights["wh"], first.h.shape[0], transposed=True)
-    dh_bits = as_bits(dh_TBH)
+    times_wh = ops.times(weights["wh"], first.h.shape[0], transposed=True)
+    dh_bits = ops.as_bits(dh_TBH)
 
     def step(k: Array, later: tuple[Tree, Array, Array]) -> tuple[Tree, Array, Array]:
         dcarry, z_BZ, dz_TBZ = later
         t = window - 1 - k
         bits = step_of(carries, t)
-        before = jax.tree.map(lambda x, like: of_bits(x, like.dtype), bits, first)
-        dh = of_bits(step_of(dh_bits, t), compute).astype(jnp.float32)
+        before = jax.tree.map(lambda x, like: ops.of_bits(x, like.dtype), bits, first)
+        dh = ops.of_bits(step_of(dh_bits, t), compute).astype(jnp.float32)
         dcarry = dcarry._replace(h=dcarry.h + dh)
-        z_BZ = of_bits(z_BZ, compute).astype(jnp.float32)
+        z_BZ = ops.of_bits(z_BZ, compute).astype(jnp.float32)
         _, back = jax.vjp(advance, z_BZ, _float32(before))
         dz_BZ, dcarry = back(dcarry)
         dz_BZ = dz_BZ.astype(compute)
@@ -116,27 +66,18 @@ def _backward(advance: Advance, residuals: Residuals, dlast: Tree, dh_TBH: Array
 
     start = (_float32(dlast), step_of(z_TBZ, jnp.int32(window - 1)), z_TBZ)
     dfirst, _, dz_TBZ = jax.lax.fori_loop(0, window, step, start)
-    dz_TBZ = of_bits(dz_TBZ, compute)
+    dz_TBZ = ops.of_bits(dz_TBZ, compute)
     before_h_TBH = jnp.concatenate([first.h.astype(compute)[None], h_TBH[:-1]])
     only_h = size - weights["wx"].shape[1]
     dz_TBG = dz_TBZ[..., only_h:]
-    dx, dwx_IG = project_gradient(x, weights["wx"], dz_TBG)
+    dx, dwx_IG = ops.project_gradient(x, weights["wx"], dz_TBG)
     db_K = jnp.sum(dz_TBZ[..., :only_h], (0, 1), dtype=jnp.float32)
     dweights = {
         "wx": dwx_IG,
-        "wh": sum_rows(before_h_TBH, dz_TBZ[..., :of_h]),
-        "b": jnp.concatenate([db_K, bias_gradient(x, dwx_IG, dz_TBG)]),
+        "wh": ops.sum_rows(before_h_TBH, dz_TBZ[..., :of_h]),
+        "b": jnp.concatenate([db_K, ops.bias_gradient(x, dwx_IG, dz_TBG)]),
     }
     return Cotangents(dfirst, dx, dweights)
-
-
-def _gate_by_gate(initialise: Any, gates: int) -> Any:
-    def together(key: Array, shape: tuple[int, ...]) -> Array:
-        gate = shape[0], shape[1] // gates
-        parts = [initialise(key, gate) for key in jax.random.split(key, gates)]
-        return jnp.concatenate(parts, axis=1)
-
-    return together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,16 +98,42 @@ class GatedCell(Recurrent):
     @staticmethod
     @abstractmethod
     def advance(z_BZ: Array, carry: Any) -> Any:
-        """A layer's carry after a step; all arrays are float32."""
+        """The carry after a step: a NamedTuple of an h and others [B, H]; all are float32."""
 
-    def initial(self, name: str) -> tuple[Initialiser, float]:
-        initialise = linen.initializers.lecun_normal()
+    def initial(self, name: str) -> tuple[Any, float]:
+        of_gate = linen.initializers.lecun_normal()
         if name == "wh":
-            initialise = linen.initializers.orthogonal()
-        return _gate_by_gate(initialise, self.gates[name]), 1.0
+            of_gate = linen.initializers.orthogonal()
+        gates = self.gates[name]
+
+        def initialise(key: Array, shape: tuple[int, ...]) -> Array:
+            gate = shape[0], shape[1] // gates
+            parts = [of_gate(key, gate) for key in jax.random.split(key, gates)]
+            return jnp.concatenate(parts, axis=1)
+
+        return initialise, 1.0
 
     def step(self, weights: Weights, rows: int) -> Step:
-        return gated_step(self.advance, weights, rows)
+        """Keep the carry before the step, and z in the compute type."""
+        times_wh = ops.times(weights["wh"], rows)
+        size = weights["b"].shape[0]
+
+        def step(
+            rounded_h: Array, carry: Tree, x: Array, mask_B: Array | None
+        ) -> tuple[Tree, tuple[Tree, Array]]:
+            zh_BK = times_wh(rounded_h)
+            zx_BG = ops.project(x, weights["wx"])
+            zh_BZ = jnp.pad(zh_BK, ((0, 0), (0, size - zh_BK.shape[1])))
+            zx_BZ = jnp.pad(zx_BG, ((0, 0), (size - zx_BG.shape[1], 0)))
+            z_BZ = zh_BZ + zx_BZ + weights["b"][None]
+            before = _float32(carry)
+            after = self.advance(z_BZ, before)
+            if mask_B is not None:
+                after = jax.tree.map(partial(jnp.where, mask_B[:, None]), before, after)
+            after = jax.tree.map(lambda new, old: new.astype(old.dtype), after, carry)
+            return after, (carry, z_BZ.astype(rounded_h.dtype))
+
+        return step
 
     def loops(self) -> Loops:
         return Loops(partial(forward_loop, self.step), partial(_backward, self.advance))

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from mlstm_jax.model.architecture import LSTMCarry
 from mlstm_jax.model.fp8 import Quantised, maxima, operand
-from mlstm_jax.model.mlstm import Gates, advance, read_m, step_gradient, weight_gradients
+from mlstm_jax.model.mlstm import advance, read_m, step_gradient, weight_gradients
 from mlstm_jax.model.ops import is_bytes, project, sum_rows
 from mlstm_jax.model.pallas import Grid, StepNumber, pl, run_steps
 from mlstm_jax.model.stack import Cotangents, Loops, Residuals, Weights
@@ -38,10 +38,7 @@ def _parts(width: int) -> int:
 def _product(
     w: Array | Quantised, parts: int, *, transposed: bool = False
 ) -> Callable[[Array], Array]:
-    """The product x → x W, or x Wᵀ, as parts to be added: float32 [P, B, O].
-
-    With fp8 operands it is in units of `_scales`. Call it outside of the loop.
-    """
+    """The product x → x W, or x Wᵀ, as parts to be added, in units of `_scales` [P, B, O]."""
     if isinstance(w, Quantised):
         # cuBLAS wants the summed axis last in both operands.
         w_OI = w.w_IO if transposed else w.w_IO.T
@@ -61,23 +58,15 @@ def _product(
 
 
 def _scales(*matrices: Array | Quantised, transposed: bool) -> Array:
-    """For each matrix the scale of its operand and the unit of its product, float32 [2·n].
-
-    They are 1 without fp8.
-    """
+    """For each matrix the scale of its operand and the unit of its product: 1 without fp8."""
     values = []
     for w in matrices:
-        scale = jnp.float32(1)
-        unit = scale
         if isinstance(w, Quantised):
             scale = w.scale_of(transposed=transposed)
-            unit = 1 / (scale * w.scale)
-        values += [scale, unit]
+            values += [scale, 1 / (scale * w.scale)]
+        else:
+            values += [jnp.float32(1), jnp.float32(1)]
     return jax.lax.optimization_barrier(jnp.stack(values))
-
-
-def _operand_type(w: Array | Quantised) -> Any:
-    return w.w_IO.dtype if isinstance(w, Quantised) else w.dtype
 
 
 def _add(parts: Any, row: Array, units: Any) -> Array:
@@ -141,15 +130,11 @@ def _advance(t: Array, row: Array, start: Array, size: int, *references: Any) ->
 def _forward_loop(
     interpret: bool, carry: LSTMCarry, x_TB: Array, weights: Weights, compute: Any
 ) -> tuple[LSTMCarry, Array, tuple[Array, ...]]:
-    """Run the window; see `Loops`.
-
-    It keeps c before each step and after the last, [T + 1, B, H], mh [T, B, H], and the gates
-    [T, 4, B, H].
-    """
+    """Keep c before each step and after the last, [T + 1, B, H], mh, and the gates [T, 4, B, H]."""
     window = x_TB.shape[0]
     rows, hidden = carry.h.shape
     run = Grid(rows, hidden, interpret).launch
-    kind = _operand_type(weights["wmh"])
+    kind = weights["wmh"].dtype
     made = (Shape((rows, hidden), kind),)
     scales_4 = _scales(weights["wmh"], weights["wh"], transposed=False)
     times_wmh = _product(weights["wmh"], _parts(hidden))
@@ -184,9 +169,9 @@ def _gate_gradients(k: Array, row: Array, start: Array, size: int, *references: 
     t = window - 1 - k
     units = pl.ds(start, size)
     dh = _add(dh_PBH, row, units) * scales_4[3] + dh_TBH[t, row, units].astype(float32)
-    gates = Gates(*(gates_T4BH[t, n, row, units].astype(float32) for n in range(4)))
+    i, f, o, u = (gates_T4BH[t, n, row, units].astype(float32) for n in range(4))
     c = c_buffer[t, row, units].astype(float32)
-    dz_gates, dc = step_gradient(gates, c, dh, dc_2BH[k % 2, row, units])
+    dz_gates, dc = step_gradient((i, f, o, u), c, dh, dc_2BH[k % 2, row, units])
     dc_2BH[(k + 1) % 2, row, units] = dc
     for n, dz in enumerate(dz_gates):
         gate = pl.ds(start + n * hidden, size)
@@ -217,17 +202,14 @@ def _multiply_gradients(k: Array, row: Array, start: Array, size: int, *referenc
 def _backward(
     residuals: Residuals, dlast: LSTMCarry, dh_TBH: Array, *, interpret: bool
 ) -> Cotangents:
-    """Run back through the window; see `Backward`.
-
-    dmh of a step is stored at the place of the step before, and so beside the h that it belongs to.
-    """
-    first, x_TB, weights, _, h_TBH, kept = residuals
+    """Store dmh of a step at the place of the step before, beside the h that it belongs to."""
+    first, x_TB, weights, scales_3, h_TBH, kept = residuals
     compute = h_TBH.dtype
     window = x_TB.shape[0]
     rows, hidden = first.h.shape
     run = Grid(rows, hidden, interpret).launch
     before_c, mh_TBH, gates_T4BH = kept
-    kind = _operand_type(weights["wh"])
+    kind = weights["wh"].dtype
     scales_4 = _scales(weights["wh"], weights["wmh"], transposed=True)
     times_wh = _product(weights["wh"], _parts(4 * hidden), transposed=True)
     times_wmh = _product(weights["wmh"], _parts(hidden), transposed=True)
@@ -256,29 +238,16 @@ def _backward(
     later = (dh_PBH, dc_2BH, dz_buffer, dmh_buffer, dmx_buffer, first_dmh)
     later = run_steps(window, step, later)
     dh_PBH, dc_2BH, dz_TBG, dmh_TBH, dmx_TBH, first_dmh = later
-    sums = _after_loop(residuals, dz_TBG, dmx_TBH, dmh_TBH, first_dmh)
-    dfirst = LSTMCarry(jnp.sum(dh_PBH, axis=0) * scales_4[3], dc_2BH[window % 2])
-    return Cotangents(dfirst, *sums)
-
-
-def _after_loop(
-    residuals: Residuals, dz_TBG: Array, dmx_TBH: Array, dmh_TBH: Array, first_dmh: Array
-) -> tuple[Array | None, Weights, Array | None]:
-    """The cotangents of x and the weights, and fp8's maxima, from what the loop back has stored.
-
-    `dmh_TBH` has each step at the place of the step before, and `first_dmh` the first.
-    """
-    _, mh_TBH, _ = residuals.kept
     # XLA would merge this product with the decoder's gradient, which also reads h, and copy both.
-    h_TBH = jax.lax.optimization_barrier(residuals.h_TBH)
-    dwmh_HH = sum_rows(h_TBH, dmh_TBH)
-    dwmh_HH += sum_rows(residuals.carry.h.astype(h_TBH.dtype), first_dmh)
-    m_TBH = read_m(residuals.x, residuals.weights, mh_TBH)
+    h_TBH = jax.lax.optimization_barrier(h_TBH)
+    dwmh_HH = sum_rows(h_TBH, dmh_TBH) + sum_rows(first.h.astype(compute), first_dmh)
+    m_TBH = read_m(x_TB, weights, mh_TBH)
     dx, dweights = weight_gradients(residuals, m_TBH, dz_TBG, dmx_TBH, dwmh_HH)
     maxima_3 = None
-    if residuals.scales_3 is not None:
+    if scales_3 is not None:
         maxima_3 = maxima(m_TBH, dz_TBG, dmh_TBH)
-    return dx, dweights, maxima_3
+    dfirst = LSTMCarry(jnp.sum(dh_PBH, axis=0) * scales_4[3], dc_2BH[window % 2])
+    return Cotangents(dfirst, dx, dweights, maxima_3)
 
 
 # Our kernels, on a GPU; and in Pallas's interpreter, for tests.

@@ -1,8 +1,7 @@
 """The byte-level language model: embedding → body → linear decoder, for every architecture.
 
 Puri et al. 2018, section VI. The Linen module below owns the parameters that all models share, and
-connects the layers of a kind of model (architecture.py). Only this file, stack.py and the kinds'
-own import flax.linen, so a port to another module library changes only these.
+connects the layers of a kind of model (architecture.py).
 
 Parameters, all float32::
 
@@ -30,12 +29,7 @@ Array = jax.Array
 Parameters = Any  # A tree of float32 arrays, as in the docstring above.
 Carry = Any  # A tree of arrays, rows first; see `Architecture.init_carry`.
 
-COMPUTE_TYPES = {
-    "fp32": jnp.float32,
-    "tf32": jnp.float32,
-    "bf16": jnp.bfloat16,
-    "fp16": jnp.float16,
-}
+_TYPES = {"fp32": jnp.float32, "tf32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}
 
 
 class ModelOutput(NamedTuple):
@@ -46,9 +40,7 @@ class ModelOutput(NamedTuple):
     # After each byte, for a document that ends there: its rating, float32, in standard deviations
     # from the mean of the training split, or the logit of each class; None without a label head.
     labels_BTK: Array | None
-    # If requested, the carry after each byte, [B, T, L, H], for `Architecture.named_states`; or
-    # the sum of h, float32 [B, L, H].
-    states: Any = None
+    states: Any = None  # as `Architecture.read` returns them
 
 
 class NumberTypes(NamedTuple):
@@ -61,11 +53,9 @@ class NumberTypes(NamedTuple):
 class TrainingInputs(NamedTuple):
     """What only a training step gives a model."""
 
-    # Factors of units, see `Architecture.dropout_shape`; in a recurrent model of each unit's output
-    # to the next layer, the same for a whole window. The layer's own state is not multiplied.
+    # Factors of units, see `Architecture.dropout_shape`; in a recurrent model not of its own state.
     dropout_B: Array | None = None
-    # Of the operands of a gradient in fp8, see fp8.py; their "gradient" is the operands' maxima.
-    scales_3: Array | None = None
+    scales_3: Array | None = None  # of a gradient in fp8; their "gradient" is the operands' maxima
 
 
 class LanguageModel(linen.Module):
@@ -74,20 +64,15 @@ class LanguageModel(linen.Module):
     architecture: Architecture
     precision: NumberTypes | Any
     recompute_every: int | None = None
-    # None: XLA's fastest loops for JAX's default backend.
-    loops: Loops | None = None
+    loops: Loops | None = None  # None: XLA's fastest for JAX's default backend
 
     @property
     def compute(self) -> Any:
         """Operand type of every matrix product."""
-        return COMPUTE_TYPES[self.precision.compute or "fp32"]
+        return _TYPES[self.precision.compute or "fp32"]
 
     def product_precision(self) -> AbstractContextManager[Any]:
-        """The context in which products must be traced, so that fp32 is true float32.
-
-        JAX's default on a GPU is TensorFloat-32. The gradient is traced after the model has been
-        applied and therefore needs the context, too.
-        """
+        """The context in which a model and its gradient are traced, so that fp32 is not TF32."""
         if self.compute == jnp.float32 and self.precision.compute != "tf32":
             return jax.default_matmul_precision("highest")
         return nullcontext()
@@ -113,14 +98,10 @@ class LanguageModel(linen.Module):
         return self.architecture.reading_carry(rows, self.cell)
 
     def reading_weights(self, params: Parameters, *, several_rows: bool = True) -> Any:
-        """Compute what reading needs of the parameters alone, on the host; None: nothing.
-
-        One row needs half of the memory of several.
-        """
+        """Compute what reading needs of the parameters alone, on the host; None: nothing."""
         with self.product_precision():
-            return jax.device_get(
-                _reading_weights(self.architecture, self.compute, several_rows, params)
-            )
+            weights = _reading_weights(self.architecture, self.compute, several_rows, params)
+            return jax.device_get(weights)
 
     @linen.compact
     def __call__(
@@ -139,19 +120,15 @@ class LanguageModel(linen.Module):
             carry: the state after the previous bytes.
             padding_mask_BT: bool, true in the padding after the end of a text. There the state does
                 not change, and the logits are meaningless.
-            return_states: also return the state after each byte, or the sum of h over the bytes
-                that are not padding; without a gradient. With the state after each byte, no product
-                has a shape that depends on the length of the window.
+            return_states: see `Architecture.read`; without a gradient. With "each", no product has
+                a shape that depends on the length of the window.
             reading_weights: what the method of this name returns, of the same parameters.
             training: what only a training step gives.
         """
         model = self.architecture
         with self.product_precision():
-            embedding_VE = self.param(
-                "embedding",
-                linen.initializers.normal(model.embedding_std),
-                (model.symbols, model.embedding),
-            )
+            normal = linen.initializers.normal(model.embedding_std)
+            embedding_VE = self.param("embedding", normal, (model.symbols, model.embedding))
             window = Window(
                 embedding_VE=embedding_VE,
                 bytes_TB=bytes_BT.T.astype(jnp.int32),
@@ -166,9 +143,8 @@ class LanguageModel(linen.Module):
                 scales_3=training.scales_3,
             )
             carry, x, states = model.read(window)
-            kernel_HV = self.param(
-                "decoder_kernel", uniform(model.hidden), (model.hidden, VOCABULARY)
-            )
+            shape = (model.hidden, VOCABULARY)
+            kernel_HV = self.param("decoder_kernel", uniform(model.hidden), shape)
             bias_V = self.param("decoder_bias", linen.initializers.zeros, (VOCABULARY,))
             if return_states == "each":
                 steps = steps_read(x.shape[0], window.padding_mask_TB)
@@ -185,7 +161,7 @@ class LanguageModel(linen.Module):
         zeros = linen.initializers.zeros
         label_HK = self.param("label_kernel", zeros, (model.hidden, model.labels))
         bias_K = self.param("label_bias", zeros, (model.labels,))
-        if model.label_state == "mean_h":
+        if model.bidirectional:
             count_T = jnp.arange(1, x_TBH.shape[0] + 1, dtype=jnp.float32)
             x_TBH = jnp.cumsum(x_TBH.astype(jnp.float32), axis=0) / count_T[:, None, None]
         return matmul(x_TBH, label_HK, self.compute).swapaxes(0, 1) + bias_K[None, None]
@@ -197,10 +173,7 @@ class LanguageModel(linen.Module):
 
 
 def _logits_by_step(x_TBH: Array, kernel_HV: Array, compute: Any, steps: Array | int) -> Array:
-    """Multiply the first steps of x by the decoder's kernel, one at a time; no gradient.
-
-    A product of all steps at once would round a row otherwise in a window of another length.
-    """
+    """As `matmul`, whose product would round a row otherwise in a window of another length."""
 
     def step(t: Array, logits_TBV: Array) -> Array:
         return put_step(logits_TBV, matmul(step_of(x_TBH, t), kernel_HV, compute), t)
@@ -219,5 +192,5 @@ def _reading_weights(
 @functools.cache
 def parameter_shapes(architecture: Architecture) -> Parameters:
     """Only the shapes and types of a model's parameters, as a tree."""
-    shell = LanguageModel(architecture, NumberTypes())
-    return jax.eval_shape(lambda: shell.init_parameters(jax.random.key(0)))
+    model = LanguageModel(architecture, NumberTypes())
+    return jax.eval_shape(lambda: model.init_parameters(jax.random.key(0)))

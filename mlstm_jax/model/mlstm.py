@@ -1,7 +1,6 @@
 """The multiplicative LSTM: its equations, parameters, step, loops over time, and gradient.
 
-The loop over time is a `lax.scan`, to which JAX lowers a `fori_loop` with static bounds. It is
-written as a `fori_loop` (forward: time_loop.py; back: `_backward`) so that each step
+The loop over time is a `fori_loop` (forward: time_loop.py; back: `_backward`), so that each step
 reads and writes its part of the time buffers in place: the loop back overwrites the gates with dz,
 and half types are stored as bits. As inputs and outputs of `scan` these arrays would be copied, on
 a CPU with a conversion of the whole array.
@@ -36,63 +35,34 @@ The gradient, from the cotangents of h_t and c_t after a step to those before it
 
 It is explicit, instead of JAX's own, for three reasons:
 
-* Reverse mode through `lax.scan` adds to the weight gradients at every step, one small product at
-  a time, in the compute type. Here the loop back computes only dz_t, dmh_t and dmx_t, and each
-  weight gradient is one product over all T·B rows afterwards, summed in float32.
+* Reverse mode through `lax.scan` adds to the weight gradients at every step, in the compute type.
+  Here each is one product over all T·B rows after the loop back, summed in float32.
 * The products of the loop back have operands of the compute type; JAX would multiply a float32
   cotangent by a half-precision matrix.
-* It keeps mh, the four gates, c and h; m, tanh(c_t) and the derivatives of σ are cheap to
-  recompute.
+* It keeps mh, the gates, c and h; m, tanh(c_t) and the derivatives of σ are cheap to compute again.
 
 h and c are float32 between steps (c optionally in the compute type), and h is rounded to the
 compute type where it enters a product. Every product of the loop forward is over B rows for any T,
-so two carried windows give bit for bit the result of one long window. docs/performance.md has the
-gain from each choice.
+so two carried windows give bit for bit the result of one. docs/performance.md has the gains.
 """
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen
 
 from mlstm_jax.fields import Positive
-from mlstm_jax.model import fp8
+from mlstm_jax.model import fp8, ops
 from mlstm_jax.model.architecture import LSTMCarry
-from mlstm_jax.model.ops import (
-    as_bits,
-    bias_gradient,
-    is_bytes,
-    of_bits,
-    project,
-    project_gradient,
-    sum_rows,
-    times,
-    uniform,
-)
-from mlstm_jax.model.stack import (
-    Cotangents,
-    Initialiser,
-    Loops,
-    Recurrent,
-    Residuals,
-    Weights,
-    forward_loop,
-)
+from mlstm_jax.model.stack import Cotangents, Loops, Recurrent, Residuals, Weights, forward_loop
 from mlstm_jax.model.time_loop import Step, empty_buffer, put_step, step_of
 
 Array = jax.Array
-
-
-class Gates(NamedTuple):
-    """Input, forget and output gates after σ, and the update after tanh."""
-
-    i: Array
-    f: Array
-    o: Array
-    u: Array
+# The input, forget and output gates after σ, and the update after tanh; or the cotangents of z.
+Gates = tuple[Array, Array, Array, Array]
 
 
 def advance(
@@ -112,7 +82,7 @@ def advance(
     h = o * jnp.tanh(c)
     if padding is not None:
         h = jnp.where(*padding, h)
-    return Gates(i, f, o, u), h, c
+    return (i, f, o, u), h, c
 
 
 def step_gradient(gates: Gates, before_c: Array, dh: Array, dc: Array) -> tuple[Gates, Array]:
@@ -120,31 +90,29 @@ def step_gradient(gates: Gates, before_c: Array, dh: Array, dc: Array) -> tuple[
     i, f, o, u = gates
     tanh_c = jnp.tanh(f * before_c + i * u)
     dc = dc + dh * o * (1 - tanh_c * tanh_c)
-    dz = Gates(
-        i=dc * u * i * (1 - i),
-        f=dc * before_c * f * (1 - f),
-        o=dh * tanh_c * o * (1 - o),
-        u=dc * i * (1 - u * u),
-    )
-    return dz, dc * f
+    di = dc * u * i * (1 - i)
+    df = dc * before_c * f * (1 - f)
+    do = dh * tanh_c * o * (1 - o)
+    du = dc * i * (1 - u * u)
+    return (di, df, do, du), dc * f
 
 
 def layer_step(weights: Weights, rows: int, *, stacked: bool = False) -> Step:
     """The function of one step of `rows` rows, with rounded weights.
 
-    It keeps, for the loop back, c before the step, and in the compute type mh and the gates: mh
-    [B, H] and the gates side by side [B, 4H], where the loop back writes dz; or `stacked`, all in
-    one array [5, B, H], which XLA writes in one kernel on a GPU.
+    It keeps c before the step, and in the compute type mh [B, H] and the gates side by side
+    [B, 4H], where the loop back writes dz; or `stacked`, all in one array [5, B, H], which XLA
+    writes in one kernel on a GPU.
     """
-    times_wmh = times(weights["wmh"], rows)
-    times_wh = times(weights["wh"], rows)
+    times_wmh = ops.times(weights["wmh"], rows)
+    times_wh = ops.times(weights["wh"], rows)
 
     def step(
         rounded_h: Array, carry: LSTMCarry, x: Array, mask_B: Array | None
     ) -> tuple[LSTMCarry, tuple[Array, ...]]:
         mh = times_wmh(rounded_h)
-        m = project(x, weights["wmx"]) * mh
-        z_BG = project(x, weights["wx"]) + times_wh(m) + weights["b"][None]
+        m = ops.project(x, weights["wmx"]) * mh
+        z_BG = ops.project(x, weights["wx"]) + times_wh(m) + weights["b"][None]
         padding = None if mask_B is None else (mask_B[:, None], carry.h)
         z = tuple(jnp.split(z_BG, 4, axis=-1))
         gates, h, c = advance(z, carry.c.astype(jnp.float32), padding)
@@ -160,15 +128,14 @@ def layer_step(weights: Weights, rows: int, *, stacked: bool = False) -> Step:
 def _backward(
     residuals: Residuals, dlast: LSTMCarry, dh_TBH: Array, *, stacked: bool
 ) -> Cotangents:
-    """Run back through the window; see `Backward`."""
-    first, x, weights, _, h_TBH, kept = residuals
+    first, x, weights, scales_3, h_TBH, kept = residuals
     compute = h_TBH.dtype
     window, rows, hidden = h_TBH.shape
     # For bytes a lookup in the loop saves a GPU from writing all of mx first.
-    mx_TBH = None if is_bytes(x) else project(x, weights["wmx"])
-    times_wmh = times(weights["wmh"], rows, transposed=True)
-    times_wh = times(weights["wh"], rows, transposed=True)
-    dh_bits = as_bits(dh_TBH)
+    mx_TBH = None if ops.is_bytes(x) else ops.project(x, weights["wmx"])
+    times_wmh = ops.times(weights["wmh"], rows, transposed=True)
+    times_wh = ops.times(weights["wh"], rows, transposed=True)
+    dh_bits = ops.as_bits(dh_TBH)
     # Of each step, stacked: mh and the gates; otherwise mh alone.
     before_c_TBH, first_parts, *gates = kept
     if stacked:
@@ -183,13 +150,13 @@ def _backward(
     def step(k: Array, later: tuple[Any, ...]) -> tuple[Any, ...]:
         dh, dc, gates_BG, dz_TBG, dm_T2BH = later
         t = window - 1 - k
-        mx = project(step_of(x, t), weights["wmx"]) if mx_TBH is None else step_of(mx_TBH, t)
+        mx = ops.project(step_of(x, t), weights["wmx"]) if mx_TBH is None else step_of(mx_TBH, t)
         here = step_of(first_parts, t)
         parts = here if stacked else (here, *jnp.split(gates_BG, 4, axis=-1))
-        mh, *gates = (of_bits(part, compute).astype(jnp.float32) for part in parts)
-        before_c = of_bits(step_of(before_c_TBH, t), first.c.dtype).astype(jnp.float32)
-        dh = dh + of_bits(step_of(dh_bits, t), compute).astype(jnp.float32)
-        dgates, dc = step_gradient(Gates(*gates), before_c, dh, dc)
+        mh, i, f, o, u = (ops.of_bits(part, compute).astype(jnp.float32) for part in parts)
+        before_c = ops.of_bits(step_of(before_c_TBH, t), first.c.dtype).astype(jnp.float32)
+        dh = dh + ops.of_bits(step_of(dh_bits, t), compute).astype(jnp.float32)
+        dgates, dc = step_gradient((i, f, o, u), before_c, dh, dc)
         dz_BG = jnp.concatenate(dgates, axis=-1).astype(compute)
         dm = times_wh(dz_BG)
         dmh = (dm * mx).astype(compute)
@@ -203,16 +170,16 @@ def _backward(
     dm_buffer = empty_buffer((window, 2, rows, hidden), compute)
     start = (dlast.h, dlast.c.astype(jnp.float32), gates_BG, dz_buffer, dm_buffer)
     dh, dc, _, dz_buffer, dm_buffer = jax.lax.fori_loop(0, window, step, start)
-    dm_T2BH = of_bits(dm_buffer, compute)
+    dm_T2BH = ops.of_bits(dm_buffer, compute)
     dmh_TBH = dm_T2BH[:, 0]
     before_h_TBH = jnp.concatenate([first.h.astype(compute)[None], h_TBH[:-1]])
-    mh_TBH = of_bits(first_parts[:, 0] if stacked else first_parts, compute)
-    dz_TBG = of_bits(dz_buffer, compute)
+    mh_TBH = ops.of_bits(first_parts[:, 0] if stacked else first_parts, compute)
+    dz_TBG = ops.of_bits(dz_buffer, compute)
     m_TBH = read_m(x, weights, mh_TBH)
-    dwmh_HH = sum_rows(before_h_TBH, dmh_TBH)
+    dwmh_HH = ops.sum_rows(before_h_TBH, dmh_TBH)
     dx, dweights = weight_gradients(residuals, m_TBH, dz_TBG, dm_T2BH[:, 1], dwmh_HH)
     maxima_3 = None
-    if residuals.scales_3 is not None:
+    if scales_3 is not None:
         # The kernels for GPUs have each step of dmh at the place of the step before.
         maxima_3 = fp8.maxima(m_TBH, dz_TBG, jnp.roll(dmh_TBH, -1, axis=0))
     return Cotangents(LSTMCarry(dh, dc), dx, dweights, maxima_3)
@@ -220,21 +187,18 @@ def _backward(
 
 def read_m(x: Array, weights: Weights, mh_TBH: Array) -> Array:
     """m of all steps, in the type of mh."""
-    mx_TBH = project(x, weights["wmx"])
+    mx_TBH = ops.project(x, weights["wmx"])
     return (mx_TBH * mh_TBH.astype(jnp.float32)).astype(mh_TBH.dtype)
 
 
 def weight_gradients(
     residuals: Residuals, m_TBH: Array, dz_TBG: Array, dmx_TBH: Array, dwmh_HH: Array
 ) -> tuple[Array | None, Weights]:
-    """The cotangents of x and of the weights, float32.
-
-    The arguments are in the compute type, except `dwmh_HH`, float32.
-    """
+    """The cotangents of x and of the weights, float32; of Wmh it is given."""
     x = residuals.x
     weights = residuals.weights
-    dx_of_mx, dwmx_IH = project_gradient(x, weights["wmx"], dmx_TBH)
-    dx_of_z, dwx_IG = project_gradient(x, weights["wx"], dz_TBG)
+    dx_of_mx, dwmx_IH = ops.project_gradient(x, weights["wmx"], dmx_TBH)
+    dx_of_z, dwx_IG = ops.project_gradient(x, weights["wx"], dz_TBG)
     dx = None
     if dx_of_mx is not None and dx_of_z is not None:
         dx = dx_of_mx + dx_of_z
@@ -242,15 +206,14 @@ def weight_gradients(
         "wmx": dwmx_IH,
         "wmh": dwmh_HH,
         "wx": dwx_IG,
-        "wh": sum_rows(m_TBH, dz_TBG),
-        "b": bias_gradient(x, dwx_IG, dz_TBG),
+        "wh": ops.sum_rows(m_TBH, dz_TBG),
+        "b": ops.bias_gradient(x, dwx_IG, dz_TBG),
     }
     return dx, dweights
 
 
-# Best on a CPU.
+# The first is best on a CPU, the second on a GPU.
 SEPARATE = Loops(partial(forward_loop, layer_step), partial(_backward, stacked=False))
-# Best on a GPU.
 STACKED = Loops(
     partial(forward_loop, partial(layer_step, stacked=True)), partial(_backward, stacked=True)
 )
@@ -274,19 +237,18 @@ class MLSTM(Recurrent, title="mLSTM"):
     input_matrices: ClassVar[tuple[str, ...]] = ("wmx", "wx")
     biases: ClassVar[int] = 4
 
-    def initial(self, name: str) -> tuple[Initialiser, float]:
-        """Uniform matrices; the recurrent ones may be orthogonal."""
+    def initial(self, name: str) -> tuple[Any, float]:
         if name in self.input_matrices:
-            return uniform(self.hidden), 1.0
+            return ops.uniform(self.hidden), 1.0
         if self.recurrent_init == "orthogonal":
             return linen.initializers.orthogonal(), self.recurrent_gain
-        return uniform(self.hidden), self.recurrent_gain
+        return ops.uniform(self.hidden), self.recurrent_gain
 
     def rounded(
-        self, weights: Weights, x: Array, compute: Any, scales_3: Array | None = None
+        self, weights: Weights, is_bytes: bool, compute: Any, scales_3: Array | None = None
     ) -> Weights:
         """With scales, the recurrent matrices are E4M3."""
-        rounded = super().rounded(weights, x, compute)
+        rounded = super().rounded(weights, is_bytes, compute)
         if scales_3 is not None:
             of_m, of_dz, of_dmh = scales_3
             rounded["wmh"] = fp8.quantised(weights["wmh"], jnp.float32(fp8.LARGEST), of_dmh)

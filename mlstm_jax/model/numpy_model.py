@@ -50,7 +50,7 @@ class Each(NamedTuple):
 
 
 def float_product(v_IO: Array, scale_O: Array) -> Product:
-    """The product with W = scale · V in float32."""
+    """The product with W = V · scale in float32."""
     w_IO = np.ascontiguousarray(v_IO * scale_O)
 
     def product(x: Array) -> Array:
@@ -74,9 +74,8 @@ class NumpyModel:
     ) -> None:
         """Take the parameters of one of `KINDS` by name, as in weights.safetensors.
 
-        `product` makes the function that multiplies by a matrix of columns V · scale: recurrent, or
-        the decoder's. `rows` texts are read at a time. The tests compute in float64 and complex
-        numbers.
+        `product` makes the function that multiplies by a matrix of columns V · scale. `rows` texts
+        are read at a time. The tests compute in float64 and complex numbers.
         """
         cast = {name: np.ascontiguousarray(array, dtype) for name, array in params.items()}
         self.states = KINDS[kind].states
@@ -93,8 +92,7 @@ class NumpyModel:
     def start(self, rows: int) -> NumpyCarry:
         """The state of some texts before their first byte, zero."""
         layers, hidden = self.shape
-        shape = (layers, rows, hidden)
-        return NumpyCarry(np.zeros(shape, self._dtype), np.zeros(shape, self._dtype))
+        return NumpyCarry(*np.zeros((2, layers, rows, hidden), self._dtype))
 
     def step(self, bytes_B: NDArray[np.uint8], carry: NumpyCarry) -> Array:
         """Read a byte of each row: change the carry, and return h of the top layer, [B, H]."""
@@ -137,7 +135,6 @@ class NumpyModel:
         score: bool,
         advance: Callable[[int], None],
     ) -> Summary:
-        """Read texts that are sorted by length."""
         length_B = np.array([len(text) for text in texts])
         bytes_TB = np.zeros((length_B[-1], len(texts)), np.uint8)
         for row, text in enumerate(texts):
@@ -160,15 +157,14 @@ class NumpyModel:
         max_LBH[:, length_B == 0] = 0
         mean_LBH = sum_LBH / np.maximum(length_B, 1)[:, None]
         states = {"h": carry.h, "c": carry.c, "mean_h": mean_LBH, "max_h": max_LBH}
-        kept = {name: states[name] for name in (*self.states, "mean_h", "max_h")}
-        for name, state in kept.items():
-            kept[name] = state.swapaxes(0, 1).astype(np.float32, copy=False)
+        kept = {}
+        for name in (*self.states, "mean_h", "max_h"):
+            kept[name] = states[name].swapaxes(0, 1).astype(np.float32, copy=False)
         return Summary(text_B, kept, nats_B)
 
     def read_each(self, text: bytes, carry: NumpyCarry) -> Each:
         """Read a piece of one text, whose carry [L, 1, H] changes: the states after each byte."""
-        layers, hidden = self.shape
-        shape = (len(text), layers, hidden)
+        shape = (len(text), *self.shape)
         each = {name: np.empty(shape, np.float32) for name in self.states}
         logits_TV = np.empty((len(text), len(self._bias_V)), np.float32)
         for t, byte in enumerate(np.frombuffer(text, np.uint8)):
@@ -180,8 +176,6 @@ class NumpyModel:
 
 
 class _NumpyLayer:
-    """The weights of a layer, and its pre-activations."""
-
     def __init__(self, kind: str, layer: int, params: Mapping[str, Array], product: Any) -> None:
         prefix = f"layer_{layer}/"
         self._kind = kind
@@ -209,9 +203,7 @@ class _NumpyLayer:
                 matrices[name] = product(v_IO, scale_O)
         if kind == "lstm":
             b_Z = _gates_in_order(b_Z)
-        b_Z = b_Z * half_Z
-        self._b_h = b_Z[:only_h]
-        self._b = b_Z[only_h:]
+        self._b_h, self._b = np.split(b_Z * half_Z, [only_h])
         self._has_b_in_table = bool(tables)
         if tables:
             tables["wx"] += self._b

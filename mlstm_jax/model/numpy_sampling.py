@@ -60,8 +60,7 @@ def threefry(key: tuple[Any, Any], counter: tuple[Any, Any]) -> tuple[Words, Wor
 
 def fold_in(key: tuple[Any, Any], number: Any) -> tuple[Words, Words]:
     """`jax.random.fold_in` of a key: one of the keys that follow from it."""
-    zero = np.zeros_like(np.asarray(number, np.uint32))
-    return threefry(key, (zero, number))
+    return threefry(key, (np.zeros_like(number, np.uint32), number))
 
 
 def gumbel(key_B: tuple[Words, Words]) -> Array:
@@ -72,8 +71,7 @@ def gumbel(key_B: tuple[Words, Words]) -> Array:
     bits = ((high ^ low) >> np.uint32(9)) | np.float32(1).view(np.uint32)
     tiny = np.finfo(np.float32).tiny
     uniform = np.maximum(bits.view(np.float32) - np.float32(1) + tiny, tiny)
-    drawn: Array = -np.log(-np.log(uniform))
-    return drawn
+    return -np.log(-np.log(uniform))
 
 
 def _cut(logits_BV: Array, how: Sampling) -> Array:
@@ -84,8 +82,7 @@ def _cut(logits_BV: Array, how: Sampling) -> Array:
     before_BV = np.cumsum(shares_BV, axis=1) - shares_BV
     kept_B = np.minimum(how.top_k, (before_BV < how.top_p).sum(axis=1))
     least_B = falling_BV[np.arange(len(kept_B)), np.maximum(kept_B, 1) - 1]
-    cut: Array = np.where(logits_BV >= least_B[:, None], logits_BV, -np.inf)
-    return cut
+    return np.where(logits_BV >= least_B[:, None], logits_BV, -np.inf)
 
 
 def draw(key_B: tuple[Words, Words], logits_BV: Array, how: Sampling) -> NDArray[np.uint8]:
@@ -103,9 +100,7 @@ def write(
 ) -> Iterator[Drawn]:
     """Yield the bytes that continue a text, a block of each sample at a time.
 
-    Args:
-        reached: the carry of the text, of one row.
-        logits_V: of the next byte.
+    `reached` is the carry of the text, of one row, and `logits_V` are of the next byte.
     """
     samples = request.samples
     carry = NumpyCarry(np.repeat(reached.h, samples, axis=1), np.repeat(reached.c, samples, axis=1))

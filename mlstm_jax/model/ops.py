@@ -6,10 +6,9 @@ with ``preferred_element_type=float32`` multiplies a float32 cotangent by a half
 which no tensor core does at full rate. Here the cotangent is first cast to the compute type, and
 the weight gradient is one sum in float32 over all rows and steps (Puri et al. 2018, section V).
 
-**Weight normalisation** has one gain per output column: W = g ∘ V · rsqrt(max(Σ_rows V², ε)).
-Salimans and Kingma 2016, as Puri et al. 2018 use it on the four matrices of the mLSTM. It is
-computed once per training step, outside the scan over time: inside, it would double the time of the
-gradient. This form keeps the gradient finite at a zero column; ``V / ‖V‖`` does not.
+**Weight normalisation** (Salimans and Kingma 2016) has one gain per output column:
+W = g ∘ V · rsqrt(max(Σ_rows V², ε)), once per training step, outside the scan over time: inside, it
+would double the time of the gradient. The gradient is finite at a zero column; ``V / ‖V‖``'s not.
 """
 
 import math
@@ -47,9 +46,8 @@ def of_bits(x: Array, dtype: jnp.dtype) -> Array:
 def transposed(x_RC: Array) -> Array:
     """xᵀ; half types on CPUs are written to memory instead of being a view of x.
 
-    XLA for CPUs folds a transposition into the product that reads it. Its half-type products do not
-    support this: both operands would be converted to float32 and multiplied at float32's rate. In
-    float32, writing xᵀ costs more than the product gains.
+    XLA for CPUs folds a transposition into the product that reads it, and would then convert both
+    operands of half types to float32, and multiply at its rate.
     """
     if x_RC.dtype.itemsize != 2 or with_layout_constraint is None:
         return x_RC.T
@@ -63,18 +61,6 @@ def transposed(x_RC: Array) -> Array:
 def dot(x: Array, w_IO: Array) -> Array:
     """``x [..., I]`` times ``w [I, O]`` in w's type; float32 [..., O]."""
     return jnp.dot(x.astype(w_IO.dtype), w_IO, preferred_element_type=jnp.float32)
-
-
-def _rounded_dot(dy: Array, w_IO: Array) -> Array:
-    """dy Wᵀ in w's type; on a GPU the product itself rounds its float32 sums."""
-
-    def cpu(dy: Array, w_IO: Array) -> Array:
-        return dot(dy, transposed(w_IO)).astype(w_IO.dtype)
-
-    def default(dy: Array, w_IO: Array) -> Array:
-        return jnp.dot(dy, w_IO.T, preferred_element_type=w_IO.dtype)
-
-    return jax.lax.platform_dependent(dy, w_IO, cpu=cpu, default=default)
 
 
 class Transposed(NamedTuple):
@@ -100,12 +86,10 @@ def times(
 ) -> Callable[[Array], Array]:
     """The product x → x W for x [rows, I], or x Wᵀ for x [rows, O]; float32, in W's type.
 
-    That of fp8 is emulated.
-
-    It is for a loop in which W does not change. XLA for CPUs copies the right operand of every
-    product into another order, which takes up to half of the time if that operand is large and the
-    rows are few. There this product is (Wᵀ xᵀ)ᵀ (docs/performance.md has the gain). A window that
-    transposes W itself needs more rows to gain.
+    It is for a loop in which W does not change; fp8 is emulated. XLA for CPUs copies the right
+    operand of every product into another order, which takes up to half of the time if that operand
+    is large and the rows are few. There this product is (Wᵀ xᵀ)ᵀ (docs/performance.md has the
+    gain). A window that transposes W itself needs more rows to gain.
     """
     if isinstance(w_IO, Quantised):
         exact = times(w_IO.w_IO.astype(jnp.bfloat16), rows, transposed=transposed)
@@ -123,6 +107,9 @@ def times(
         left = w_IO.T
         is_left = w_IO.size >= _LARGE and 16 <= rows <= 96
 
+    if not is_left:
+        return lambda x: dot(x, right)
+
     def with_left(x: Array, left: Array, _: Array) -> Array:
         x = x.astype(left.dtype)
         sides = ((1,), (1,)), ((), ())
@@ -133,12 +120,7 @@ def times(
     def with_right(x: Array, _: Array, right: Array) -> Array:
         return dot(x, right)
 
-    def product(x: Array) -> Array:
-        if not is_left:
-            return dot(x, right)
-        return jax.lax.platform_dependent(x, left, right, cpu=with_left, default=with_right)
-
-    return product
+    return lambda x: jax.lax.platform_dependent(x, left, right, cpu=with_left, default=with_right)
 
 
 def sum_rows(x: Array, dy: Array) -> Array:
@@ -167,9 +149,18 @@ def _backward(compute: jnp.dtype, saved: tuple[Array, Array], dy: Array) -> tupl
     x, w_IO = saved
     dy = dy.astype(compute)
     dw_IO = sum_rows(x.astype(compute), dy)
-    if x.dtype == compute:
-        return _rounded_dot(dy, w_IO), dw_IO
-    return dot(dy, transposed(w_IO)).astype(x.dtype), dw_IO
+
+    def rounded_after(dy: Array, w_IO: Array) -> Array:
+        return dot(dy, transposed(w_IO)).astype(x.dtype)
+
+    def rounded_within(dy: Array, w_IO: Array) -> Array:
+        return jnp.dot(dy, w_IO.T, preferred_element_type=compute)
+
+    if x.dtype != compute:
+        return rounded_after(dy, w_IO), dw_IO
+    # On a GPU the product itself rounds its float32 sums.
+    dx = jax.lax.platform_dependent(dy, w_IO, cpu=rounded_after, default=rounded_within)
+    return dx, dw_IO
 
 
 matmul.defvjp(_forward, _backward)

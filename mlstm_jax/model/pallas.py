@@ -33,20 +33,17 @@ def missing(hidden: int, capability: tuple[int, int] | None, *, fp8: bool = Fals
 
     `capability` is the NVIDIA GPU's compute capability, None if there is none.
     """
-    # Mosaic of jax 0.10 ends the process if it compiles for less than 9.0.
-    version = tuple(int(part) for part in jax.__version__.split(".")[:2])
-    newest = (8, 9) if fp8 else (8, 0)
-    least = newest if version >= (0, 11) else (9, 0)
-    gpu = f"an NVIDIA GPU of compute capability {least[0]}.{least[1]} or later"
     if pl is None:
         return f"jax.experimental.pallas, but jax {jax.__version__} has none"
+    # Mosaic of jax 0.10 ends the process if it compiles for less than 9.0.
+    least = (9, 0)
+    if not jax.__version__.startswith("0.10."):
+        least = (8, 9) if fp8 else (8, 0)
+    gpu = f"an NVIDIA GPU of compute capability {least[0]}.{least[1]} or later"
     if capability is None:
         return f"{gpu}, but JAX found none"
     if capability < least:
-        problem = f"{gpu}, but this one has {capability[0]}.{capability[1]}"
-        if capability >= newest:
-            problem += f"; with jax 0.11 or later {newest[0]}.{newest[1]} is enough"
-        return problem
+        return f"{gpu}, but this one has {capability[0]}.{capability[1]}"
     if hidden < LEAST_UNITS:
         return f"a `model.hidden` of {LEAST_UNITS} or more, but it is {hidden}"
     return None
@@ -55,25 +52,12 @@ def missing(hidden: int, capability: tuple[int, int] | None, *, fp8: bool = Fals
 def require_gpu(hidden: int, capability: tuple[int, int] | None, *, fp8: bool = False) -> None:
     """Raise UserError unless the kernels can run on the GPU; see `missing`."""
     problem = missing(hidden, capability, fp8=fp8)
-    if problem is None:
-        return
-    field = "devices.kernels is 'pallas'"
-    advice = "`devices.kernels` xla"
-    if fp8:
-        field = "precision.recurrent is 'fp8'"
-        advice = "`precision.recurrent` compute"
-    raise UserError(f"{field}, which needs {problem}; use {advice}.")
-
-
-def is_proven(hidden: int, capability: tuple[int, int] | None) -> bool:
-    """Whether the kernels have trained on such a GPU, an H100 or H200, and can run."""
-    return capability == (9, 0) and missing(hidden, capability) is None
-
-
-def _is_piece(index: Any) -> bool:
-    """Whether an index of a reference ends with a slice of units, and not with a number."""
-    last = index[-1] if isinstance(index, tuple) else index
-    return isinstance(last, pl.Slice)
+    if problem and fp8:
+        start = f"precision.recurrent is 'fp8', which needs {problem}"
+        raise UserError(f"{start}; use `precision.recurrent` compute.")
+    if problem:
+        start = f"devices.kernels is 'pallas', which needs {problem}"
+        raise UserError(f"{start}; use `devices.kernels` xla.")
 
 
 class _Spread:
@@ -87,7 +71,8 @@ class _Spread:
 
     def __getitem__(self, index: Any) -> Array:
         value = self.reference[index]
-        if not _is_piece(index):
+        last = index[-1] if isinstance(index, tuple) else index
+        if not isinstance(last, pl.Slice):
             return value
         from jax.experimental.pallas import mosaic_gpu
 
@@ -97,25 +82,6 @@ class _Spread:
 
     def __setitem__(self, index: Any, value: Array) -> None:
         self.reference[index] = value
-
-
-class _Counted:
-    """Replaces a reference, and counts the bytes of the pieces that a kernel moves."""
-
-    def __init__(self, array: Array | Shape, size: int) -> None:
-        self.shape = array.shape
-        self.dtype = array.dtype
-        self.piece = Shape((size,), array.dtype)
-        self.bytes = 0
-
-    def __getitem__(self, index: Any) -> Any:
-        if not _is_piece(index):
-            return 0  # so that what is moved belongs to the first step
-        self.bytes += self.piece.size * self.piece.dtype.itemsize
-        return jnp.zeros(self.piece.shape, self.piece.dtype)
-
-    def __setitem__(self, index: Any, value: Array) -> None:
-        self[index]
 
 
 class StepNumber(NamedTuple):
@@ -180,7 +146,7 @@ class Grid(NamedTuple):
             body(step(turn_1[0]), row, start, size, *references)
 
         if not self.interpret:
-            results = self._run_on_gpu(name, run_body, inputs, in_place, outputs)
+            results = self.run_on_gpu(name, run_body, inputs, in_place, outputs)
             return tuple(results[:count]), tuple(results[count:])
         # The interpreter passes each in-place array twice: once to read, once to write.
         first = len(inputs)
@@ -189,9 +155,10 @@ class Grid(NamedTuple):
             written = references[first + count :]
             run_body(pl.program_id(0), pl.program_id(1), *references[:first], *written)
 
+        made: tuple[Any, ...] = (*in_place, *outputs)
         results = pl.pallas_call(
             interpreted,
-            out_shape=(*_shapes_of(in_place), *outputs),
+            out_shape=[Shape(x.shape, x.dtype) for x in made],
             grid=(self.rows, pl.cdiv(self.hidden, size)),
             input_output_aliases={first + k: k for k in range(count)},
             interpret=True,
@@ -199,7 +166,7 @@ class Grid(NamedTuple):
         )(*inputs, *in_place)
         return tuple(results[:count]), tuple(results[count:])
 
-    def _run_on_gpu(
+    def run_on_gpu(
         self,
         name: str,
         run_body: Callable[..., None],
@@ -207,13 +174,13 @@ class Grid(NamedTuple):
         in_place: tuple[Array, ...],
         outputs: tuple[Shape, ...],
     ) -> Any:
+        """Run a kernel of one piece; return all arrays that it writes."""
         from jax.experimental.pallas import mosaic_gpu
 
-        size = self.size
-        grid = (self.rows, pl.cdiv(self.hidden, size))
+        grid = (self.rows, pl.cdiv(self.hidden, self.size))
 
         def kernel(*references: Any) -> None:
-            spread = [_Spread(reference, size) for reference in references]
+            spread = [_Spread(reference, self.size) for reference in references]
             run_body(jax.lax.axis_index("row"), jax.lax.axis_index("piece"), *spread)
 
         call = pl.kernel(
@@ -222,16 +189,5 @@ class Grid(NamedTuple):
             compiler_params=mosaic_gpu.CompilerParams(),
             name=name,
         )
-        # The compiled program keeps this name, and benchmarks/compiled_program.py reads it there:
-        # XLA knows only the arrays of such a kernel, most of which cover all steps.
-        arrays: tuple[Array | Shape, ...] = (*inputs, *_shapes_of(in_place), *outputs)
-        counted = [_Counted(x, size) for x in arrays]
-        jax.eval_shape(lambda row: run_body(row, row, *counted), Shape((), jnp.int32))
-        moved = "_".join(str(grid[0] * grid[1] * array.bytes) for array in counted)
         unwritten = [jax.lax.empty(x.shape, x.dtype) for x in outputs]
-        with jax.named_scope(f"moves_{moved}_bytes"):
-            return pl.run_state(lambda written: call(*inputs, *written))((*in_place, *unwritten))
-
-
-def _shapes_of(arrays: tuple[Array, ...]) -> list[Shape]:
-    return [Shape(x.shape, x.dtype) for x in arrays]
+        return pl.run_state(lambda written: call(*inputs, *written))((*in_place, *unwritten))

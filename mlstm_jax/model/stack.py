@@ -1,10 +1,8 @@
 """Layers over time: stacks of recurrent layers, and their gradient.
 
 The first layer reads bytes, each other one the states of the layer below. There are only 256 bytes,
-so their products with a layer's input matrices are tables, computed once per window.
-
-A recurrent layer is a function of one step: its carry and the input of the step → its next carry.
-time_loop.py runs it over a window; `run_layer` has the explicit gradient of the kind's own `Loops`.
+so their products with a layer's input matrices are tables, computed once per window. time_loop.py
+runs a layer's step over a window; `run_layer` has the explicit gradient of the kind's own `Loops`.
 
 Parameters of a layer, all float32: each matrix of the kind, normalised as `name_v` and `name_g`, or
 `name` alone, and the bias `b`, which starts at zero.
@@ -14,7 +12,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,13 +21,11 @@ from flax import linen
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture, Products, Tree, Window
 from mlstm_jax.model.ops import is_bytes, matmul, weight_norm, with_transpose
-from mlstm_jax.model.time_loop import Step, read_states, run_for_gradient
+from mlstm_jax.model.time_loop import Step, run_window
 
 Array = jax.Array
-Initialiser = Callable[[Array, tuple[int, ...]], Array]
-# What a step needs of a layer: its matrices by name and its bias "b", float32. For bytes I is 256,
-# and row v of an input matrix belongs to byte v. For reading, those that multiply what comes from
-# h may be `Transposed`.
+# A layer's matrices by name and its bias "b", float32. For bytes I is 256, and row v of an input
+# matrix belongs to byte v. For reading, those that multiply what comes from h may be `Transposed`.
 Weights = dict[str, Any]
 
 
@@ -53,24 +49,17 @@ class Cotangents(NamedTuple):
     maxima_3: Array | None = None  # of the window's fp8 operands, see fp8.py
 
 
-class Backward(Protocol):
-    """A loop back over time."""
-
-    def __call__(self, residuals: Residuals, dlast: Tree, dh_TBH: Array) -> Cotangents:
-        """Take the cotangents of the carry after the window, and of h after each step."""
-
-
 class Loops(NamedTuple):
     """The loops of a layer over time under a gradient, with rounded weights and without padding.
 
     Attributes:
         forward: (carry, x, weights, compute) → the carry after the window, h after each step
             [T, B, H] in the compute type, and what `backward` needs of each step.
-        backward: see `Backward`.
+        backward: of the cotangents of the carry after the window, and of h after each step.
     """
 
     forward: Callable[..., tuple[Tree, Array, Tree]]
-    backward: Backward
+    backward: Callable[[Residuals, Tree, Array], Cotangents]
 
 
 def forward_loop(
@@ -81,23 +70,23 @@ def forward_loop(
     compute: jnp.dtype,
 ) -> tuple[Tree, Array, Tree]:
     """XLA's loop forward, see `Loops`."""
-    return run_for_gradient(make_step(weights, carry.h.shape[0]), carry, x, compute)
+    step = make_step(weights, carry.h.shape[0])
+    return run_window(step, carry, x, None, compute, "for gradient")
 
 
 def with_gradient(kind: "Recurrent", compute: jnp.dtype, loops: Loops) -> Callable[..., Any]:
-    """The function (carry, x, mask of padding, weights, fp8's scales) → carry, h.
+    """The function (carry, x, mask of padding, weights, fp8's scales) → carry, h, and its gradient.
 
-    It has the loops' gradient. The scales' "gradient" is the maxima of the window's fp8 operands:
-    there is no other way out of a function that JAX differentiates.
+    The scales' "gradient" is the maxima of the window's fp8 operands: there is no other way out.
     """
 
     @jax.custom_vjp
     def run(
         carry: Tree, x: Array, mask_TB: Array | None, weights: Weights, scales_3: Array | None
     ) -> tuple[Tree, Array]:
-        rounded = kind.rounded(weights, x, compute, scales_3)
+        rounded = kind.rounded(weights, is_bytes(x), compute, scales_3)
         step = kind.step(rounded, carry.h.shape[0])
-        last, h_TBH, _ = read_states(step, carry, x, mask_TB, compute, "none")
+        last, h_TBH, _ = run_window(step, carry, x, mask_TB, compute, "none")
         return last, h_TBH
 
     def forward(
@@ -108,34 +97,18 @@ def with_gradient(kind: "Recurrent", compute: jnp.dtype, loops: Loops) -> Callab
                 "padding_mask_BT: a recurrent model has no gradient with it. Leave it out, and "
                 "give the padding no weight in the loss: no byte's output depends on later bytes."
             )
-        rounded = kind.rounded(weights, x, compute, scales_3)
+        rounded = kind.rounded(weights, is_bytes(x), compute, scales_3)
         last, h_TBH, kept = loops.forward(carry, x, rounded, compute)
         return (last, h_TBH), Residuals(carry, x, rounded, scales_3, h_TBH, kept)
 
     def backward(residuals: Residuals, cotangents: tuple[Tree, Array]) -> tuple[Any, ...]:
         found = loops.backward(residuals, *cotangents)
-        dcarry = jax.tree.map(lambda d, like: d.astype(like.dtype), found.carry, residuals.carry)
-        dx = None
-        if found.x is not None:
-            dx = found.x.astype(residuals.x.dtype)
+        given = (residuals.carry, None if found.x is None else residuals.x)
+        dcarry, dx = jax.tree.map(lambda d, x: d.astype(x.dtype), (found.carry, found.x), given)
         return dcarry, dx, None, found.weights, found.maxima_3
 
     run.defvjp(forward, backward)
     return run
-
-
-class LayerOptions(NamedTuple):
-    """How a layer runs.
-
-    With `recompute_every` k only the carry of every k-th step is kept for the backward pass, and
-    the steps between are recomputed, k at a time: less memory for the time of a second forward
-    pass.
-    """
-
-    compute: jnp.dtype  # operand type of the products
-    recompute_every: int | None = None
-    loops: Loops | None = None  # None: the kind's own
-    scales_3: Array | None = None  # of fp8 operands, see fp8.py
 
 
 def run_layer(
@@ -143,19 +116,24 @@ def run_layer(
     carry: Tree,
     x: Array,
     weights: Weights,
-    options: LayerOptions,
+    compute: jnp.dtype,
     padding_mask_TB: Array | None = None,
+    *,
+    recompute_every: int | None = None,
+    loops: Loops | None = None,
+    scales_3: Array | None = None,
 ) -> tuple[Tree, Array]:
     """Run one layer over a window; gradients are float32, and weight gradients float32 sums.
 
     `x` is the bytes, int32 [T, B], or the states of the layer below, [T, B, I]. Where the padding
-    mask is true the carry does not change, and there is no gradient.
+    mask is true the carry does not change, and there is no gradient. With `recompute_every` k only
+    the carry of every k-th step is kept for the backward pass, and the steps between are computed
+    again, k at a time: less memory for the time of a second forward pass.
 
     Returns:
         The carry after the window, and h at every step [T, B, H] in the compute type.
     """
-    _, recompute_every, loops, scales_3 = options
-    layer = with_gradient(kind, options.compute, loops or kind.loops())
+    layer = with_gradient(kind, compute, loops or kind.loops())
     inputs = (x, padding_mask_TB)
     if recompute_every is None or recompute_every >= x.shape[0]:
         return layer(carry, *inputs, weights, scales_3)
@@ -188,13 +166,11 @@ class LayerParameters(linen.Module):
             rows = inputs if name in kind.input_matrices else kind.hidden
             shape = (rows, gates * kind.hidden)
             initialise, gain = kind.initial(name)
-            if not kind.normalised:
-                params[name] = self.param(name, initialise, shape)
-                continue
-            v_IO = self.param(f"{name}_v", initialise, shape)
-            norms_O = gain * jnp.linalg.norm(v_IO, axis=0)
-            params[f"{name}_v"] = v_IO
-            params[f"{name}_g"] = self.param(f"{name}_g", lambda _, norms_O=norms_O: norms_O)
+            v_name = f"{name}_v" if kind.normalised else name
+            params[v_name] = self.param(v_name, initialise, shape)
+            if kind.normalised:
+                norms_O = gain * jnp.linalg.norm(params[v_name], axis=0)
+                params[f"{name}_g"] = self.param(f"{name}_g", lambda _, norms_O=norms_O: norms_O)
         params["b"] = self.param("b", linen.initializers.zeros, (kind.biases * kind.hidden,))
         return kind.weights(params)
 
@@ -203,12 +179,9 @@ class LayerParameters(linen.Module):
 class Recurrent(Architecture):
     """A recurrent kind: its matrices, its step, and its loops with a gradient."""
 
-    # How many gates are side by side in each matrix.
-    gates: ClassVar[dict[str, int]]
-    # The matrices that multiply a layer's input.
-    input_matrices: ClassVar[tuple[str, ...]] = ("wx",)
-    # The size of the bias, in units of H.
-    biases: ClassVar[int]
+    gates: ClassVar[dict[str, int]]  # how many are side by side in each matrix
+    input_matrices: ClassVar[tuple[str, ...]] = ("wx",)  # which multiply a layer's input
+    biases: ClassVar[int]  # the size of the bias, in units of H
 
     @property
     def normalised(self) -> bool:
@@ -216,7 +189,7 @@ class Recurrent(Architecture):
         return True
 
     @abstractmethod
-    def initial(self, name: str) -> tuple[Initialiser, float]:
+    def initial(self, name: str) -> tuple[Callable[[Array, tuple[int, ...]], Array], float]:
         """A matrix before training: what draws V; and the gain, if normalised: W = gain · V."""
 
     @abstractmethod
@@ -237,7 +210,6 @@ class Recurrent(Architecture):
         return [name for name in self.gates if name not in self.input_matrices]
 
     def weights(self, params: Tree) -> Weights:
-        """The weights of a layer with these parameters."""
         weights = {"b": params["b"]}
         for name in self.gates:
             if self.normalised:
@@ -254,14 +226,11 @@ class Recurrent(Architecture):
         return weights | tables
 
     def rounded(
-        self, weights: Weights, x: Array, compute: Any, scales_3: Array | None = None
+        self, weights: Weights, is_bytes: bool, compute: Any, scales_3: Array | None = None
     ) -> Weights:
-        """The matrices of products in the compute type; tables for bytes x and the bias stay.
-
-        `scales_3` are of fp8 operands, see fp8.py; only the mLSTM has these.
-        """
+        """The matrices of products in the compute type; tables for bytes and the bias stay."""
         rounded = {}
-        for name in self.recurrent_matrices if is_bytes(x) else self.gates:
+        for name in self.recurrent_matrices if is_bytes else self.gates:
             rounded[name] = weights[name].astype(compute)
         return weights | rounded
 
@@ -270,11 +239,9 @@ class Recurrent(Architecture):
         layers = []
         for layer in range(self.layers):
             weights = self.weights(params[f"layer_{layer}"])
-            x = jnp.zeros(())
             if layer == 0:
                 weights = self.with_tables(weights, params["embedding"], compute)
-                x = jnp.int32(0)
-            weights = self.rounded(weights, x, compute)
+            weights = self.rounded(weights, layer == 0, compute)
             if several_rows:
                 for name in self.recurrent_matrices:
                     weights[name] = with_transpose(weights[name])
@@ -284,7 +251,6 @@ class Recurrent(Architecture):
     def read(self, window: Window) -> tuple[Tree, Any, Tree]:
         x = window.bytes_TB
         compute = window.compute
-        options = LayerOptions(compute, window.recompute_every, window.loops, window.scales_3)
         carries = []
         states = []
         for layer in range(self.layers):
@@ -298,11 +264,15 @@ class Recurrent(Architecture):
             carry = jax.tree.map(lambda part: part[:, layer], window.carry)  # noqa: B023
             mask_TB = window.padding_mask_TB
             if window.states != "none":
-                step = self.step(self.rounded(weights, x, compute), carry.h.shape[0])
-                carry, x, kept = read_states(step, carry, x, mask_TB, compute, window.states)
+                step = self.step(self.rounded(weights, layer == 0, compute), carry.h.shape[0])
+                carry, x, kept = run_window(step, carry, x, mask_TB, compute, window.states)
                 states.append(kept)
             else:
-                carry, x = run_layer(self, carry, x, weights, options, mask_TB)
+                carry, x = run_layer(
+                    self, carry, x, weights, compute, mask_TB,
+                    recompute_every=window.recompute_every,
+                    loops=window.loops, scales_3=window.scales_3,
+                )  # fmt: skip
             carries.append(carry)
             if window.dropout_B is not None:
                 x = x * window.dropout_B[None, :, layer].astype(x.dtype)
@@ -314,12 +284,11 @@ class Recurrent(Architecture):
         return carry, x, jax.tree.map(lambda *layers: jnp.stack(layers, 2).swapaxes(0, 1), *states)
 
     def matrices(self, name: str) -> int:
-        """Count each gate of a matrix as a matrix."""
         name = name.rpartition("/")[2].removesuffix("_v")
         return self.gates.get(name) or super().matrices(name)
 
     def large_parameters(self, layer: int) -> list[str]:
-        """Leave out the first layer's input matrices: they read a table of bytes, and are small."""
+        """Leave out the first layer's input matrices, which are small."""
         names = self.recurrent_matrices
         if layer:
             names += self.input_matrices

@@ -2,8 +2,8 @@
 
     x' = x + Attention(Norm(x)) Wo        x'' = x' + gelu(Norm(x') Wup) Wdown
 
-It reads each training window on its own, so nothing is carried. To read a text without training, it
-carries the text's last bytes and reads them again before each window.
+A training window is read on its own: nothing is carried. A text read without training carries its
+last bytes, which are read again before each window.
 
 Parameters, all float32; matrices are normal(0, 1/√I), or 1/√(2 L) of it where they end a branch of
 the sum, so that the sum keeps its size with any number of layers (Radford et al. 2019)::
@@ -16,7 +16,8 @@ the sum, so that the sum keeps its size with any number of layers (Radford et al
     layer_0/up/kernel, down/kernel     [H, 4H], [4H, H]  and biases
     norm/{scale,bias}                  [H]       after the top layer
 
-The sum x is float32; operands of products are of the compute type.
+The sum x is float32; operands of products are of the compute type. Attention is computed by cuDNN
+where it fits, by XLA, or by an own loop on a CPU.
 """
 
 import dataclasses
@@ -43,13 +44,16 @@ from mlstm_jax.model.architecture import (
     Tree,
     Window,
 )
-from mlstm_jax.model.attention import attention
-from mlstm_jax.model.ops import lookup, matmul
+from mlstm_jax.model.ops import gpu_capability, lookup, matmul
 
 Array = jax.Array
 Norm = partial(linen.LayerNorm, epsilon=1e-5)
 # Of the variance times I.
 normal = partial(linen.initializers.variance_scaling, mode="fan_in", distribution="normal")
+
+
+_AMPERE = (8, 0)  # the first compute capability for which cuDNN has its attention
+_QUERY_BLOCK = 64  # queries of a causal head
 
 
 class Context(NamedTuple):
@@ -61,10 +65,9 @@ class Context(NamedTuple):
 
 
 def _sinusoids(std: float) -> Any:
-    """An initialiser: the encoding of Vaswani et al. 2017, section 3.5, of deviation `std`.
+    """The encoding of Vaswani et al. 2017, section 3.5, of deviation `std`.
 
-    With random vectors, as in BERT, each place learns by itself which are its neighbours, and a
-    small BERT predicts no more than the frequency of each byte for far longer.
+    With random vectors a small BERT predicts only the frequency of each byte for far longer.
     """
 
     def initialise(_: Array, shape: tuple[int, ...]) -> Array:
@@ -78,8 +81,6 @@ def _sinusoids(std: float) -> Any:
 
 
 class Dense(linen.Module):
-    """y = x W + b, float32, or x W without a bias."""
-
     outputs: int
     compute: Any
     gain: float = 1.0
@@ -87,7 +88,7 @@ class Dense(linen.Module):
 
     @linen.compact
     def __call__(self, x: Array) -> Array:
-        """y [..., O] of x [..., I]."""
+        """y = x W + b or x W, float32 [..., O], of x [..., I]."""
         kernel_IO = self.param("kernel", normal(self.gain**2), (x.shape[-1], self.outputs))
         y = matmul(x, kernel_IO, self.compute)
         if not self.has_bias:
@@ -97,14 +98,12 @@ class Dense(linen.Module):
 
 
 class Input(linen.Module):
-    """The sum's first terms: a byte's embedding and its place's."""
-
     kind: "Transformer"
     compute: Any
 
     @linen.compact
     def __call__(self, bytes_BT: Array, embedding_VE: Array, place_BT: Array | None) -> Array:
-        """x [B, T, H]; without places the bytes are at the first ones."""
+        """The sum's first terms [B, T, H]; without places the bytes are at the first ones."""
         hidden = self.kind.hidden
         table_VH = embedding_VE
         if self.kind.embedding != hidden:
@@ -112,15 +111,86 @@ class Input(linen.Module):
             table_VH = matmul(embedding_VE, kernel_EH, self.compute)
         places = _sinusoids(self.kind.embedding_std)
         positions_PH = self.param("positions", places, (self.kind.longest_window, hidden))
-        x_TBH = lookup(bytes_BT.T, table_VH)
+        x_BTH = lookup(bytes_BT.T, table_VH).swapaxes(0, 1)
         if place_BT is None:
-            return x_TBH.swapaxes(0, 1) + positions_PH[None, : bytes_BT.shape[1]]
-        return x_TBH.swapaxes(0, 1) + positions_PH[place_BT]
+            return x_BTH + positions_PH[None, : bytes_BT.shape[1]]
+        return x_BTH + positions_PH[place_BT]
+
+
+def attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    causal: bool,
+    keys_BS: Array | None = None,
+    lengths_B: Array | None = None,
+) -> Array:
+    """The values that each query attends to (Vaswani et al. 2017, section 3.2), [B, T, N, D].
+
+    Queries, keys and values are of N heads of D units, in the compute type. If `causal`, a query
+    sees only the keys at its place and before. `keys_BS` is true where a key can be seen (unset:
+    everywhere), or `lengths_B` says how many keys of each row can be.
+    """
+    if jax.default_backend() == "cpu":
+        if lengths_B is not None:
+            keys_BS = jnp.arange(key.shape[1])[None] < lengths_B[:, None]
+        return _one_head_at_a_time(query, key, value, causal, keys_BS)
+    mask = None if keys_BS is None else keys_BS[:, None, None]
+    # cuDNN's attention keeps no probabilities. It takes half types, and heads of at most 128 units,
+    # a multiple of 8.
+    units = query.shape[-1]
+    fits = mask is None and query.dtype != jnp.float32 and units <= 128 and units % 8 == 0
+    # A device that only stands for an absent GPU (benchmarks/compile_without_gpu.py) has none.
+    fits = fits and (gpu_capability(jax.local_devices()[0]) or _AMPERE) >= _AMPERE
+    return jax.nn.dot_product_attention(
+        query,
+        key,
+        value,
+        mask=mask,
+        is_causal=causal,
+        key_value_seq_lengths=lengths_B,
+        implementation="cudnn" if fits and jax.default_backend() == "gpu" else None,
+    )
+
+
+def _one_head_at_a_time(
+    query: Array, key: Array, value: Array, causal: bool, keys_BS: Array | None
+) -> Array:
+    """Compute attention on a CPU, in blocks of queries if causal.
+
+    XLA multiplies batches of small matrices one element at a time, and writes all probabilities to
+    memory. Here those of one head of one row stay in the cache; the gradient computes them again.
+    """
+    rows, size, heads, units = query.shape
+    block = _QUERY_BLOCK if causal else size
+
+    def by_head(x: Array) -> Array:
+        # In float32: small products of half types are slower.
+        return x.astype(jnp.float32).swapaxes(1, 2).reshape(rows * heads, size, units)
+
+    @jax.checkpoint
+    def read(head: tuple[Array, Array, Array, Array | None]) -> Array:
+        query_TD, key_SD, value_SD, seen_S = head
+        blocks = []
+        for start in range(0, size, block):
+            stop = min(start + block, size)
+            score_TS = (query_TD[start:stop] * units**-0.5) @ key_SD[:stop].T
+            # Not -inf: a query in the padding may see no key at all.
+            if causal:
+                past_TS = jnp.arange(start, stop)[:, None] >= jnp.arange(stop)[None]
+                score_TS = jnp.where(past_TS, score_TS, -1e30)
+            if seen_S is not None:
+                score_TS = jnp.where(seen_S[None, :stop], score_TS, -1e30)
+            blocks.append(jax.nn.softmax(score_TS) @ value_SD[:stop])
+        return jnp.concatenate(blocks)
+
+    seen_HS = None if keys_BS is None else jnp.repeat(keys_BS, heads, axis=0)
+    heads_TD = jax.lax.map(read, (by_head(query), by_head(key), by_head(value), seen_HS))
+    return heads_TD.reshape(rows, heads, size, units).swapaxes(1, 2)
 
 
 class Block(linen.Module):
-    """Attention, then two dense matrices, each added to its input."""
-
     kind: "Transformer"
     compute: Any
 
@@ -128,7 +198,7 @@ class Block(linen.Module):
     def __call__(
         self, x_BTH: Array, attend: Callable[..., Array], dropout_B2TH: Array | None
     ) -> Array:
-        """The sum after the layer; `attend` takes queries, keys and values."""
+        """The sum after attention and two dense matrices; `attend` takes queries, keys, values."""
         hidden = self.kind.hidden
         heads = (*x_BTH.shape[:2], self.kind.heads, hidden // self.kind.heads)
         dense = partial(Dense, compute=self.compute)
@@ -140,23 +210,19 @@ class Block(linen.Module):
             # A bias of the keys would add the same to all scores of a query.
             projection = dense(hidden, has_bias=name != "key", name=name)(read)
             projections.append(projection.astype(self.compute).reshape(heads))
-        branch = ending(name="out")(attend(*projections).reshape(x_BTH.shape))
+        attended = ending(name="out")(attend(*projections).reshape(x_BTH.shape))
         if dropout_B2TH is not None:
-            branch = branch * dropout_B2TH[:, 0]
-        x_BTH = x_BTH + branch
-
+            attended = attended * dropout_B2TH[:, 0]
+        x_BTH = x_BTH + attended
         wide = jax.nn.gelu(dense(4 * hidden, name="up")(Norm(name="dense_norm")(x_BTH)))
-        branch = ending(name="down")(wide.astype(self.compute))
+        narrow = ending(name="down")(wide.astype(self.compute))
         if dropout_B2TH is not None:
-            branch = branch * dropout_B2TH[:, 1]
-        return x_BTH + branch
+            narrow = narrow * dropout_B2TH[:, 1]
+        return x_BTH + narrow
 
 
 def _with_context(before: Context, bytes_BT: Array, lengths_B: Array) -> tuple[Array, Array, Array]:
-    """P bytes, the last T of them new; the place of each in its text; which can be seen.
-
-    The new bytes are at the end in all rows, wherever their text begins.
-    """
+    """P bytes, the last T of them new; the place of each in its text; which can be seen."""
     size = bytes_BT.shape[1]
     positions = before.bytes_BP.shape[1]
     start = positions - size
@@ -211,35 +277,27 @@ class Transformer(Architecture, title="Transformer"):
 
     @property
     def bidirectional(self) -> bool:
-        """With masked bytes it sees a whole window."""
         return self.masked
 
     @property
     def longest_window(self) -> int:
-        """Each byte of a window has a place of its own."""
         return self.positions or 256
 
     def for_windows(self, longest: int) -> Self:
         return dataclasses.replace(self, positions=self.positions or longest)
 
     def init_carry(self, rows: int, cell: Any) -> Tree:
-        """A training window carries nothing."""
         return ()
 
     def reading_carry(self, rows: int, cell: Any) -> Tree:
         h = np.zeros((rows, *self.shape), np.float32)
         return Context(h, np.zeros((rows, self.longest_window), np.uint8), np.zeros(rows, np.int32))
 
-    def reading_window(self, proposed: int) -> int:
-        """Half of the positions: the others hold what came before."""
-        return self.longest_window // 2
-
     def dropout_shape(self, window: int) -> tuple[int, ...]:
         """Mask the output of each attention and of each pair of dense matrices, as BERT does."""
         return self.layers, 2, window, self.hidden
 
     def named_states(self, carry: Tree) -> dict[str, Any]:
-        """h: the output of each layer; of the top layer, after the last normalisation."""
         return {"h": carry.h}
 
     def read(self, window: Window) -> tuple[Tree, Array, Tree]:
@@ -271,20 +329,18 @@ class Transformer(Architecture, title="Transformer"):
         carry = before
         if isinstance(before, Context):
             carry = _follow(before, bytes_BT, h_BTLH, lengths_B)
-        kept: Tree = None
-        if window.states == "totals":
-            highest_BTLH = h_BTLH
-            if mask_TB is not None:
-                is_padding = mask_TB.T[:, :, None, None]
-                h_BTLH = jnp.where(is_padding, 0, h_BTLH)
-                highest_BTLH = jnp.where(is_padding, -jnp.inf, highest_BTLH)
-            kept = Totals(h_BTLH.sum(axis=1), highest_BTLH.max(axis=1))
-        elif window.states == "each":
-            kept = Context(h_BTLH, None, None)
-        return carry, output_TBH, kept
+        if window.states == "each":
+            return carry, output_TBH, Context(h_BTLH, None, None)
+        if window.states == "none":
+            return carry, output_TBH, None
+        highest_BTLH = h_BTLH
+        if mask_TB is not None:
+            is_padding = mask_TB.T[:, :, None, None]
+            h_BTLH = jnp.where(is_padding, 0, h_BTLH)
+            highest_BTLH = jnp.where(is_padding, -jnp.inf, highest_BTLH)
+        return carry, output_TBH, Totals(h_BTLH.sum(axis=1), highest_BTLH.max(axis=1))
 
     def matrices(self, name: str) -> int:
-        """Count the kernels of the layers, and the one after the embedding."""
         return 1 if name.endswith("/kernel") else super().matrices(name)
 
     def decays(self, name: str) -> bool:

@@ -32,7 +32,7 @@ from mlstm_jax.data import corpus
 from mlstm_jax.data.corpus import FORMAT_VERSION, Manifest
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import LanguageModel, Parameters
-from mlstm_jax.options import Cleaning, FinetuneOptions
+from mlstm_jax.options import Cleaning, FinetuneOptions, State
 from mlstm_jax.output import atomic_directory
 from mlstm_jax.run import Run, as_weights, load_run
 from mlstm_jax.training import parallel
@@ -125,7 +125,7 @@ def finetune(
     out.mkdir(parents=True, exist_ok=True)
     write_corpus(out / "corpus", texts["train"], texts["valid"], classes, run.cleaning)
     config = make_config(run, _start(run, out), out, len(classes), options)
-    state = config.model.label_state
+    state: State = "mean_h" if config.model.bidirectional else "h"
 
     def measured(
         run: Run, names: Iterable[str], *, quiet: bool

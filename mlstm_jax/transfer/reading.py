@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from mlstm_jax.loaded import SmallModel
-from mlstm_jax.model import blas
+from mlstm_jax.model import numpy_products
 from mlstm_jax.model.architecture import StateOutput
 from mlstm_jax.model.numpy_model import Each, NumpyCarry, NumpyModel, Summary
 from mlstm_jax.model.numpy_sampling import Drawn, Request, write
@@ -64,7 +64,7 @@ def _with_one_thread(parts: Iterator[T]) -> Iterator[T]:
     """
     done = object()
     while True:
-        with blas.controller().limit(limits=1, user_api="blas"):
+        with numpy_products.controller().limit(limits=1, user_api="blas"):
             part: Any = next(parts, done)
         if part is done:
             return

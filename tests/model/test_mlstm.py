@@ -34,8 +34,8 @@ def run_layer(
     **options: Any,
 ) -> tuple[LSTMCarry, Any]:
     """The layer, by XLA's separate loops unless others are given."""
-    given = stack.LayerOptions(compute, **({"loops": SEPARATE} | options))
-    return stack.run_layer(MLSTM(), carry, x, weights, given, padding_mask_TB)
+    options = {"loops": SEPARATE} | options
+    return stack.run_layer(MLSTM(), carry, x, weights, compute, padding_mask_TB, **options)
 
 
 def arguments(
@@ -75,7 +75,7 @@ def recurrence_reference(
     padding_mask_TB: np.ndarray | None = None,
 ) -> tuple[LSTMCarry, jax.Array]:
     """The equations with JAX's own gradient."""
-    advance = layer_step(MLSTM().rounded(weights, x, compute), carry.h.shape[0])
+    advance = layer_step(MLSTM().rounded(weights, x.dtype == np.int32, compute), carry.h.shape[0])
 
     def step(carry: LSTMCarry, now: tuple) -> tuple[LSTMCarry, jax.Array]:
         carry, _ = advance(carry.h, carry, *now)

@@ -14,9 +14,8 @@ import mlstm_jax as mlstm
 from mlstm_jax import weights
 from mlstm_jax.errors import UserError
 from mlstm_jax.loaded import SmallModel, load_small
-from mlstm_jax.model.blas import blocked_product
-from mlstm_jax.model.int8_product import int8_product
 from mlstm_jax.model.numpy_model import KINDS
+from mlstm_jax.model.numpy_products import blocked_product, int8_product
 from mlstm_jax.model.numpy_sampling import Sampling, draw, fold_in, gumbel, threefry
 from mlstm_jax.run import as_weights, write_imported
 from mlstm_jax.transfer.features import Featurizer

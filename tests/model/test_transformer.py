@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from benchmarks import reference
-from mlstm_jax.model.attention import attention
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.ops import gpu_capability
-from mlstm_jax.model.transformer import Input, Transformer
+from mlstm_jax.model.transformer import Input, Transformer, attention
 from tests.model.test_language_model import applied, make, mean_loss, read
 from tests.tolerance import assert_close
 
