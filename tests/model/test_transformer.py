@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks import reference
 from mlstm_jax.model.language_model import LanguageModel
-from mlstm_jax.model.ops import gpu_capability
-from mlstm_jax.model.transformer import Input, Transformer, attention
+from mlstm_jax.model.ops import attention, gpu_capability
+from mlstm_jax.model.transformer import Input, Transformer
 from tests.model.test_language_model import applied, make, mean_loss, read
 from tests.tolerance import assert_close
 
