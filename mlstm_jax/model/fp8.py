@@ -78,9 +78,10 @@ class Quantised(NamedTuple):
     def dtype(self) -> jnp.dtype:
         return self.w_IO.dtype
 
-    def scale_of(self, *, transposed: bool) -> Array:
-        """The scale of the other operand of x W, or of dy Wᵀ."""
-        return self.dy_scale if transposed else self.x_scale
+    def scale_and_unit(self, *, transposed: bool) -> tuple[Array, Array]:
+        """The scale of the other operand of x W, or of dy Wᵀ, and the unit of the product."""
+        scale = self.dy_scale if transposed else self.x_scale
+        return scale, 1 / (scale * self.scale)
 
 
 def quantised(w_IO: Array, x_scale: Array, dy_scale: Array) -> Quantised:
@@ -110,8 +111,7 @@ def emulated(
     product: Callable[[Array], Array], w: Quantised, *, transposed: bool
 ) -> Callable[[Array], Array]:
     """`product`, which multiplies by the numbers of w in bf16, for x as it is; float32."""
-    scale = w.scale_of(transposed=transposed)
-    unit = 1 / (scale * w.scale)
+    scale, unit = w.scale_and_unit(transposed=transposed)
 
     def with_scales(x: Array) -> Array:
         return unit * product(_rounded(x.astype(float32) * scale).astype(jnp.bfloat16))

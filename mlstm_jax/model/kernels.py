@@ -62,8 +62,7 @@ def _scales(*matrices: Array | Quantised, transposed: bool) -> Array:
     values = []
     for w in matrices:
         if isinstance(w, Quantised):
-            scale = w.scale_of(transposed=transposed)
-            values += [scale, 1 / (scale * w.scale)]
+            values += w.scale_and_unit(transposed=transposed)
         else:
             values += [jnp.float32(1), jnp.float32(1)]
     return jax.lax.optimization_barrier(jnp.stack(values))
