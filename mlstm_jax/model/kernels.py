@@ -59,7 +59,7 @@ def _product(
 
 def _scales(*matrices: Array | Quantised, transposed: bool) -> Array:
     """For each matrix the scale of its operand and the unit of its product: 1 without fp8."""
-    values = []
+    values: list[Array] = []
     for w in matrices:
         if isinstance(w, Quantised):
             values += w.scale_and_unit(transposed=transposed)
