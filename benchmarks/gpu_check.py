@@ -56,7 +56,7 @@ from mlstm_jax.corpora.prepare import prepare  # noqa: E402
 from mlstm_jax.model import fp8  # noqa: E402
 from mlstm_jax.model.architecture import LSTMCarry  # noqa: E402
 from mlstm_jax.model.kernels import INTERPRETED, PALLAS  # noqa: E402
-from mlstm_jax.model.language_model import LanguageModel, TrainingInputs  # noqa: E402
+from mlstm_jax.model.language_model import LanguageModel  # noqa: E402
 from mlstm_jax.model.mlstm import MLSTM, STACKED  # noqa: E402
 from mlstm_jax.model.stack import Loops, Weights, run_layer  # noqa: E402
 from mlstm_jax.training import metrics  # noqa: E402
@@ -180,8 +180,8 @@ def fp8_gradients() -> Result:
     carry = model.init_carry(rows)
 
     def loss(params: Any, scales_3: Any) -> jax.Array:
-        given = TrainingInputs(scales_3=scales_3)
-        logits = model.apply({"params": params}, text[:, :-1], carry, training=given).logits_BTV
+        read = model.apply({"params": params}, text[:, :-1], carry, scales_3=scales_3)
+        logits = read.logits_BTV
         chosen = jnp.take_along_axis(logits, text[:, 1:, None].astype(np.int32), -1)[..., 0]
         return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - chosen)
 

@@ -50,14 +50,6 @@ class NumberTypes(NamedTuple):
     cell: Literal["fp32", "compute"] = "fp32"  # type of the cell state c
 
 
-class TrainingInputs(NamedTuple):
-    """What only a training step gives a model."""
-
-    # Factors of units, see `Architecture.dropout_shape`; in a recurrent model not of its own state.
-    dropout_B: Array | None = None
-    scales_3: Array | None = None  # of a gradient in fp8; their "gradient" is the operands' maxima
-
-
 class LanguageModel(linen.Module):
     """Predict each next byte from the previous bytes and the carried state."""
 
@@ -111,7 +103,8 @@ class LanguageModel(linen.Module):
         padding_mask_BT: Array | None = None,
         return_states: StateOutput = "none",
         reading_weights: Any = None,
-        training: TrainingInputs = TrainingInputs(),  # noqa: B008 - it is a constant
+        dropout_B: Array | None = None,
+        scales_3: Array | None = None,
     ) -> ModelOutput:
         """Read a window of every row.
 
@@ -123,7 +116,8 @@ class LanguageModel(linen.Module):
             return_states: see `Architecture.read`; without a gradient. With "each", no product has
                 a shape that depends on the length of the window.
             reading_weights: what the method of this name returns, of the same parameters.
-            training: what only a training step gives.
+            dropout_B: factors of units, see `Architecture.dropout_shape`.
+            scales_3: of a gradient in fp8, see fp8.py; their "gradient" is the operands' maxima.
         """
         model = self.architecture
         with self.product_precision():
@@ -135,12 +129,12 @@ class LanguageModel(linen.Module):
                 carry=carry,
                 compute=self.compute,
                 padding_mask_TB=None if padding_mask_BT is None else padding_mask_BT.T,
-                dropout_B=training.dropout_B,
+                dropout_B=dropout_B,
                 states=return_states,
                 reading_weights=reading_weights,
                 recompute_every=self.recompute_every,
                 loops=self.loops,
-                scales_3=training.scales_3,
+                scales_3=scales_3,
             )
             carry, x, states = model.read(window)
             shape = (model.hidden, VOCABULARY)

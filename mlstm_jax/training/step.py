@@ -17,7 +17,7 @@ import optax
 from mlstm_jax.config import Config, Data, Train
 from mlstm_jax.data.stream import Batch, EvaluationBatch
 from mlstm_jax.model import fp8
-from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters, TrainingInputs
+from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
 from mlstm_jax.training import optimizer
 from mlstm_jax.training.metrics import Tally, add_to_tally, empty_tally
 from mlstm_jax.training.objective import OBJECTIVES, cross_entropy, label_losses, row_keys, weighted
@@ -120,7 +120,8 @@ def _gradient_of_rows(
             targets.inputs_BT,
             carry,
             padding_mask_BT,
-            training=TrainingInputs(dropout_B, scales_3),
+            dropout_B=dropout_B,
+            scales_3=scales_3,
         )
         nats_BT = cross_entropy(read.logits_BTV, targets.targets_BT)
         loss = jnp.mean(weighted(nats_BT, targets.weight_BT))

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from mlstm_jax.model.language_model import LanguageModel, TrainingInputs
+from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.run import load_run
 from mlstm_jax.training.objective import cross_entropy
 from mlstm_jax.transfer.classifier import Classifier, Examples
@@ -67,7 +67,7 @@ def logits(
     """Return logits of bytes and of classes, and which bytes are of a text."""
     carry = LANGUAGE_MODEL.reading_carry(ROWS)
     model = {"params": params["model"] | jax.lax.stop_gradient(IDENTITY)}
-    output = LANGUAGE_MODEL.apply(model, bytes_BT, carry, training=TrainingInputs(dropout_B))
+    output = LANGUAGE_MODEL.apply(model, bytes_BT, carry, dropout_B=dropout_B)
     h_BTH, last_B = output.labels_BTK, jnp.maximum(size_B - 1, 0)
     read_BT = jnp.arange(bytes_BT.shape[1])[None] < size_B[:, None]
     mask_BT1 = read_BT[..., None]

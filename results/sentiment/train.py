@@ -33,7 +33,7 @@ import texts
 from texts import CLASSES, Text
 
 from mlstm_jax import environment
-from mlstm_jax.model.language_model import LanguageModel, TrainingInputs
+from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.run import load_run
 from mlstm_jax.training.objective import cross_entropy
 
@@ -172,7 +172,7 @@ def read(params: Any, bytes_BT: Array, sizes_B: Array, dropout_B: Array | None) 
     rows = bytes_BT.shape[0]
     carry = LANGUAGE_MODEL.reading_carry(rows)
     model = {"params": params["model"] | jax.lax.stop_gradient(IDENTITY)}
-    output = LANGUAGE_MODEL.apply(model, bytes_BT, carry, training=TrainingInputs(dropout_B))
+    output = LANGUAGE_MODEL.apply(model, bytes_BT, carry, dropout_B=dropout_B)
     h_BTH = output.labels_BTK
     is_read_BT = jnp.arange(bytes_BT.shape[1])[None] < sizes_B[:, None]
     mask_BT1 = is_read_BT[..., None]

@@ -13,7 +13,7 @@ from mlstm_jax.config import Model, Precision
 from mlstm_jax.model import fp8
 from mlstm_jax.model.architecture import LSTMCarry
 from mlstm_jax.model.kernels import INTERPRETED
-from mlstm_jax.model.language_model import LanguageModel, TrainingInputs
+from mlstm_jax.model.language_model import LanguageModel
 from tests.model.test_language_model import initial, read
 from tests.tolerance import error
 
@@ -57,8 +57,7 @@ def gradient(model: LanguageModel) -> Callable[..., Any]:
     @jax.jit
     def function(params: Any, bytes_BT: Any, carry: Any, scales_3: Any) -> Any:
         def loss(params: Any, carry: Any, scales_3: Any) -> Any:
-            given = TrainingInputs(scales_3=scales_3)
-            read = model.apply({"params": params}, bytes_BT, carry, training=given)
+            read = model.apply({"params": params}, bytes_BT, carry, scales_3=scales_3)
             logits = read.logits_BTV
             return jnp.mean(jax.nn.logsumexp(logits, -1) - logits[..., 7]), read.carry
 

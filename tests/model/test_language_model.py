@@ -14,7 +14,7 @@ from benchmarks import reference
 from mlstm_jax import config
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
-from mlstm_jax.model.language_model import Carry, LanguageModel, TrainingInputs, parameter_shapes
+from mlstm_jax.model.language_model import Carry, LanguageModel, parameter_shapes
 from mlstm_jax.model.ops import weight_norm
 from tests.marks import FP16
 from tests.tolerance import assert_close
@@ -40,8 +40,8 @@ def read(
     model: LanguageModel, params: dict, *window: Any, states: str = "none", dropout_B: Any = None
 ) -> Any:
     """Read a window: bytes, carry, padding."""
-    given = TrainingInputs(dropout_B)
-    return applied(model)({"params": params}, *window, return_states=states, training=given)
+    given = {"return_states": states, "dropout_B": dropout_B}
+    return applied(model)({"params": params}, *window, **given)
 
 
 def make(
