@@ -81,7 +81,7 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["is", "was", "works", "sounds"],
         ["good", "bad", "very well", "great", "as expected"],
     ]
-    lines = [" ".join(generator.choice(part) for part in words) + f" {i}." for i in range(3000)]
+    lines = [" ".join(map(generator.choice, words)) + f" {i}." for i in range(3000)]
     path = tmp_path_factory.mktemp("text") / "reviews.txt"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
@@ -124,13 +124,25 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     def refuse(*words: object) -> str:
         capsys.readouterr()
         with pytest.raises(SystemExit) as stop:
-            cli.main([str(word) for word in words])
+            cli.main([*map(str, words)])
         said = capsys.readouterr()
         assert stop.value.code == 2
         assert said.out == ""
         return said.err
 
     return refuse
+
+
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command that succeeds; return what it prints."""
+
+    def call(*words: object) -> str:
+        capsys.readouterr()
+        cli.main([*map(str, words)])
+        return capsys.readouterr().out
+
+    return call
 
 
 @pytest.fixture(scope="session")

@@ -93,10 +93,8 @@ def test_scripts_in_small(script, corpus, run_folder, tmp_path, monkeypatch, com
         file.writelines(json.dumps({"text": f"{n} and more. " * 90}) + "\n" for n in range(90))
     command_environment["MLSTM_JAX_SHARED_DATA"] = str(tmp_path)
     path = tmp_path / "results.json"
-    words = shlex.split(
-        SMALL[script].format(corpus=corpus, run=run_folder, out=tmp_path / "out")
-        + f" --json {path}"
-    )
+    small = SMALL[script].format(corpus=corpus, run=run_folder, out=tmp_path / "out")
+    words = [*shlex.split(small), "--json", str(path)]
     if script in OWN_PROCESS:
         command = [sys.executable, "-W", "always::ResourceWarning", FOLDER / f"{script}.py", *words]
         pipe = {"env": command_environment, "capture_output": True, "text": True}

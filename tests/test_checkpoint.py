@@ -15,7 +15,7 @@ from mlstm_jax import checkpoint, digest
 from mlstm_jax.checkpoint import CheckpointFailed, Checkpoints, Damaged, OtherRun, kept_steps
 from mlstm_jax.config import Config, Model, Precision
 from mlstm_jax.model.language_model import LanguageModel
-from mlstm_jax.record import Meta, of_rows, of_tree, read_record
+from mlstm_jax.record import Meta, read_record
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.state import TrainState, fresh_state
 from tests.marks import FAILED_READS
@@ -167,10 +167,7 @@ def test_refused_save(tmp_path: Path) -> None:
     checkpoints.close()
     checkpoints.open()
     for step in (20, 10):
-        with pytest.raises(
-            CheckpointFailed,
-            match=r"could not be written .* Correct .* from the checkpoint of step 20",
-        ):
+        with pytest.raises(CheckpointFailed, match=r"could not be .* the checkpoint of step 20"):
             saved.save(checkpoints, step)
 
 
@@ -207,28 +204,10 @@ def test_set_aside(saved: Saved, tmp_path: Path) -> None:
 def test_checksums() -> None:
     random = np.random.default_rng(0)
     array = random.normal(size=(3, 5)).astype(np.float32)
-    sums = {
-        digest.of_array(other)
-        for other in (array, array.T, array.reshape(5, 3), array.view(np.int32), array[:2])
-    }
+    others = (array, array.T, array.reshape(5, 3), array.view(np.int32), array[:2])
+    sums = {*map(digest.of_array, others)}
     assert len(sums) == 5
     assert digest.of_array(np.asfortranarray(array)) == digest.of_array(array)
-    assert len(of_tree({"a": {"b": array}, "c": array[0]})) == 2
-    rows = {"h": array, "c": array[:, :2]}
-    whole = of_rows(rows, seed=1)
-    assert whole.dtype == np.uint32
-    # A row's does not depend on the rows beside it.
-    others = of_rows(jax.tree.map(lambda x: x[1:], rows), seed=1)
-    np.testing.assert_array_equal(others, whole[1:])
-    with pytest.raises(ValueError, match="a/b of params does not match its checksum"):
-        digest.require_arrays("params", of_tree({"a": {"b": array}}), {"a/b": 1})
-    with pytest.raises(ValueError, match="c of params"):
-        digest.require_arrays("params", {}, {"c": 1})
-    on_device, sums = jax.device_put((rows, whole))
-    checkpoint._require_rows(on_device, sums, seed=1)
-    for other_sums, seed in ((sums.at[2].add(1), 1), (sums, 2)):
-        with pytest.raises(ValueError, match="a row of carry does not match its checksum"):
-            checkpoint._require_rows(on_device, other_sums, seed)
 
 
 def test_diagnostics_of_another_version(saved, tmp_path) -> None:

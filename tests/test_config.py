@@ -12,24 +12,7 @@ import pytest
 from mlstm_jax import config as configs
 from mlstm_jax import digest, fields
 from mlstm_jax.commands import training
-from mlstm_jax.config import (
-    BERT,
-    GRU,
-    LSTM,
-    Config,
-    Data,
-    Distributed,
-    Model,
-    Optimizer,
-    Precision,
-    Train,
-    Transformer,
-    differences,
-    from_json,
-    load_json,
-    to_json,
-    vary,
-)
+from mlstm_jax.config import Config, Data, Distributed, Model, Optimizer, Precision, Train, vary
 from mlstm_jax.config.resolve import Hardware, resolve
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
@@ -65,8 +48,9 @@ def test_usual_config() -> None:
 
 
 VARIED = {"data__batch": 64, "optimizer__clip_norm": None}
-TWO_HEADS = Transformer(hidden=512, heads=2)
-OF_GRU = {"model": GRU(hidden=512, weight_norm=True), "train__steps": 3}
+TWO_HEADS = configs.Transformer(hidden=512, heads=2)
+OF_LSTM = {"model": configs.LSTM(hidden=512, weight_norm=True)}
+OF_GRU = {"model": configs.GRU(hidden=512, weight_norm=True), "train__steps": 3}
 
 
 @pytest.mark.parametrize(
@@ -78,9 +62,9 @@ OF_GRU = {"model": GRU(hidden=512, weight_norm=True), "train__steps": 3}
         ("small_512 model:gru --model.weight-norm --train.steps 3", OF_GRU),
         ("model:gru small_512 --train.steps 3 --model.weight-norm", OF_GRU),
         ("small_512 --train.steps 3 --model.weight-norm model:gru", OF_GRU),
-        ("small_512 model:lstm --model.weight-norm", {"model": LSTM(hidden=512, weight_norm=True)}),
+        ("small_512 model:lstm --model.weight-norm", OF_LSTM),
         ("model:transformer small_512 --model.heads 2", {"model": TWO_HEADS}),
-        ("small_512 model:bert --model.heads 2", {"model": BERT(hidden=512, heads=2)}),
+        ("small_512 model:bert --model.heads 2", {"model": configs.BERT(hidden=512, heads=2)}),
         ("small_512 --model.recurrent-gain 2", {"model__recurrent_gain": 2}),
         ("small_512 model:mlstm --model.recurrent-gain 2", {"model__recurrent_gain": 2}),
     ],
@@ -90,8 +74,8 @@ def test_options_of_a_line(line: str, changes: dict) -> None:
     config = given["config"]
     assert config == vary(configs.load_file("small_512"), **changes)
     assert (given["resume"], given["reset_carry"]) == ("--resume" in line, False)
-    text = to_json(config)
-    assert from_json(text, Path("x")) == config
+    text = configs.to_json(config)
+    assert configs.from_json(text, Path("x")) == config
     assert ("kind" in json.loads(text)["model"]) == (type(config.model) is not Model)
 
 
@@ -99,7 +83,7 @@ def test_kind_of_a_config() -> None:
     own = parse(["quickstart", "model:mlstm"])["config"]
     assert own == configs.load_file("quickstart")  # with what it sets beside the sizes
     model = parse(["amazon_4096", "model:transformer"])["config"].model
-    assert model == Transformer(hidden=4096)
+    assert model == configs.Transformer(hidden=4096)
 
 
 ADDRESSES = [
@@ -176,19 +160,19 @@ def test_differences_that_forbid_a_resume() -> None:
         optimizer=Optimizer(learning_rate=1.0),
         distributed=Distributed(coordinator="node1:8476", processes=4, index=2),
     )
-    found = differences(old, new)
+    found = configs.differences(old, new)
     assert found.forbidden == ["model.hidden: 256 → 8"]
     assert found.allowed == ["data.batch: 128 → 64", "optimizer.learning_rate: 0.0005 → 1.0"]
     # The tree of moments is another one.
     muon = vary(old, optimizer__name="muon")
     decoder = vary(muon, optimizer__muon_decoder=True)
     forbidden = ["optimizer.muon_decoder: False → True"]
-    assert differences(muon, decoder) == (forbidden, [])
+    assert configs.differences(muon, decoder) == (forbidden, [])
     # A run keeps its kind of model.
-    other = vary(old, model=LSTM(hidden=8), data__batch=64)
+    other = vary(old, model=configs.LSTM(hidden=8), data__batch=64)
     kind = ["model: model:mlstm → model:lstm"]
     batch = ["data.batch: 128 → 64"]
-    assert differences(old, other) == (kind, batch)
+    assert configs.differences(old, other) == (kind, batch)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +205,7 @@ def test_bad_json(text: str | bytes, message: str, tmp_path: Path) -> None:
     # What has its checksum is neither damaged nor edited.
     advice = "was written by another version" if digest.FIELD in str(text) else "restore the file"
     with pytest.raises(UserError, match=rf"config\.json .*{re.escape(message)}") as refused:
-        load_json(tmp_path / "config.json")
+        configs.load_json(tmp_path / "config.json")
     assert advice in str(refused.value)
 
 
@@ -233,9 +217,9 @@ def test_round_trip_of_json() -> None:
         optimizer=Optimizer(clip_norm=None, learning_rate=np.float32(0.5), schedule="cosine"),
         train=Train(divergence_bpc=float("inf"), epochs=2, deterministic=np.True_),
     )
-    assert from_json(to_json(config), Path("x")) == config
+    assert configs.from_json(configs.to_json(config), Path("x")) == config
     assert (type(config.data.batch), type(config.optimizer.learning_rate)) == (int, float)
-    assert from_json(digest.to_json({}), Path("x")) == Config()
+    assert configs.from_json(digest.to_json({}), Path("x")) == Config()
 
 
 @pytest.mark.parametrize(
@@ -261,8 +245,8 @@ OTHERS = [kind for name, kind in sorted(Architecture.kinds.items()) if name != "
 @pytest.mark.parametrize(
     ("allowed", "changes", "field"),
     [
-        ({"train__recompute_every": 16}, {"model": BERT()}, "train.recompute_every"),
-        ({"precision__cell": "compute"}, {"model": GRU()}, "precision.cell"),
+        ({"train__recompute_every": 16}, {"model": configs.BERT()}, "train.recompute_every"),
+        ({"precision__cell": "compute"}, {"model": configs.GRU()}, "precision.cell"),
         *(
             ({"devices__kernels": "pallas"}, {"model": kind()}, "devices.kernels")
             for kind in OTHERS
@@ -287,7 +271,7 @@ def test_positions_of_a_transformer(kind: str) -> None:
     words = ["small_512", f"model:{kind}", "--data.window", "96"]
     config = parse(words)["config"]
     assert resolve(config, Hardware(1)).model.longest_window == 96
-    assert json.loads(to_json(resolve(config, Hardware(1))))["model"]["positions"] == 96
+    assert json.loads(configs.to_json(resolve(config, Hardware(1))))["model"]["positions"] == 96
     config = parse([*words, "--model.positions", "128"])["config"]
     assert resolve(config, Hardware(1)).model.longest_window == 128
 

@@ -16,13 +16,6 @@ ROOT = Path(__file__).parent.parent
 HOOKS = runpy.run_path(str(ROOT / "docs/hooks.py"))
 
 
-def rendered(markdown: str) -> str:
-    """Return the Markdown that the site renders for a page at the top of docs/."""
-    page = SimpleNamespace(file=SimpleNamespace(src_uri="page.md"))
-    text: str = HOOKS["on_page_markdown"](markdown, page)
-    return text
-
-
 @pytest.mark.parametrize("section", [config.Config, config.MLSTM, config.GRU, config.Train])
 def test_page_of_configs(section: type) -> None:
     page = (ROOT / "docs/api/config.md").read_text(encoding="utf-8")
@@ -56,7 +49,8 @@ def test_pages_of_the_api() -> None:
 )
 def test_links_of_a_page(link: str, shown: str) -> None:
     """Files of the repository become pages of the site, or text where there is none."""
-    assert rendered(f"See [x]({link}).") == f"See {shown}."
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="page.md"))
+    assert HOOKS["on_page_markdown"](f"See [x]({link}).", page) == f"See {shown}."
 
 
 def test_quoted_messages() -> None:

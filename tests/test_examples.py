@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import mlstm_jax
+from tests.tables import column
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -32,7 +33,9 @@ def nonsense(seed: int, words: int = 240) -> bytes:
 def test_dynamic_evaluation(run, tmp_path, capsys):
     example = load_example("dynamic_evaluation")
     evaluation = example.DynamicEvaluation(mlstm_jax.load(run.folder))
-    text, place, window = nonsense(0), 150, evaluation.window
+    text = nonsense(0)
+    place = 150
+    window = evaluation.window
     static = evaluation.nats(text)
     evaluation.measure_scales(nonsense(1))
     before = evaluation.nats(text, 1e-3, 0.01)
@@ -48,7 +51,8 @@ def test_dynamic_evaluation(run, tmp_path, capsys):
     for name, seed in (("text", 0), ("train", 1), ("valid", 2)):
         (tmp_path / name).write_bytes(nonsense(seed, words=30))
     files = [f"--{name}={tmp_path / name}" for name in ("train", "valid")]
-    example.RATES, example.DECAYS = {True: (1e-3,)}, (0.0, 0.01)
+    example.RATES = {True: (1e-3,)}
+    example.DECAYS = (0.0, 0.01)
     example.main([str(run.folder), str(tmp_path / "text"), *files])
     *_, plain, dynamic = capsys.readouterr().out.splitlines()
     nats = evaluation.nats(nonsense(0, words=30)).mean()
@@ -100,8 +104,8 @@ def test_labels_with_onnxruntime(tmp_path, capsys) -> None:
     subprocess.run(words, check=True, timeout=60)
     with (tmp_path / "labels.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert [row["text"] for row in rows] == texts
-    assert [row["label"] for row in rows] == ["positive", "negative", ""]
+    assert column(rows, "text") == texts
+    assert column(rows, "label") == ["positive", "negative", ""]
     answers = mlstm_jax.load("reviews-1024").classify(texts[:2])
     found = [float(row["positive"]) for row in rows[:2]]
-    np.testing.assert_allclose(found, [answer["positive"] for answer in answers], atol=1e-5)
+    np.testing.assert_allclose(found, column(answers, "positive"), atol=1e-5)

@@ -1,24 +1,23 @@
-"""The files that come with the package: found by their names, listed and printed."""
+"""The files that come with the package, by their names; what several files say of it is one."""
 
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from mlstm_jax import cli, config, shipped
+import mlstm_jax
+from mlstm_jax import config, shipped
 from mlstm_jax.errors import UserError
 from mlstm_jax.planning import load_machine
 from mlstm_jax.training import sweep
+from tests import xla_flags
 
-FOLDER = Path(__file__).parent.parent / "configs"
-
-
-def call(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """Run a command that succeeds, and return what it prints."""
-    cli.main(words)
-    return capsys.readouterr().out
+REPOSITORY = Path(__file__).parent.parent
+FOLDER = REPOSITORY / "configs"
 
 
 def test_names_of_files() -> None:
@@ -61,8 +60,8 @@ def test_folder_with_a_models_name(tmp_path, monkeypatch) -> None:
         (path / name).unlink()
 
 
-def test_list_of_files(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = call(capsys, "configs").splitlines()
+def test_list_of_files(printed) -> None:
+    lines = printed("configs").splitlines()
     shown = dict(line.split(maxsplit=1) for line in lines if line.startswith("  "))
     assert shown.keys() == shipped.files().keys()
     assert shown["small_512"].startswith("A full run for one GPU, or slowly on a CPU")
@@ -77,11 +76,39 @@ def test_jax_with_the_flags(command_environment) -> None:
     subprocess.run(command, env=command_environment | {"XLA_FLAGS": flags}, check=True)
 
 
-def test_printed_configs_and_sweeps(tmp_path, capsys):
+def test_printed_configs_and_sweeps(tmp_path, printed) -> None:
     """Some vary a config that ships, and must find it."""
     for kind, load in (("sweep", sweep.load_sweep), ("config", config.load_file)):
         for name in shipped.files(kind):
             folder = tmp_path / name  # of its own, without those that it may need
             folder.mkdir()
-            (folder / f"{name}.py").write_text(call(capsys, "configs", name))
+            (folder / f"{name}.py").write_text(printed("configs", name))
             assert load(folder / f"{name}.py") == load(Path(name))
+
+
+def test_one_version() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    assert "version" not in project["project"]
+    assert project["tool"]["hatch"]["version"]["path"] == "mlstm_jax/__init__.py"
+    citation = (REPOSITORY / "CITATION.cff").read_text()
+    assert re.findall(r"(?m)^version: (.*)$", citation) == [mlstm_jax.__version__]
+    newest, *_ = re.findall(r"(?m)^## \[(.*)\]", (REPOSITORY / "CHANGELOG.md").read_text())
+    assert newest == mlstm_jax.__version__
+
+
+def test_names_in_messages() -> None:
+    for path in (REPOSITORY / "mlstm_jax").rglob("*.py"):
+        found = re.findall(r"-e '\.|bin/activate|configs/\w+", path.read_text())
+        assert not found, f"{path}: {found}"
+
+
+def test_flags_of_xla() -> None:
+    paths = [REPOSITORY / "Makefile", *REPOSITORY.glob("*.md"), *REPOSITORY.glob(".ci/*")]
+    for folder in ("mlstm_jax", "benchmarks", "results", "docs"):
+        paths += (REPOSITORY / folder).rglob("*.py")
+        paths += (REPOSITORY / folder).rglob("*.md")
+    found: set[str] = set()
+    for path in paths:
+        found.update(re.findall(r"--xla_\w+", path.read_text(encoding="utf-8")))
+    assert "--xla_gpu_deterministic_ops" in found
+    assert xla_flags.unknown(" ".join(found)) == []

@@ -62,7 +62,7 @@ def hostile_run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_terminal_and_pipe(hostile_run, tmp_path, monkeypatch, capsys):
+def test_terminal_and_pipe(hostile_run, tmp_path, monkeypatch, printed) -> None:
     """Of what a model writes, and of labels."""
     made = Classifier(np.ones((1, 2)), np.zeros(1), [HOSTILE, "a\nb"], 1.0)
     fingerprint = weights.fingerprint(run.load_run(hostile_run).params)
@@ -72,10 +72,8 @@ def test_terminal_and_pipe(hostile_run, tmp_path, monkeypatch, capsys):
     (tmp_path / "a.txt").write_text("one\n" * 11 + HOSTILE)
     write = ["generate", str(hostile_run), "--prompt", "a\x1bb\nc\t", "--bytes", "3"]
     label = ["classify", str(hostile_run), str(tmp_path / "dir"), str(tmp_path / "a.txt")]
-    cli.main(write)
-    assert capsys.readouterr().out == "a\x1bb\nc\t\x1b\x1b\x1b\n"
-    cli.main(label)
-    assert HOSTILE in capsys.readouterr().out
+    assert printed(*write) == "a\x1bb\nc\t\x1b\x1b\x1b\n"
+    assert HOSTILE in printed(*label)
     for name in ("new/folder/out.csv", "out.jsonl"):
         cli.main([*label, "--out", str(tmp_path / name)])
     assert HOSTILE.encode() in (tmp_path / "new/folder/out.csv").read_bytes()
@@ -84,26 +82,22 @@ def test_terminal_and_pipe(hostile_run, tmp_path, monkeypatch, capsys):
     last = json.loads(written.splitlines()[-1])
     assert (last["record"], last["text"], last["label"]) == (12, HOSTILE, HOSTILE)
 
-    capsys.readouterr()
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    cli.main(write)
-    assert capsys.readouterr().out == "a\\x1bb\nc\t" + r"\x1b" * 3 + "\n"
-    cli.main(label)
-    table = capsys.readouterr().out.splitlines()
+    assert printed(*write) == "a\\x1bb\nc\t" + r"\x1b" * 3 + "\n"
+    table = printed(*label).splitlines()
     assert table[0].split() == ["record", "label", "p", "text"]
     assert table[1].split() == ["1", SHOWN, "0.5000", "one"]
     assert len(table) == 1 + 10 + 1
     assert table[-1].startswith("10 of 12 texts; for all,")
 
 
-def test_name_of_a_file(tmp_path, capsys) -> None:
-    source, out = tmp_path / f"{HOSTILE}\nforged.jsonl", str(tmp_path / "corpus")
+def test_name_of_a_file(tmp_path, printed) -> None:
+    source = tmp_path / f"{HOSTILE}\nforged.jsonl"
+    out = str(tmp_path / "corpus")
     jsonl(source, [{"text": f"{HOSTILE} {n}"} for n in range(50)])
     for words in (["prepare", str(source), "--out", out], ["inspect", out]):
-        cli.main(words)
-        assert f"{SHOWN}\\nforged.jsonl" in capsys.readouterr().out
-    cli.main(["inspect", out, "--json"])
-    assert json.loads(capsys.readouterr().out)["sources"][0]["name"] == source.name
+        assert f"{SHOWN}\\nforged.jsonl" in printed(*words)
+    assert json.loads(printed("inspect", out, "--json"))["sources"][0]["name"] == source.name
 
 
 def test_messages(refused: Callable[..., str]) -> None:
@@ -130,16 +124,11 @@ def fail(text: str) -> None:
     raise RuntimeError
 
 
-@pytest.mark.parametrize(
-    "stream",
-    [
-        "without isatty",
-        SimpleNamespace(write=fail, flush=str),
-        SimpleNamespace(write=fail, flush=str, isatty=lambda: True),
-        "closed",
-        None,
-    ],
-)
+FULL = SimpleNamespace(write=fail, flush=str)
+TERMINAL = SimpleNamespace(write=fail, flush=str, isatty=lambda: True)
+
+
+@pytest.mark.parametrize("stream", ["without isatty", FULL, TERMINAL, "closed", None])
 def test_any_stream(stream, monkeypatch, capsys):
     written: list[str] = []
     if stream == "without isatty":
@@ -193,10 +182,8 @@ def test_heat_map_of_an_odd_folder(hostile_run, tmp_path, capsys):
 
 def test_report_of_odd_labels(hostile_run, tmp_path, capsys) -> None:
     names = [HOSTILE, "$\\frac{", "a|b\nc", "lone \ud800", "<img src=x> *b* [c](d) `e` R&B"]
-    texts = jsonl(
-        tmp_path / "texts.jsonl",
-        [{"text": f"word {n % 7} text", "label": names[n % 5]} for n in range(20)],
-    )
+    records = [{"text": f"word {n % 7} text", "label": names[n % 5]} for n in range(20)]
+    texts = jsonl(tmp_path / "texts.jsonl", records)
     words = ["transfer", str(hostile_run), "--out", str(tmp_path / "out")]
     cli.main([*words, "--train", texts, "--valid", texts, "--test", texts])
     report = (tmp_path / "out/report.md").read_text(encoding="utf-8")

@@ -35,7 +35,7 @@ def test_byte_by_byte(run, text_file, tmp_path, monkeypatch, capsys) -> None:
     Path("today.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     words = [line.split()[:4] for line in lines if line != lines[40]]
     rows = [[f"{w}\t{t}" for w, t in zip(one, TAGS, strict=True)] for one in words]
-    Path("tagged.tsv").write_text("\n\n".join("\n".join(one) for one in rows), encoding="utf-8")
+    Path("tagged.tsv").write_text("\n\n".join(map("\n".join, rows)), encoding="utf-8")
     surprise, tagger = blocks("byte_by_byte")
     names: dict[str, Any] = {}
     exec(surprise, names)

@@ -103,9 +103,8 @@ def call(model: mlstm.TrainedModel, name: str, arguments: dict[str, Any], **plac
 
 
 @pytest.mark.parametrize(("line", "file", "name", "arguments"), SAME)
-def test_same_answers(line, file, name, arguments, model, files, tmp_path, capsys) -> None:
-    cli.main(placed(line, MODEL=model.path, IN=files, OUT=tmp_path).split())
-    said = capsys.readouterr().out
+def test_same_answers(line, file, name, arguments, model, files, tmp_path, printed) -> None:
+    said = printed(*placed(line, MODEL=model.path, IN=files, OUT=tmp_path).split())
     found = read(tmp_path / file) if file else said.strip("\n")
     folder = tmp_path / "python"
     folder.mkdir()
@@ -113,9 +112,9 @@ def test_same_answers(line, file, name, arguments, model, files, tmp_path, capsy
     assert found == comparable(answer, folder)
 
 
-def test_several_samples(model, capsys) -> None:
-    cli.main(["generate", str(model.path), *["--prompt", "my", "--bytes", "0", "--samples", "2"]])
-    assert capsys.readouterr().out == "--- 1 of 2\nmy\n--- 2 of 2\nmy\n"
+def test_several_samples(model, printed) -> None:
+    words = ["--prompt", "my", "--bytes", 0, "--samples", 2]
+    assert printed("generate", model.path, *words) == "--- 1 of 2\nmy\n--- 2 of 2\nmy\n"
 
 
 # A line; the name of the function and its arguments; and the field that both messages name.

@@ -110,14 +110,13 @@ def test_export_and_load_again(model: mlstm.TrainedModel, tmp_path: Path) -> Non
 
 
 def test_report(model: mlstm.TrainedModel) -> None:
+    """A run names its step and its folder, a pretrained model neither."""
     score = Score(loss=1.0, bpc=1.4, bytes_scored=100, seconds=1.0)
-    corpus = model.config.data.corpus
-    own = report_of(model.run, None, score, "a sample")
-    assert f"The run is in {model.path}: config.json, metrics.jsonl, checkpoints/" in own
-    assert "1.400   step 150\n" in own
-    other = report_of(mlstm.load("reviews-1024").run, corpus, score, "a sample")
-    assert "The run is in" not in other
-    assert "1.400   a pretrained model\n" in other
+    pretrained = mlstm.load("reviews-1024").run
+    for run, of, is_run in ((model.run, "step 150", True), (pretrained, "a pretrained", False)):
+        text = report_of(run, model.config.data.corpus, score, "a sample")
+        assert f"1.400   {of}" in text
+        assert (f"The run is in {run.folder}" in text) == is_run
 
 
 def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) -> None:

@@ -110,14 +110,13 @@ def test_rejects(tmp_path: Path) -> None:
     assert not rejects.exists()
 
 
-_PIECES = ["good", "Good", "\r\n", "&amp;", *' \t\x1c\xa0éÉẞ\0"\\']
+_SPACES = [*filter(str.isspace, map(chr, range(0x3001)))]
+_PIECES = [*["good", "Good", "\r\n", "&amp;"] * 3, *' éÉßẞ\0"\\Z[_\x7f' * 3, *_SPACES]
 _RATINGS = [None, 0, 4.5, -0.0, 1e39, " 4.5\n", "nan", "good"]
 
 
 @pytest.mark.parametrize("dedupe", ["normalized", "none"])
-def test_parts_and_memory_agree(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dedupe: Any
-) -> None:
+def test_parts_and_memory_agree(tmp_path: Path, monkeypatch, dedupe: Any) -> None:
     """In many parts, each in many pieces; read by three processes and by one."""
     monkeypatch.setattr(engines, "_BYTES_A_PART", 1 << 14)
     monkeypatch.setattr(engines, "_BYTES_A_WORKER", 1 << 14)

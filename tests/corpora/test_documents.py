@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mlstm_jax.corpora import readers
-from mlstm_jax.corpora.documents import Document, Recipe, clean, normalized
+from mlstm_jax.corpora.documents import Document, Recipe, clean
 from mlstm_jax.corpora.formats import FORMATS
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.corpora.readers import read_documents
@@ -112,12 +112,18 @@ NO = {"quoting": "no"}
         ("a.tsv", 'text\tn\n"all"\t1\nsay "so"\t2\n', {}, ['"all"', 'say "so"'], None),
         ("a.tsv", 'text\tn\n5" and 6"\t1\n"\t2\n', {}, ['5" and 6"', '"'], None),
         ("a.tsv", 'text\t"n" x\nplain\t1\n', {}, ["plain"], None),
+        # Records without a label, or stray quotes, show no line break in a field.
+        ("a.tsv", 'text\tn\n"a" b\t0\nfine\n', {}, ['"a" b', "fine"], None),
+        ("a.tsv", 'text\tn\n"a\t0\nb\nc"\t1\n', {}, ['"a', "b", 'c"'], None),
+        ("a.tsv", 'text\tn\n"a\nb"\t1\nfine\n', {}, ['"a', 'b"', "fine"], None),
         # Quoted, as only then every record has the header's columns, or every quote is one.
         ("a.tsv", 'text\tn\n"a\tb"\t1\n"say ""so"""\t2\n', {}, ["a\tb", 'say "so"'], None),
         ("a.tsv", 'n\ttext\n1\t"two\nlines"\n2\tplain\n', {}, ["two\nlines", "plain"], None),
         ("a.tsv", '"text"\t"n"\n"a"\t"1"\n', {}, ["a"], None),
         ("a.tsv", '"text"\t"n"\n"a"\nsay "so"\t"1"\n', {}, ["a", 'say "so"'], None),
         ("a.tsv", 'text\tn\n"say ""so"""\t1\n"b\tc"\t2\nd\n', {}, ['say "so"', "b\tc", "d"], None),
+        ("a.tsv", 'text\tn\n"Bad.\nTwice."\t0\nfine\t1\n', {}, ["Bad.\nTwice.", "fine"], None),
+        ("a.tsv", 'text\tn\n"a ""b""\n\nc\nd"\t0\n', {}, ['a "b"\n\nc\nd'], None),
         ("a.tsv", SPACED, YES, [' "a "b" c"', "two\nlines", ' ""'], None),
         ("a.csv", SPACED.replace("\t", ","), YES, [' "a "b" c"', "two\nlines", ' ""'], None),
         # A quote may have joined records, in a file with stray quotes only.
@@ -257,29 +263,10 @@ def test_csv_of_python(tmp_path, suffix, quoting):
             assert texts(Source(str(path))) == made
 
 
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
-        # Quoted only where needed, with line breaks in a text that is not last.
-        (['"It broke.\nTwice."\t0', "fine\t1"], ["It broke.\nTwice.", "fine"]),
-        (['"a ""b""\n\nc\nd"\t0'], ['a "b"\n\nc\nd']),
-        # Records without a label, or stray quotes, show no line break in a field.
-        (['"a" b\t0', "fine"], ['"a" b', "fine"]),
-        (['"a\t0', "b", 'c"\t1'], ['"a', "b", 'c"']),
-        (['"a', 'b"\t1', "fine"], ['"a', 'b"', "fine"]),
-    ],
-)
-def test_quoted_tsv(tmp_path, rows, expected):
-    lines = ["text\tlabel", *rows, ""]
-    assert texts(write(tmp_path / "a.tsv", "\n".join(lines))) == expected
-
-
 def test_damaged_gzip(tmp_path: Path) -> None:
     path = tmp_path / "a.txt.gz"
     path.write_bytes(b"plain text\n")
-    with pytest.raises(
-        UserError, match=r"a\.txt\.gz: it is not gzip, though its name ends in \.gz"
-    ):
+    with pytest.raises(UserError, match=r"a\.txt\.gz: it is not gzip"):
         documents(Source(str(path)))
     whole = gzip.compress("\n".join([*map(str, range(900)), ""]).encode())
     path.write_bytes(whole + b"more")
@@ -315,12 +302,3 @@ def test_damaged_gzip(tmp_path: Path) -> None:
 def test_cleaning(text: str, radford: bytes, none: bytes) -> None:
     assert clean(text, "radford") == radford
     assert clean(text, "none") == none
-
-
-def test_near_duplicates() -> None:
-    spaces = filter(str.isspace, map(chr, range(0x3001)))
-    for space in [*spaces, "  ", "\r\n"]:
-        text = f"{space}Some{space}TEXT {space}".encode()
-        assert normalized(text) == b"some text"
-    assert normalized("Weiß\0 É".encode()) == "weiss\0 é".encode()
-    assert normalized(b"a\0b\x7f_Z[") == b"a\0b\x7f_z["

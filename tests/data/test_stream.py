@@ -2,33 +2,34 @@
 
 import dataclasses
 import math
+import tempfile
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from mlstm_jax import digest
 from mlstm_jax.data.corpus import Split
 from mlstm_jax.data.shards import TRAINING_SLACK, cut
-from mlstm_jax.data.stream import (
-    Batch,
-    EvaluationBatch,
-    EvaluationStream,
-    Place,
-    TrainStream,
-    prefetch,
-)
+from mlstm_jax.data.stream import EvaluationStream, Place, TrainStream, prefetch
+from mlstm_jax.digest import CheckedBytes
 from mlstm_jax.errors import UserError
-from tests import splits
 from tests.tolerance import assert_close
 
 
 def make_split(lengths: Sequence[int]) -> Split:
     """A split whose bytes tell where they are: no window of a few bytes occurs twice."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.uint64)
-    data = np.random.default_rng(0).integers(0, 256, int(offsets[-1]), dtype=np.uint8)
+    content = np.random.default_rng(0).bytes(int(offsets[-1]))
     ratings = np.random.default_rng(1).choice([1, 2, 5, np.nan], len(lengths)).astype(np.float32)
-    return splits.make_split(data, offsets, ratings)
+    with tempfile.NamedTemporaryFile() as file:  # stays open after it is unlinked
+        file.write(content)
+        file.flush()
+        kept = CheckedBytes(Path(file.name), digest.of_blocks(content))
+        return Split("train", kept, offsets, ratings)
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def split(random: np.random.Generator) -> Split:
     return make_split(random.integers(20, 200, 400))
 
 
-def follow(rows: list[list[bytes]], batch: Batch | EvaluationBatch, targets_B: np.ndarray) -> None:
+def follow(rows: list[list[bytes]], batch: Any, targets_B: np.ndarray) -> None:
     """Add what each row reads to its texts: from reset to reset, without a gap between windows."""
     for row, (texts, count) in enumerate(zip(rows, targets_B, strict=True)):
         if not count:  # The row waits.
@@ -116,7 +117,7 @@ def test_rows(lengths, batch, shards, shuffle) -> None:
     rows = texts_of(stream, range(stream.steps_per_epoch), slice(0, batch))
     own = [parts[row::batch] for row in range(batch)]
     assert (rows == own) != shuffle
-    assert [sorted(row) for row in rows] == [sorted(row) for row in own]
+    assert [*map(sorted, rows)] == [*map(sorted, own)]
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

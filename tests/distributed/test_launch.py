@@ -4,7 +4,6 @@ import json
 import os
 import re
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -82,12 +81,8 @@ def kubernetes(config: str) -> list[Call]:
     return [(words, {"JOB_COMPLETION_INDEX": "0"}), (words, {"JOB_COMPLETION_INDEX": "1"})]
 
 
-START: dict[str, Callable[[str], list[Call]]] = {
-    "by_hand.sh": by_hand,
-    "kubernetes.yaml": kubernetes,
-    "openmpi.sh": openmpi,
-    "slurm.sbatch": slurm,
-}
+START = {"by_hand.sh": by_hand, "kubernetes.yaml": kubernetes}
+START |= {"openmpi.sh": openmpi, "slurm.sbatch": slurm}
 
 
 @pytest.mark.parametrize(

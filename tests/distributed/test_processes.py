@@ -73,9 +73,7 @@ def test_least_heartbeat(tmp_path, monkeypatch) -> None:
         raise ConnectionError(heartbeat_timeout_seconds)
 
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
-    options = Distributed(
-        coordinator="node1:1", processes=2, index=1, heartbeat_timeout_seconds=0.4
-    )
+    options = Distributed(coordinator="a:1", processes=2, index=1, heartbeat_timeout_seconds=0.4)
     with pytest.raises(ConnectionError, match="1"):  # JAX aborts all processes with 0.
         Cluster(options, tmp_path).__enter__()
 

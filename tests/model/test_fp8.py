@@ -90,9 +90,7 @@ def training_input(random: np.random.Generator) -> tuple[Any, Any, Any]:
 
 
 @pytest.mark.fp16  # XLA for CPUs converts E4M3 by way of fp16
-def test_gradients_of_emulation_and_kernels(
-    random: np.random.Generator,
-) -> None:
+def test_gradients_of_emulation_and_kernels(random: np.random.Generator) -> None:
     """By emulation, and in Pallas's interpreter; from the first update on.
 
     test_language_model.py compares float32 with float64.

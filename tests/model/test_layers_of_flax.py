@@ -24,7 +24,8 @@ def x_BTI(random: np.random.Generator) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_windows_are_one(kind, x_BTI) -> None:
+def test_windows_and_padding(kind, x_BTI) -> None:
+    """Two windows are one; padding holds the state."""
     layer = KINDS[kind](HIDDEN)
     variables = layer.init(jax.random.key(0), x_BTI)
     read = jax.jit(layer.apply)
@@ -33,12 +34,6 @@ def test_two_windows_are_one(kind, x_BTI) -> None:
     end, second = read(variables, x_BTI[:, 4:], middle)
     np.testing.assert_allclose(jnp.concatenate([first, second], axis=1), whole, rtol=1e-5)
     np.testing.assert_allclose(end.h, carry.h, rtol=1e-5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_padding(kind, x_BTI) -> None:
-    layer = KINDS[kind](HIDDEN)
-    variables = layer.init(jax.random.key(0), x_BTI)
     is_padding = jnp.arange(WINDOW)[None] >= jnp.array([[4], [7], [1]])
     carry, h = layer.apply(variables, x_BTI, None, is_padding)
     np.testing.assert_array_equal(carry.h[0], h[0, 3])

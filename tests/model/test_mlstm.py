@@ -25,22 +25,13 @@ pytestmark = pytest.mark.numeric
 Arguments = tuple[LSTMCarry, np.ndarray, Weights]
 
 
-def run_layer(
-    carry: LSTMCarry,
-    x: Any,
-    weights: Weights,
-    compute: Any,
-    padding_mask_TB: np.ndarray | None = None,
-    **options: Any,
-) -> tuple[LSTMCarry, Any]:
+def run_layer(carry, x, weights, compute, padding_mask_TB=None, **options):
     """The layer, by XLA's separate loops unless others are given."""
     options = {"loops": SEPARATE} | options
     return stack.run_layer(MLSTM(), carry, x, weights, compute, padding_mask_TB, **options)
 
 
-def arguments(
-    random: np.random.Generator, t: int, b: int, h: int, *, inputs: int | None = None
-) -> Arguments:
+def arguments(random, t: int, b: int, h: int, *, inputs: int | None = None) -> Arguments:
     """A layer that reads bytes, or vectors of width `inputs`."""
 
     def normal(*shape: int) -> np.ndarray:
@@ -67,13 +58,7 @@ def directions(random: np.random.Generator, given: Arguments) -> tuple:
     return LSTMCarry(dh, dc), dh_TBH
 
 
-def recurrence_reference(
-    carry: LSTMCarry,
-    x: Any,
-    weights: Weights,
-    compute: jnp.dtype,
-    padding_mask_TB: np.ndarray | None = None,
-) -> tuple[LSTMCarry, jax.Array]:
+def recurrence_reference(carry, x, weights, compute, padding_mask_TB=None):
     """The equations with JAX's own gradient."""
     advance = layer_step(MLSTM().rounded(weights, x.dtype == np.int32, compute), carry.h.shape[0])
 

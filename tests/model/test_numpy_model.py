@@ -20,6 +20,7 @@ from mlstm_jax.model.numpy_sampling import Sampling, draw, fold_in, gumbel, thre
 from mlstm_jax.run import as_weights, write_imported
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.writer import _sample
+from tests.tables import column
 from tests.tolerance import assert_close
 from tests.transfer.test_kinds import draw as draw_model
 
@@ -68,9 +69,9 @@ def test_generated_text(both) -> None:
         found = small.generate("my ", bytes=70, seed=7, **how)
         assert found == other.generate("my ", bytes=70, seed=7, **how)
     pieces = list(small.generate_pieces("my ", bytes=70, seed=7, samples=3))
-    assert [len(piece) for piece in pieces[-1]] == [6, 6, 6]
+    assert [*map(len, pieces[-1])] == [6, 6, 6]
     alone = list(small.generate_pieces("my ", bytes=70, seed=7))
-    assert b"".join(row[0] for row in pieces) == b"".join(row[0] for row in alone)
+    assert b"".join(column(pieces, 0)) == b"".join(column(alone, 0))
 
 
 def test_random_numbers(random) -> None:
@@ -82,7 +83,7 @@ def test_random_numbers(random) -> None:
     expected = np.stack([jax.random.gumbel(one, (256,)) for one in keys])
     np.testing.assert_allclose(gumbel(ours), expected, rtol=1e-5, atol=1e-6)
     # The first example of Salmon et al. 2011.
-    assert [int(word) for word in threefry((0, 0), (0, 0))] == [0x6B200159, 0x99BA4EFE]
+    assert [*map(int, threefry((0, 0), (0, 0)))] == [0x6B200159, 0x99BA4EFE]
     logits_BV = random.normal(size=(4, 256)).astype(np.float32)
     for temperature, top_k, top_p in ((1, 256, 2), (0.5, 7, 2), (1, 256, 0.3), (0, 256, 2)):
         how = Sampling(np.float32(temperature), np.int32(top_k), np.float32(top_p))
@@ -113,7 +114,7 @@ def test_choice_of_the_reader(monkeypatch, tmp_path) -> None:
     for how, readers in (("auto", [True, False]), ("numpy", [True]), ("jax", [False])):
         model = mlstm.load(tmp_path / "run", reader=how)
         assert model.encode(["good"]).shape == model.encode(["my guitar is good"]).shape
-        assert [key[0] for key in model._featurizers] == readers
+        assert column(model._featurizers, 0) == readers
 
 
 @pytest.mark.parametrize("shape", [(40, 128), (40, 100), (2_000, 64)])

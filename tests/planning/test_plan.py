@@ -11,16 +11,7 @@ import pytest
 
 from mlstm_jax import config as configs
 from mlstm_jax import planning
-from mlstm_jax.config import (
-    Config,
-    Data,
-    Model,
-    Optimizer,
-    Precision,
-    Train,
-    Transformer,
-    vary,
-)
+from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train, Transformer, vary
 from mlstm_jax.config.resolve import Hardware, resolve
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
@@ -134,11 +125,10 @@ def test_counted_memory_of_other_kinds(kind: str) -> None:
 
 def test_measured_rate() -> None:
     results = RESULTS / "train_step_cpu_memory.json"
-    rows = {
-        row["recompute_every"]: row
-        for row in json.loads(results.read_text())["rows"]
-        if row["implementation"] == "ours"
-    }
+    rows = {}
+    for row in json.loads(results.read_text())["rows"]:
+        if row["implementation"] == "ours":
+            rows[row["recompute_every"]] = row
     rate = rows[None]["flops"] / rows[None]["median_s"]
     machine = load_machine(MACHINES / "h200.json")
     machine = dataclasses.replace(machine, step_flops_per_s={"fp32": rate})

@@ -17,20 +17,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import mlstm_jax as mlstm
 from mlstm_jax import environment, guard, run
 from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import Devices, Train, vary
+from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import Note, UserError
-from mlstm_jax.record import steps_in
+from mlstm_jax.record import read_record, steps_in
 from mlstm_jax.training import rows, run_folder
 from mlstm_jax.training.metrics import METRICS
+from mlstm_jax.training.resume import load_start
 from mlstm_jax.training.train import Session
 from mlstm_jax.training.train import train as run_train
 from tests.tables import attributes, column
 from tests.training import runs
-from tests.training.runs import assert_same_run, config_of, copy_until, lines_of, lines_without_time
+from tests.training.runs import assert_same_run, config_of, copy_until, lines_of
 
 
 def test_killed(corpus, tmp_path, launcher) -> None:
@@ -128,7 +129,7 @@ def test_kept_checkpoints(corpus, tmp_path) -> None:
 def test_busy_folder_and_finished_run(corpus, straight, tmp_path) -> None:
     folder = copy_until(straight, 40, tmp_path / "run")
     config = config_of(corpus, folder, 40)
-    before = lines_without_time(folder)
+    before = runs.lines_without_time(folder)
     busy = pytest.raises(UserError, match="another process is training in")
     resolved = vary(run.read_config(folder), out=str(folder))
     with run_folder.lock(resolved, resume=True), busy:
@@ -136,7 +137,7 @@ def test_busy_folder_and_finished_run(corpus, straight, tmp_path) -> None:
     run_train(config)
     with pytest.warns(Note, match=r"this change had no effect: optimizer.learning_rate"):
         run_train(vary(config, optimizer__learning_rate=1e-4), Session(resume=True, quiet=True))
-    assert lines_without_time(folder) == before
+    assert runs.lines_without_time(folder) == before
 
 
 def test_longer_run(corpus, straight, tmp_path, monkeypatch) -> None:
@@ -161,28 +162,46 @@ def test_longer_run(corpus, straight, tmp_path, monkeypatch) -> None:
 
     monkeypatch.setattr(Checkpoints, "save", save)
     folder = copy_until(straight, 40, tmp_path / "run")
-    lines = lines_without_time(folder)
+    lines = runs.lines_without_time(folder)
     before = buffers()
     run_train(config_of(corpus, folder, 45), Session(resume=True))
     run_train(config_of(corpus, tmp_path / "fresh", 2))
     assert len(held) == 2
     assert max(held) < 1.25, held  # the state once, carry and batches
-    assert lines_without_time(folder)[: len(lines)] == lines
-    assert lines_without_time(folder)[-1]["step"] == 45
+    assert runs.lines_without_time(folder)[: len(lines)] == lines
+    assert runs.lines_without_time(folder)[-1]["step"] == 45
     resumed = lines_of(folder)["event"][-2]
     assert resumed["event"] == "resumed"
     assert resumed["changed"] == ["train.steps: 40 → 45"]
-    assert resumed["notes"] == []
+    assert resumed["notes"] == []  # its decay ends where it did
 
 
-def test_no_run(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="has no checkpoint to resume from"):
-        run_train(config_of(corpus, tmp_path / "none", 2), Session(resume=True))
-    assert not (tmp_path / "none").exists()
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "taken/letter.txt").write_text("dear")
-    with pytest.raises(UserError, match="exists and is not a run"):
-        run_train(config_of(corpus, tmp_path / "taken", 2))
+LARGER = {"data__batch": 4, "data__window": 64, "optimizer__learning_rate": 2e-3}
+
+
+def test_start_with_the_optimizer(corpus, straight, tmp_path):
+    """A run of 20 steps with other rows goes on where another ended."""
+    start = {"train__start_from": str(straight), "train__start_optimizer": True}
+    config = config_of(corpus, tmp_path / "run", 20, **LARGER, **start)
+    run_train(config)
+    start = load_start(config)
+    theirs, _ = runs.final_state(straight, 8)
+    jax.tree.map(np.testing.assert_array_equal, start.opt_state, theirs.opt_state)
+    # Adam's own count goes on; the learning rate's and the steps begin anew.
+    ours, _ = runs.final_state(tmp_path / "run", 4)
+    counts = [int(leaf) for leaf in jax.tree.leaves(ours.opt_state) if np.shape(leaf) == ()]
+    assert sorted(counts) == [20, 60]
+    lines = lines_of(tmp_path / "run")["train"]
+    np.testing.assert_allclose(lines[0]["learning_rate"], 2e-3 * (1 - 4 / 1000), rtol=1e-5)
+    # It reads on near the same place in the text.
+    before = read_record(straight, 40).meta
+    assert lines[0]["bytes_seen"] == before.bytes_seen + 5 * 4 * 64
+    size = open_corpus(corpus).manifest.splits["train"].bytes
+    expected = before.epoch + 5 * 4 * 64 / size
+    assert lines[0]["epoch"] == pytest.approx(expected, abs=2 * 4 * 64 / size)
+    again = copy_until(tmp_path / "run", 10, tmp_path / "again")
+    run_train(vary(config, out=str(again)))
+    assert_same_run(again, tmp_path / "run", batch=4)
 
 
 def test_rate_and_waiting_time(corpus, tmp_path, monkeypatch) -> None:
@@ -224,11 +243,7 @@ print(os.environ["XLA_FLAGS"])
 """
 
 
-def test_deterministic_kernels(corpus, tmp_path, monkeypatch):
-    config = config_of(corpus, tmp_path / "run", 2, train__deterministic=True)
-    with pytest.raises(UserError, match=r"JAX has started without it; set XLA_FLAGS to --xla_gpu"):
-        mlstm.train(config)
-    assert not (tmp_path / "run").exists()
+def test_deterministic_kernels(monkeypatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=")
     said = subprocess.run([sys.executable, "-c", PREPARED], stdout=subprocess.PIPE, check=True)
     assert said.stdout.split() == [b"--xla_dump_to=", b"--xla_gpu_deterministic_ops=true"]

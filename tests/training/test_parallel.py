@@ -15,14 +15,7 @@ import pytest
 from mlstm_jax.config import Distributed
 from mlstm_jax.distributed import Cluster
 from mlstm_jax.training import parallel
-from mlstm_jax.training.parallel import (
-    AXIS,
-    Parallel,
-    ReplicasDiffer,
-    _copy_first_device,
-    fold,
-    require_equal_replicas,
-)
+from mlstm_jax.training.parallel import Parallel, ReplicasDiffer, fold, require_equal_replicas
 
 EARLY = ["decoder", "layer_0/wmh_v", "layer_0/wh_v", "of another model"]
 
@@ -46,7 +39,7 @@ def test_pieces_of_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     trees = make_trees(4)
     four = Parallel(jax.local_devices()[:4])
     one = Parallel(jax.local_devices()[:1])
-    expected = four.map(lambda *x: jax.lax.psum(x, AXIS))(*trees)
+    expected = four.map(lambda *x: jax.lax.psum(x, parallel.AXIS))(*trees)
     for least, barriers in ((1, 3), (8 * 32 * 4, 2), (1 << 20, 0)):
         monkeypatch.setattr(parallel, "LEAST_BYTES", least)
         mapped = four.map(functools.partial(summed))
@@ -103,7 +96,7 @@ def test_copy_of_the_first_device(random: np.random.Generator) -> None:
     numbers = random.normal(size=(4, 7, 5)).astype(np.float32)
     scales = np.arange(4, dtype=np.int32)
     rows = devices.split_rows({"matrix": numbers, "count": scales})
-    found = devices.map(_copy_first_device)(rows)
+    found = devices.map(parallel._copy_first_device)(rows)
     for shard in (*found["matrix"].addressable_shards, *found["count"].addressable_shards):
         expected = numbers[:1] if shard.data.ndim == 4 else scales[:1]
         np.testing.assert_array_equal(shard.data[0], expected)

@@ -1,4 +1,4 @@
-"""What is checked before a run: the folder's lock, where the file system has none, and memory."""
+"""What is checked before a run, such as the folder's lock; and its log of metrics."""
 
 import contextlib
 import errno
@@ -6,10 +6,12 @@ import fcntl
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import mlstm_jax as mlstm
@@ -17,12 +19,16 @@ from mlstm_jax import host, run
 from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import BERT, Config, Model, Transformer, differences, to_json, vary
 from mlstm_jax.config.resolve import Hardware, resolve
+from mlstm_jax.corpora.prepare import prepare
+from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import UserError
 from mlstm_jax.record import FOLDER, read_record, steps_in
-from mlstm_jax.training import run_folder
+from mlstm_jax.training import metrics, run_folder
+from mlstm_jax.training.rows import open_rows
 from mlstm_jax.training.train import Session
 from mlstm_jax.training.train import train as run_train
-from tests.training.runs import config_of, copy_until, make_config, train_line, write_lines
+from tests.corpora.written import jsonl
+from tests.training.runs import config_of, copy_until, train_line, write_lines
 
 
 @pytest.mark.parametrize("error", ["ENOSYS", "EOPNOTSUPP", "EACCES", "EPERM", "EIO"])
@@ -108,13 +114,56 @@ def test_chosen_compute_type() -> None:
     assert resolve(config, Hardware(), made) == made
 
 
-@pytest.mark.parametrize(("hidden", "rows"), [(1_000_000, 8), (64, 10**9)])
-def test_too_large_run(hidden, rows, corpus, tmp_path) -> None:
-    config = make_config(corpus, tmp_path / "run", model=Model(hidden=hidden))
-    config = vary(config, data__batch=rows)
-    with pytest.raises(UserError, match=r"needs about [0-9.,]+ GB, but .* is [0-9.]+ GB"):
-        run_train(config, Session(quiet=True))
+# What follows is a run that goes on where another ended.
+START = {"train__start_from": "straight", "train__start_optimizer": True}
+TOO_LARGE = r"needs about [0-9.,]+ GB, but .* is [0-9.]+ GB"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model__hidden": 1_000_000}, TOO_LARGE),
+        ({"data__batch": 10**9}, TOO_LARGE),
+        ({"precision__recurrent": "fp8"}, "precision.recurrent .* JAX found none"),
+        ({"devices__kernels": "pallas"}, "devices.kernels .* JAX found none"),
+        ({"train__deterministic": True}, "train.deterministic .* --xla_gpu_deterministic_ops"),
+        ({"data__corpus": "valid"}, "the valid split has 0 bytes"),
+        (START | {"optimizer__name": "lars"}, r"optimizer\.name is 'lars', .* adam, as in "),
+        (START | {"train__epochs": 1e-4}, r"train\.epochs is 0\.0001, .* above 0"),
+        (START | {"model__hidden": 8}, r"train\.start_from. .* has the shape"),
+        (START | {"optimizer__warmup_steps": 20, "optimizer__decay_steps": None}, "warm-up is 20"),
+    ],
+)
+def test_refused_runs(changes, message, corpus, straight, text_file, tmp_path) -> None:
+    """They leave no folder, of which `evaluate` would say that it has no checkpoint."""
+    if "data__corpus" in changes:
+        prepare([str(text_file)], tmp_path / "all", split=(1, 0, 0))
+        changes = {"data__corpus": str(tmp_path / "all")}
+    if "train__start_from" in changes:
+        changes = changes | {"train__start_from": str(straight)}
+    with pytest.raises(UserError, match=message):
+        mlstm.train(config_of(corpus, tmp_path / "run", 20, **changes), show_progress=False)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("wrong", [5, -1, 2.5])
+def test_ratings_that_are_no_classes(wrong: float, tmp_path: Path) -> None:
+    """Stars from 1 to 5, for example: class 5 of five would be learned as no class at all."""
+    records = [{"text": f"review {n}", "rating": wrong if n % 9 == 0 else 1} for n in range(180)]
+    made = tmp_path / "corpus"
+    prepare([jsonl(tmp_path / "a.jsonl", records)], made, split=(1, 0, 0))
+    config = config_of(made, Path("unused"), 2, model__classes=5)
+    with pytest.raises(UserError, match=rf"the train split has the rating {wrong}; .* 0 to 4\."):
+        open_rows(config, open_corpus(made))
+
+
+def test_no_run(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no checkpoint .* without `resume`"):
+        run_train(config_of(corpus, tmp_path / "none", 2), Session(resume=True))
+    (tmp_path / "letter.txt").write_text("dear")
+    with pytest.raises(UserError, match="exists and is not a run"):
+        run_train(config_of(corpus, tmp_path, 2))
+    assert [*tmp_path.iterdir()] == [tmp_path / "letter.txt"]
 
 
 @pytest.fixture(scope="module")
@@ -214,3 +263,65 @@ def test_no_second_compilation(corpus, tmp_path, caplog) -> None:
         caplog.clear()
         run_train(vary(other, optimizer__warmup_steps=1))
     assert "Compiling" not in caplog.text
+
+
+# --- metrics, with and without TensorBoard
+
+ROOT = Path(__file__).parents[2]
+LINE = {"epoch": 0.5, "bpc": 3.0, "learning_rate": 0.1, "bytes_per_second": 9.0, "seconds": 2.0}
+
+
+def write_log(folder: Path) -> list[dict]:
+    log = metrics.MetricsLog(folder, 0)
+    log.write("train", 1, **LINE, noise_scale=float("nan"))
+    log.close()
+    return metrics.read_metrics(folder / "metrics.jsonl")
+
+
+def test_json_and_tensorboard(tmp_path, capsys) -> None:
+    pytest.importorskip("tensorboard")
+    assert write_log(tmp_path) == [{"kind": "train", "step": 1, **LINE, "noise_scale": None}]
+    (events,) = (tmp_path / "tensorboard").iterdir()
+    assert b"train/bpc" in events.read_bytes()
+    assert not capsys.readouterr().err
+
+
+def test_without_tensorboard(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
+    assert len(write_log(tmp_path)) == 1
+    assert not (tmp_path / "tensorboard").exists()
+    assert capsys.readouterr() == ("", "")
+
+
+WRONG = [b"\xff", b"[" * 100_000, b"{", b"[]", b'{"kind": "x", "step": 1}', b'{"kind": "eval"}']
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_lines(wrong, tmp_path) -> None:
+    """By its number, by whatever reads it: the log of a run that resumes is one."""
+    write_log(tmp_path)
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(wrong + b"\n")
+    with pytest.raises(UserError, match=r"metrics\.jsonl: line 2 is not .*remove or correct it"):
+        metrics.MetricsLog(tmp_path, 3)
+
+
+@pytest.mark.parametrize(("reduction", "expected"), [("mean", 1.5), ("last", 7.0)])
+def test_new_metric(reduction, expected, monkeypatch) -> None:
+    """A tally, its line and the line of progress follow; the last step of these had no loss."""
+    new = metrics.Metric("new", reduction, shown="new {:.1f}")
+    monkeypatch.setitem(metrics.METRICS, "new", new)
+    kept = metrics.empty_tally()
+    for value in (1.0, 2.0, 7.0):
+        values = metrics.empty_tally() | {"new": jnp.float32(value), "updates": jnp.int32(1)}
+        kept = metrics.add_to_tally(kept, values, has_loss=jnp.bool_(value < 7))
+    line = metrics.line_of(kept, labels=False)
+    assert line["new"] == expected
+    assert metrics.shown_of(line)[-1] == f"new {expected}"
+    assert kept["new"].dtype == jnp.float32
+
+
+def test_documented_metrics() -> None:
+    page = (ROOT / "docs/run_folder.md").read_text(encoding="utf-8")
+    for name in metrics.METRICS:
+        assert f"`{name}`" in page

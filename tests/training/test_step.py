@@ -50,13 +50,7 @@ def fresh(config: Config) -> TrainState:
 class Trainer:
     """A few steps, without the loop around them."""
 
-    def __init__(
-        self,
-        config: Config,
-        devices: int,
-        micro_batches: int = 1,
-        recompute_every: int | None = None,
-    ) -> None:
+    def __init__(self, config, devices, micro_batches=1, recompute_every=None) -> None:
         self.config = config = configs.vary(config, train__micro_batches=micro_batches)
         self.devices = Parallel(jax.local_devices()[:devices])
         self.model = LanguageModel(config.model, config.precision, recompute_every)

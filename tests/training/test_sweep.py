@@ -8,6 +8,7 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import mlstm_jax as mlstm
@@ -17,7 +18,8 @@ from mlstm_jax.config.resolve import Hardware, resolve
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import run_folder, schedule, sweep
-from tests.training.runs import make_config, short, train_line, write_lines
+from tests.tables import column
+from tests.training.runs import config_of, lines_of, make_config, short, train_line, write_lines
 
 ROOT = Path(__file__).parents[2]
 SPECS = sorted([*ROOT.glob("configs/sweeps/*.py"), *ROOT.glob("results/*/sweep*.py")])
@@ -64,8 +66,8 @@ def test_table(swept: tuple[Path, Path, str]) -> None:
         tame, wild = csv.DictReader(file)
     line = f"| 8 | {float(tame['bpc']):.3f} | Div |"
     assert (out / "table.md").read_text().splitlines()[::2] == ["| | tame | wild |", line]
-    for row, column, status in ((tame, "tame", "done"), (wild, "wild", "diverged")):
-        assert (row["row"], row["column"], row["status"]) == ("8", column, status)
+    for row, name, status in ((tame, "tame", "done"), (wild, "wild", "diverged")):
+        assert (row["row"], row["column"], row["status"]) == ("8", name, status)
     assert (tame["batch"], tame["steps"]) == ("8", "12")
 
 
@@ -152,7 +154,7 @@ def test_rows_per_device(corpus: Path, tmp_path: Path, devices: int) -> None:
         sweep.require_same_run(other)
 
 
-def test_devices_of_a_sweep(tmp_path, capsys, monkeypatch) -> None:
+def test_devices_of_a_sweep(tmp_path, printed, monkeypatch) -> None:
     """With one number of virtual devices, each run in one process: JAX connects them only once."""
     two = vary(Config(), devices__virtual_cpu=2)
     runs = {("2", "a"): two, ("4", "a"): vary(two, devices__virtual_cpu=4)}
@@ -160,8 +162,8 @@ def test_devices_of_a_sweep(tmp_path, capsys, monkeypatch) -> None:
         sweep.prepare(runs)
     # A table needs no devices, and a sweep without runs none either.
     (tmp_path / "spec.py").write_text(f"from mlstm_jax.config import *\nruns = {runs!r}\n")
-    cli.main(["sweep", str(tmp_path / "spec.py"), "--out", str(tmp_path / "out"), "--table-only"])
-    assert "| 4 | … |" in capsys.readouterr().out
+    words = ["sweep", tmp_path / "spec.py", "--out", tmp_path / "out", "--table-only"]
+    assert "| 4 | … |" in printed(*words)
     assert mlstm.sweep({}, tmp_path / "none") == []
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
@@ -186,7 +188,7 @@ def test_wrong_runs(tmp_path: Path) -> None:
 def test_sweeps_of_the_project(path: Path) -> None:
     runs = sweep.load_sweep(path)
     assert len(runs) > 1
-    assert len({to_json(config) for config in runs.values()}) == len(runs)
+    assert len({*map(to_json, runs.values())}) == len(runs)
     text = path.read_text()
     assert "Command:" in text
     assert "Hardware:" in text
@@ -205,3 +207,42 @@ def test_rates_of_the_papers_fig_5() -> None:
         found.setdefault(rule, []).append(rates.peak)
     for rule, rates in printed.items():
         assert found[rule] == pytest.approx(rates, rel=0.03)  # printed to two digits
+
+
+def test_recipe_of_bert(corpus: Path, tmp_path: Path) -> None:
+    """Short windows, then long ones; the rate goes on where the first part's ends."""
+    recipe = sweep.load_sweep(Path("bert_tiny_recipe"))
+    small = {"model__hidden": 16, "model__embedding": 16, "model__layers": 1}
+    runs = {}
+    for key, config in recipe.items():
+        steps = config.train.steps // 10
+        config = vary(
+            config, **small, data__corpus=str(corpus), data__batch=8, train__steps=steps,
+            precision__compute="fp32", devices__count=1, train__log_every=1,
+        )  # fmt: skip
+        if config.optimizer.decay_steps:
+            config = vary(config, optimizer__decay_steps=50, optimizer__warmup_steps=14)
+        runs[key] = config
+    first, second = mlstm.sweep(runs, tmp_path)
+    assert (first.status, second.status) == ("done", "done")
+    assert (first.steps, second.steps) == (45, 5)
+    assert second.epochs > first.epochs
+    rates = []
+    for key in runs:
+        lines = lines_of(tmp_path.joinpath(*key))["train"]
+        rates += column(lines, "learning_rate")
+    # One line to zero, of power 0.5; in float32.
+    expected = 2e-3 * np.sqrt(1 - np.arange(36) / 36)
+    np.testing.assert_allclose(rates[14:], expected, rtol=2e-2)
+
+
+def test_order_of_runs(corpus: Path, tmp_path: Path, capsys) -> None:
+    first = config_of(corpus, Path("one"), 2)
+    wild = {"optimizer__learning_rate": 1e4, "optimizer__clip_norm": None}
+    runs = {
+        ("a", "one"): vary(first, **wild, train__divergence_steps=1),
+        ("a", "two"): vary(first, out="two", train__start_from="one"),
+    }
+    one, two = mlstm.sweep(runs, tmp_path)
+    assert (one.status, two.status) == ("diverged", "not begun")
+    assert "it starts from a / one, which is not done" in capsys.readouterr().err

@@ -11,7 +11,7 @@ COLUMNS = ["--text-column", "review", "--label-column", "verdict"]
 
 def whole(pieces: Iterable[list[bytes]]) -> list[bytes]:
     """The text of each sample."""
-    return [b"".join(sample) for sample in zip(*pieces, strict=True)]
+    return [*map(b"".join, zip(*pieces, strict=True))]
 
 
 def write_reviews(path: Path, random: np.random.Generator, count: int) -> Path:

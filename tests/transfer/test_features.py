@@ -192,13 +192,12 @@ def test_units_layers_and_states(run: Run) -> None:
     assert attributes(whole.columns, "unit") == [*range(64), *range(64)]
 
 
-def test_places_of_records(run, tmp_path, capsys) -> None:
+def test_places_of_records(run, tmp_path, printed) -> None:
     source = tmp_path / "a.csv"
     out = tmp_path / "out.npz"
     source.write_text('review,x\nthe guitar is good,1\n"",2\nmy cable is bad,3\n')
     command = ["features", str(run.folder), str(source), "--out", str(out)]
-    cli.main([*command, "--text-column", "review"])
-    assert "3 texts x 128 features" in capsys.readouterr().out
+    assert "3 texts x 128 features" in printed(*command, "--text-column", "review")
     with np.load(out) as found:
         read = found["features"]
         assert found["unit"].tolist() == [*range(64), *range(64)]

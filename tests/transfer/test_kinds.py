@@ -1,5 +1,6 @@
 """Features, heat maps and text of every kind of model; here untrained."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from mlstm_jax import weights
 from mlstm_jax.config import Config
+from mlstm_jax.corpora.documents import prompt_bytes
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import LanguageModel
@@ -17,7 +19,7 @@ from mlstm_jax.run import Run, as_weights, load_run
 from mlstm_jax.transfer.classifier import Classifier, Description
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.generate import generate
-from mlstm_jax.transfer.heatmap import heat, score_heat
+from mlstm_jax.transfer.heatmap import as_html, heat, score_heat
 from mlstm_jax.transfer.trace import Reader
 from mlstm_jax.view.viewer import Viewer
 from tests.tables import attributes, draw_arrays
@@ -40,28 +42,38 @@ def draw(kind: str, hidden: int = 12, layers: int = 2) -> Run:
 
 
 # A GRU reads and writes as an LSTM does, but for its states.
-@pytest.fixture(params=["bert", "lstm", "transformer"], scope="module")
+@pytest.fixture(params=["bert", "lstm", "mlstm", "transformer"], scope="module")
 def untrained(request: pytest.FixtureRequest) -> Run:
     return draw(request.param)
 
 
+NAMES = {"c": "cell state c", "h": "h of", "mean_h": "mean of h"}
+
+
 def test_features_and_heat_maps(untrained: Run) -> None:
-    states = untrained.config.model.states
-    every = Featurizer(untrained, states=(*states, "mean_h"), all_layers=True, devices=one_device())
-    found = every(TEXTS).reshape(2, len(states) + 1, 2, 12)
+    """In each state of each layer a text's feature is that after its last byte."""
+    states = (*untrained.config.model.states, "mean_h")
+    every = Featurizer(untrained, states=states, all_layers=True, devices=one_device())
+    found = every(TEXTS).reshape(2, len(states), 2, 12)
     default = Featurizer(untrained)
-    kept = {"c", "mean_h"} if "c" in states else {"mean_h"}
-    assert set(attributes(default.columns, "state")) == kept
-    assert set(attributes(default.columns, "layer")) == {1}
+    assert {*attributes(default.columns, "state")} == {*states} - {"h"}
+    assert {*attributes(default.columns, "layer")} == {1}
     reader = Reader(untrained)
     for text, features in zip(TEXTS, found, strict=True):
-        for state, array in zip((*states, "mean_h"), features, strict=True):
+        for state, array in zip(states, features, strict=True):
             end_2H = reader(f"\n {text.strip()} ".encode(), [(state, 0), (state, 1)]).values_TH[-1]
             assert_close(array, end_2H.reshape(2, 12), 2 * 3 * 12)
+    for state, layer in product(states, (0, 1)):
+        made = heat(reader, TEXTS[0], 9, HeatmapOptions(state=state, layer=layer))
+        values_TH = reader(prompt_bytes(TEXTS[0], "radford"), [(state, layer)]).values_TH
+        ends = np.cumsum([len(one.encode()) for one in made.texts]) - 1
+        np.testing.assert_array_equal(made.values, values_TH[ends, 9])
+        page = as_html(made)
+        assert f"unit 9 of layer {layer}" in page.lower()
+        assert NAMES[state] in page
     shown = heat(reader, TEXTS[0], 3)
-    assert shown.name.startswith({"c": "cell state c", "h": "h of"}[states[0]])
-    again = heat(reader, TEXTS[0], 3, HeatmapOptions(state=states[0]))
-    np.testing.assert_array_equal(shown.values, again.values)
+    assert shown.name.startswith(NAMES[states[0]])
+    assert shown.scale == pytest.approx(np.abs(shown.values).max())
 
 
 def test_score_of_a_bidirectional_model() -> None:

@@ -33,11 +33,7 @@ MANY = ",a\n".join([*map(str, range(300)), ""])
 def test_bad_labels(tmp_path: Path) -> None:
     for name, content, message in (
         ("a.csv", "label,text\n10,good\n,none\n", "label of record 2, in 'label', must be"),
-        (
-            "a.csv",
-            "stars,text\n10,good\n",
-            r"label in 'label'; there is no such field.*`label_column`",
-        ),
+        ("a.csv", "stars,text\n10,good\n", r"label in 'label'; .*no such field.*`label_column`"),
         ("a.csv", "text,Label\ngood,1\n", r"label in 'label'; .* did you mean Label\?"),
         ("a.csv", "label,text\n1,good\n1,bad\n", "has only the label 1"),
         ("a.csv", "label,text\n" + MANY, "300 different labels"),

@@ -1,7 +1,6 @@
-"""The model that comes with the package: what its name opens, and what it knows."""
+"""The models that come with the package: what a name opens, and what each knows."""
 
 import csv
-import dataclasses
 import json
 import warnings
 from pathlib import Path
@@ -12,16 +11,13 @@ import pytest
 import mlstm_jax as mlstm
 from mlstm_jax import cli, shipped
 from mlstm_jax.errors import Note
-from mlstm_jax.options import SamplingOptions
-from mlstm_jax.run import load_run, with_compute
+from mlstm_jax.run import load_run
 from mlstm_jax.transfer import features
 from mlstm_jax.transfer.classifier import load_classifier
-from mlstm_jax.transfer.generate import generate
 from mlstm_jax.transfer.report import as_markdown
-from mlstm_jax.transfer.trace import Reader
 from mlstm_jax.view.viewer import Viewer
 from tests.tables import column
-from tests.transfer.pieces import likeliest, whole
+from tests.transfer.pieces import likeliest, shares_of
 
 NAME = "reviews-1024"
 GOOD = ["I loved this film, it is wonderful.", "Great sound, and my son plays it every day!"]
@@ -78,15 +74,6 @@ def test_four_labels(model) -> None:
         assert shares == pytest.approx(of_names["up"], rel=1e-9)
 
 
-def test_samples_in_bf16(model: mlstm.TrainedModel) -> None:
-    run = dataclasses.replace(model.run, batch_model=with_compute(model.run, "bf16").model)
-    reader = Reader(run)
-    how = SamplingOptions(bytes=64, seed=1, temperature=1.0)
-    one = whole(generate(reader, "This film", how))
-    three = whole(generate(reader, "This film", dataclasses.replace(how, samples=3)))
-    assert one == three[:1]
-
-
 # Invented, as GOOD and BAD are.
 UNLIKE = [
     "这部电影非常精彩，演员的表演令人感动，我强烈推荐给大家。",
@@ -116,16 +103,14 @@ def test_unlike_texts(model, tmp_path, monkeypatch, capsys) -> None:
         assert viewer.read({"text": text})["unlike"] == (text in UNLIKE)
 
 
-def test_commands(tmp_path, monkeypatch, capsys) -> None:
+def test_commands(tmp_path, monkeypatch, printed) -> None:
     monkeypatch.chdir(tmp_path)
     Path("new.txt").write_text("\n".join(GOOD + BAD))
     cli.main(["features", NAME, "new.txt", "--out", "features.npz"])
     assert np.load("features.npz")["features"].shape == (4, 2048)
     cli.main(["export", NAME])
     assert Path(f"{NAME}.safetensors").is_file()
-    capsys.readouterr()
-    cli.main(["configs", NAME])
-    assert capsys.readouterr().out == (shipped.model(Path(NAME)) / "card.md").read_text()
+    assert printed("configs", NAME) == (shipped.model(Path(NAME)) / "card.md").read_text()
 
 
 def test_folder_of_the_same_name(run, tmp_path, monkeypatch) -> None:
@@ -135,3 +120,62 @@ def test_folder_of_the_same_name(run, tmp_path, monkeypatch) -> None:
     assert found.hidden == 64
     with pytest.raises(ValueError, match="comes with no classifier"):
         found.classify(["a"])
+
+
+# --- the model of three classes
+
+TEXTS = {
+    "positive": [
+        "I loved it.",
+        "No complaints.",
+        "Not bad at all!",
+        "The staff were wonderful and the room was perfect.",
+        "thanks so much, you made my day :)",
+    ],
+    "negative": [
+        "I hated it.",
+        "It lacks charm.",
+        "Not good at all!",
+        "The staff were rude and the room was dirty.",
+        "worst. service. ever.",
+    ],
+    "neutral": ["The meeting is at five.", "Where is the station?"],
+}
+ALL = [*TEXTS["positive"], *TEXTS["negative"], *TEXTS["neutral"]]
+
+
+@pytest.fixture(scope="module")
+def sentiment() -> mlstm.TrainedModel:
+    return mlstm.load("sentiment", reader="numpy")
+
+
+@pytest.mark.parametrize("label", TEXTS)
+def test_invented_texts(sentiment, label) -> None:
+    """Each alone, and among others."""
+    together = sentiment.classify(TEXTS[label])
+    assert likeliest(together) == [label] * len(together)
+    for text, shares in zip(TEXTS[label], together, strict=True):
+        (alone,) = sentiment.classify([text])
+        assert list(alone) == ["negative", "neutral", "positive"]
+        assert alone == pytest.approx(shares, abs=1e-5)
+
+
+def test_two_classes(sentiment) -> None:
+    three = sentiment.classify(ALL)
+    two = sentiment.classify(ALL, classes=("negative", "positive"))
+    for whole, part in zip(three, two, strict=True):
+        share = whole["positive"] / (whole["negative"] + whole["positive"])
+        assert part == pytest.approx({"negative": 1 - share, "positive": share}, abs=1e-6)
+
+
+def test_both_readers(sentiment) -> None:
+    of_jax = mlstm.load("sentiment", reader="jax", compute="fp32")
+    found = shares_of(sentiment.classify(ALL))
+    np.testing.assert_allclose(found, shares_of(of_jax.classify(ALL)), rtol=0, atol=1e-5)
+
+
+def test_score_along_a_text(sentiment) -> None:
+    heat = sentiment.heatmap(ALL[0], score="sentiment/sentiment")
+    (shares,) = sentiment.classify(ALL[:1])
+    odds = shares["positive"] / (1 - shares["positive"])
+    assert heat.values[-1] == pytest.approx(np.log(odds), abs=1e-3)

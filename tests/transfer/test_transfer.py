@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mlstm_jax import cli, digest
+from mlstm_jax import cli
 from mlstm_jax.api.model import load
 from mlstm_jax.config import to_json, vary
 from mlstm_jax.corpora.documents import prompt_bytes
 from mlstm_jax.corpora.prepare import prepare
-from mlstm_jax.errors import KnownError, UserError
+from mlstm_jax.errors import UserError
 from mlstm_jax.options import HeatmapOptions, SamplingOptions
 from mlstm_jax.run import Run, load_run, with_compute
 from mlstm_jax.training.evaluation import Score, compressed_bpc, report_of
@@ -29,7 +29,7 @@ from mlstm_jax.transfer.generate import Sampling, as_text, generate
 from mlstm_jax.transfer.heatmap import Heatmap, as_html, characters, colour, heat, ink, score_heat
 from mlstm_jax.transfer.trace import Reader
 from mlstm_jax.transfer.writer import _sample
-from tests.tolerance import assert_close, bound
+from tests.tolerance import bound
 from tests.transfer.pieces import whole
 from tests.transfer.test_features import one_device
 from tests.transfer.test_kinds import draw
@@ -54,7 +54,11 @@ def test_generated_text(run: Run) -> None:
     assert len(whole(generate(read, "", SamplingOptions(bytes=70)))[0]) == 70
 
 
-def test_samples_and_stops(run: Run) -> None:
+@pytest.mark.parametrize("several_in_bf16", [False, True])
+def test_samples_and_stops(several_in_bf16: bool, run: Run) -> None:
+    """A text is the same alone and beside others, whatever several texts are read in."""
+    if several_in_bf16:
+        run = dataclasses.replace(run, batch_model=with_compute(run, "bf16").model)
     read = Reader(run)
     how = SamplingOptions(bytes=200, seed=5, temperature=1.0, samples=3)
     three = whole(generate(read, "my ", how))
@@ -152,28 +156,6 @@ def test_page_of_a_heat_map(run: Run) -> None:
     largest = int(np.abs(made.values).argmax())
     full = "rgb({},{},{})".format(*colour(float(made.values[largest]), made.scale))
     assert page.split("<span style")[largest + 1].startswith(f'="background:{full}')
-
-
-def test_values_of_a_heat_map(run: Run) -> None:
-    """In each state of each layer; the last value is the feature of `transfer`."""
-    text = prompt_bytes(HEAT_TEXT, run.cleaning)
-    reader = Reader(run)
-    names = {"c": "cell state c", "h": "character: h of", "mean_h": "mean of h"}
-    features = Featurizer(run, states=tuple(names), all_layers=True, devices=one_device())
-    ends_SLH = features([HEAT_TEXT]).reshape(3, 2, 64)
-    for layer in (0, 1):
-        for state, end_LH in zip(names, ends_SLH, strict=True):
-            trace = reader(text, [(state, layer)])
-            end_H = reader(text + b" ", [(state, layer)]).values_TH[-1]
-            assert_close(end_H, end_LH[layer], 2 * 3 * 64)
-            made = heat(reader, HEAT_TEXT, 9, HeatmapOptions(state=state, layer=layer))
-            assert "".join(made.texts) == text.decode()
-            ends = np.cumsum([*map(len, map(str.encode, made.texts))]) - 1
-            np.testing.assert_array_equal(made.values, trace.values_TH[ends, 9])
-            assert made.scale == pytest.approx(np.abs(made.values).max())
-            page = as_html(made)
-            assert f"unit 9 of layer {layer}" in page.lower()
-            assert names[state] in page
 
 
 def test_ink() -> None:
@@ -285,20 +267,8 @@ def test_incomplete_runs(run: Run, tmp_path: Path) -> None:
     edits = ('"batch": ', '"batch": 1'), ('"crc32": "', '"crc32": "0'), ("crc32", "crc33")
     for old, new in edits:
         file.write_text(text.replace(old, new))
-        with pytest.raises(
-            UserError, match=r"config\.json cannot be read .*crc32.*options of `mlstm-jax"
-        ):
+        with pytest.raises(UserError, match=r"config\.json cannot be read .*crc32.*options of"):
             load_run(tmp_path)
-
-
-def test_config_of_another_model(run, tmp_path) -> None:
-    shutil.copytree(run.folder, copy := tmp_path / "copy")
-    config = json.loads((copy / "config.json").read_text())
-    for change in ({"hidden": 65}, {"hidden": 2**20}, {"layers": 1}):
-        digest.write_json(copy / "config.json", config | {"model": config["model"] | change})
-        message = r"config\.json does not belong to the checkpoint of step 150: model\.\w+ is"
-        with pytest.raises(KnownError, match=message):
-            load_run(copy)
 
 
 TEXT = "my café is good, but 5 < 6 & bad"
@@ -367,9 +337,8 @@ def test_score_after_each_word() -> None:
     made = Heatmap(texts, values, 3.0, "Score of <good>", "log-odds of <good>", "run", by_word=True)
     page = as_html(made)
     assert re.findall(r"<rt>(.*?)</rt>", page) == ["+2.3", "−3.0"]
-    assert re.sub(r"<rt>.*?</rt>|<[^>]*>", "", page.split('class="text">')[1].split("</p>")[0]) == (
-        "↵ so bad "
-    )
+    shown = page.split('class="text">')[1].split("</p>")[0]
+    assert re.sub(r"<rt>.*?</rt>|<[^>]*>", "", shown) == "↵ so bad "
     assert page.count("<span style") == len(texts)
     assert "<good>" not in page
     (points,) = re.findall(r'<polyline points="(.*?)"', page)

@@ -135,36 +135,29 @@ def test_weight_of_words(states, counts, weight) -> None:
     assert words.best_weight(of_states, of_words, np.ones(400, np.int64)) == weight
 
 
-def test_verdict_of_the_report(made) -> None:
-    for weight, said in ((1, "Words alone are better here"), (0, "does not need `--words`")):
-        result = replace(made.result, word_weight=weight)
-        assert said in as_markdown(result, "mine", [])
+# Of 100 texts 62 are right: Wilson's interval is from 0.522 to 0.709.
+RIGHT = {"test": 0.62, "together": {"train": 1, "valid": 0.6, "test": 0.62}}
+WORDS = "Words alone are better here"
+UNNEEDED = "does not need `--words`"
+BETTER = "TF-IDF is clearly better"
+CHANCE = "nothing is clearly better than the commonest class"
+
+
+@pytest.mark.parametrize(
+    ("weight", "majority", "counts", "said"),
+    [
+        (1, 0.52, 0.62, {WORDS}),
+        (1, 0.53, 0.62, {CHANCE}),
+        (0, 0.4, 0.70, {UNNEEDED}),
+        (0, 0.4, 0.71, {UNNEEDED, BETTER}),
+    ],
+)
+def test_verdict_of_the_report(weight, majority, counts, said, made) -> None:
     assert made.result.word_weight == made.classifier.words.weight == WEIGHT
-    # Of 100 texts 62 are right: Wilson's interval begins at 0.522.
-    scores = {
-        "test": 0.62,
-        "together": {"train": 1, "valid": 0.6, "test": 0.62},
-        "baseline": {"train": 1, "valid": 0.6, "test": 0.62},
-    }
-    for majority, is_chance in ((0.52, False), (0.53, True)):
-        result = replace(
-            made.result, texts={"test": 100}, majority=majority, word_weight=1, **scores
-        )
-        report = as_markdown(result, "mine", [])
-        assert ("nothing is clearly better than the commonest class" in report) == is_chance
-        assert ("Words alone are better here" in report) != is_chance
-    # It ends at 0.709.
-    for better, is_said in ((0.70, False), (0.71, True)):
-        scores["baseline"]["test"] = better
-        result = replace(
-            made.result,
-            texts={"test": 100},
-            majority=0.4,
-            word_weight=0,
-            keeps_words=False,
-            **scores,
-        )
-        assert ("TF-IDF is clearly better" in as_markdown(result, "mine", [])) == is_said
+    others = {"baseline": RIGHT["together"] | {"test": counts}, "keeps_words": counts == 0.62}
+    result = replace(made.result, texts={"test": 100}, majority=majority, **RIGHT, **others)
+    report = as_markdown(replace(result, word_weight=weight), "mine", [])
+    assert {one for one in (WORDS, UNNEEDED, BETTER, CHANCE) if one in report} == said
 
 
 def test_saved_classifier(model, made) -> None:
