@@ -120,7 +120,6 @@ def test_quickstart(text_file, tmp_path, monkeypatch, capsys, printed, refused):
         ("train smal_512", "did you mean small_512 or"),
         ("train /proc/cpuinfo", "/proc/cpuinfo is not a config"),
         ("train --data.corpus absent", "mlstm-jax prepare"),
-        ("train --model.hiden 4", "--model.hiden; did you mean --model.hidden?"),
         ("train --model.units 4", "did you mean --model.hidden?"),
         ("train --optimizer.lr=1", "did you mean --optimizer.learning-rate?"),
         ("train model:lstm --model.weight-nrom", "did you mean --model.weight-norm?"),

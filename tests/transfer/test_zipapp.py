@@ -136,7 +136,7 @@ def test_files_that_cannot_be_read(program: Path, tmp_path: Path) -> None:
         assert expected in message
 
 
-def test_texts_of_a_command_line_and_of_standard_input(program: Path, tmp_path: Path) -> None:
+def test_texts_given_or_piped(program: Path, tmp_path: Path) -> None:
     long = "It was a good film. " * 20  # longer than the name of a file may be
     said, lines = run_all(program, [[long, "A bad end.csv"], ["-"]], tmp_path, "I loved it.\n")
     assert said == [None, None]
