@@ -1,6 +1,7 @@
 """The models that come with the package: what a name opens, and what each knows."""
 
 import csv
+import dataclasses
 import json
 import warnings
 from pathlib import Path
@@ -11,13 +12,16 @@ import pytest
 import mlstm_jax as mlstm
 from mlstm_jax import cli, shipped
 from mlstm_jax.errors import Note
-from mlstm_jax.run import load_run
+from mlstm_jax.options import SamplingOptions
+from mlstm_jax.run import load_run, with_compute
 from mlstm_jax.transfer import features
 from mlstm_jax.transfer.classifier import load_classifier
+from mlstm_jax.transfer.generate import generate
 from mlstm_jax.transfer.report import as_markdown
+from mlstm_jax.transfer.trace import Reader
 from mlstm_jax.view.viewer import Viewer
 from tests.tables import column
-from tests.transfer.pieces import likeliest, shares_of
+from tests.transfer.pieces import likeliest, shares_of, whole
 
 NAME = "reviews-1024"
 GOOD = ["I loved this film, it is wonderful.", "Great sound, and my son plays it every day!"]
@@ -72,6 +76,16 @@ def test_four_labels(model) -> None:
         of_names[praise] = column(model.classify(NEW, made), praise)
     for shares in of_names.values():
         assert shares == pytest.approx(of_names["up"], rel=1e-9)
+
+
+def test_samples_in_bf16(model: mlstm.TrainedModel) -> None:
+    """A text is the same alone and beside others; a smaller model would not tell."""
+    run = dataclasses.replace(model.run, batch_model=with_compute(model.run, "bf16").model)
+    reader = Reader(run)
+    how = SamplingOptions(bytes=64, seed=1, temperature=1.0)
+    one = whole(generate(reader, "This film", how))
+    three = whole(generate(reader, "This film", dataclasses.replace(how, samples=3)))
+    assert one == three[:1]
 
 
 # Invented, as GOOD and BAD are.

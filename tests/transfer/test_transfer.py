@@ -54,11 +54,7 @@ def test_generated_text(run: Run) -> None:
     assert len(whole(generate(read, "", SamplingOptions(bytes=70)))[0]) == 70
 
 
-@pytest.mark.parametrize("several_in_bf16", [False, True])
-def test_samples_and_stops(several_in_bf16: bool, run: Run) -> None:
-    """A text is the same alone and beside others, whatever several texts are read in."""
-    if several_in_bf16:
-        run = dataclasses.replace(run, batch_model=with_compute(run, "bf16").model)
+def test_samples_and_stops(run: Run) -> None:
     read = Reader(run)
     how = SamplingOptions(bytes=200, seed=5, temperature=1.0, samples=3)
     three = whole(generate(read, "my ", how))
