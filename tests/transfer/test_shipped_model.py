@@ -177,8 +177,9 @@ def test_invented_texts(sentiment, label) -> None:
 def test_two_classes(sentiment) -> None:
     three = sentiment.classify(ALL)
     two = sentiment.classify(ALL, classes=("negative", "positive"))
-    for whole, part in zip(three, two, strict=True):
-        share = whole["positive"] / (whole["negative"] + whole["positive"])
+    for three_shares, part in zip(three, two, strict=True):
+        praise = three_shares["positive"]
+        share = praise / (three_shares["negative"] + praise)
         assert part == pytest.approx({"negative": 1 - share, "positive": share}, abs=1e-6)
 
 
