@@ -28,7 +28,7 @@ from mlstm_jax.model.mlstm import STACKED
 from mlstm_jax.model.pallas import Grid, pl, require_gpu
 from mlstm_jax.planning import Machine
 from mlstm_jax.training import schedule
-from mlstm_jax.training.parallel import AXIS
+from mlstm_jax.training.parallel import AXIS, map_by_shard_map
 from mlstm_jax.training.state import state_shapes
 from mlstm_jax.training.step import make_train_step
 
@@ -108,16 +108,8 @@ def compile_program(
     shapes = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((devices, *x.shape), x.dtype, sharding=sharding), arguments
     )
-
-    def one_device(*arguments: Any) -> Any:
-        # As pmap does. x[0] outside of the mapped function would gather x from all devices.
-        results = step(*jax.tree.map(lambda x: jax.lax.squeeze(x, [0]), arguments))
-        return jax.tree.map(lambda x: jax.lax.expand_dims(x, [0]), results)
-
-    spec = PartitionSpec(AXIS)
-    mapped = jax.shard_map(one_device, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     with mock.patch.object(Grid, "run_on_gpu", run_and_count):
-        traced = jax.jit(mapped, donate_argnums=donate).trace(*shapes)
+        traced = map_by_shard_map(step, mesh, donate).trace(*shapes)
     # JAX's cache cannot load such a program without the device.
     name = "jax_persistent_cache_min_compile_time_secs"
     before = getattr(jax.config, name)

@@ -116,6 +116,7 @@ UNSTABLE = {
     ("jax.experimental.layout", "model/ops.py"),
     ("jax.experimental.pallas", "model/pallas.py"),
     ("jax.pmap", "training/parallel.py"),
+    ("jax.shard_map", "training/parallel.py"),
     ("jaxlib", "store.py"),
 }
 

@@ -16,6 +16,9 @@ Array = jax.Array
 
 MASK = VOCABULARY
 _PREDICTED = 15  # percent of the bytes of a window
+# Fractions of the predicted bytes; the others stay.
+_MASKED = 0.8
+_RANDOM = 0.1
 
 
 class Targets(NamedTuple):
@@ -53,8 +56,8 @@ def masked_bytes(inputs_BT: Any, targets_BT: Any, counted_BT: Any, key_B: Array)
         predicted_T = rank_T < predicted
         way_T = jax.random.uniform(way_key, size)
         byte_T = jax.random.randint(byte_key, size, 0, VOCABULARY)
-        read_T = jnp.where(way_T < 0.9, byte_T, bytes_T)
-        read_T = jnp.where(way_T < 0.8, MASK, read_T)
+        read_T = jnp.where(way_T < _MASKED + _RANDOM, byte_T, bytes_T)
+        read_T = jnp.where(way_T < _MASKED, MASK, read_T)
         weight_T = predicted_T * (count / jnp.maximum(predicted, 1))
         return jnp.where(predicted_T, read_T, bytes_T), weight_T.astype(jnp.float32)
 

@@ -1,9 +1,13 @@
-"""Data parallelism: the only file with pmap and the leading device axis.
+"""Data parallelism: the only file with pmap, shard_map and the leading device axis.
 
 Each device of every process has one replica, on an axis named "data", and the global batch is split
 evenly by rows (Puri et al. 2018, section IV). The all-reduce of the gradients is the psum of
 `sum_over_devices`: NCCL between GPUs, gloo between CPUs. The leading axis N of arrays created here
 is over the devices of this process only; process 0 has the first rows.
+
+pmap is jit and shard_map since jax 0.8. If JAX removes it, `Parallel` maps by shard_map; tests take
+the step both ways, to the same bits. By pmap the arrays of a process are on its own devices; by
+shard_map they are global, on the devices of all processes.
 """
 
 import functools
@@ -11,7 +15,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +31,9 @@ from mlstm_jax.model.ops import gpu_capability
 Array = jax.Array
 
 AXIS = "data"
+MappedBy = Literal["pmap", "shard_map"]
+# JAX says three months before if it removes pmap.
+MAPPED_BY: MappedBy = "pmap" if hasattr(jax, "pmap") else "shard_map"
 # Below this size in bytes the latency of a separate message costs more than overlap can hide.
 LEAST_BYTES = 1 << 22
 # The functions on devices that a process keeps for its next runs.
@@ -48,8 +55,9 @@ class Parallel:
     All transfers are explicit, so that the loop can run under a transfer guard.
     """
 
-    def __init__(self, devices: Sequence[jax.Device]) -> None:
+    def __init__(self, devices: Sequence[jax.Device], mapped_by: MappedBy = MAPPED_BY) -> None:
         here = jax.process_index()
+        self._mapped_by = mapped_by
         self.devices = list(devices)
         self.local_devices = [device for device in devices if device.process_index == here]
         self._first = self.devices.index(self.local_devices[0])
@@ -75,7 +83,20 @@ class Parallel:
 
     def map(self, step: Callable[..., Any], donate: tuple[int, ...] = ()) -> Callable[..., Any]:
         """Run a per-device `step` on all devices, reusing the buffers of the arguments `donate`."""
-        return _mapped(step, tuple(self.devices), donate)
+        return _mapped(step, self._all.mesh, donate, self._mapped_by)
+
+    def _place(self, tree: Any) -> Any:
+        """Copy arrays of the host to this process's devices: NumPy [N, ...] → [N, ...]."""
+        placed = jax.device_put(tree, self._own)
+        if self._mapped_by == "pmap" or len(self.local_devices) == self.count:
+            return placed
+
+        def joined(x: jax.Array) -> jax.Array:
+            shards = [shard.data for shard in x.addressable_shards]
+            shape = (self.count, *x.shape[1:])
+            return jax.make_array_from_single_device_arrays(shape, self._all, shards)
+
+        return jax.tree.map(joined, placed)
 
     def replicate(self, tree: Any) -> Any:
         """Copy every array to each device of this process: [...] → [N, ...]."""
@@ -84,7 +105,7 @@ class Parallel:
             return np.broadcast_to(x, (len(self.local_devices), *np.shape(x)))
 
         environment.require_own_jax()
-        return jax.device_put(jax.tree.map(copies, jax.device_get(tree)), self._own)
+        return self._place(jax.tree.map(copies, jax.device_get(tree)))
 
     def copy_to_all(self, tree: Any) -> Any:
         """Copy every array to each device, without an axis of devices: jit's results are so."""
@@ -101,7 +122,7 @@ class Parallel:
         def split(x: np.ndarray) -> np.ndarray:
             return np.ascontiguousarray(x).reshape(len(self.local_devices), -1, *x.shape[1:])
 
-        return jax.device_put(jax.tree.map(split, jax.device_get(tree)), self._own)
+        return self._place(jax.tree.map(split, jax.device_get(tree)))
 
     def copy_first_process(self, tree: Any) -> Any:
         """Process 0's copy of a tree of NumPy arrays, in all processes.
@@ -114,6 +135,8 @@ class Parallel:
 
     def fetch_rows(self, tree: Any) -> Any:
         """Copy this process's rows to the host: [N, B, ...] → NumPy [N·B, ...]."""
+        if self._mapped_by == "shard_map":
+            tree = self.own_rows(tree)
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.device_get(tree))
 
     def join_rows(self, tree: Any) -> Any:
@@ -139,12 +162,34 @@ class Parallel:
         return jax.tree.map(own, tree)
 
 
+def map_by_shard_map(
+    step: Callable[..., Any], mesh: Mesh, donate: tuple[int, ...] = ()
+) -> jax.stages.Wrapped:
+    """Map a step of one device as pmap does.
+
+    Its arguments and results have the devices of the mesh as first axis: [devices, ...]. In several
+    processes they are global arrays.
+    """
+
+    def one_device(*arguments: Any) -> Any:
+        # As pmap does. x[0] outside of the mapped function would gather x from all devices.
+        results = step(*jax.tree.map(lambda x: jax.lax.squeeze(x, [0]), arguments))
+        return jax.tree.map(lambda x: jax.lax.expand_dims(x, [0]), results)
+
+    spec = PartitionSpec(AXIS)
+    mapped = jax.shard_map(one_device, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    return jax.jit(mapped, donate_argnums=donate)
+
+
 @functools.lru_cache(maxsize=PROGRAMS)
 def _mapped(
-    step: Callable[..., Any], devices: tuple[jax.Device, ...], donate: tuple[int, ...]
+    step: Callable[..., Any], mesh: Mesh, donate: tuple[int, ...], mapped_by: MappedBy
 ) -> Callable[..., Any]:
-    """The step on devices; one function for all runs with an equal step."""
-    return jax.pmap(step, axis_name=AXIS, devices=devices, donate_argnums=donate)
+    """The step on the devices of a mesh; one function for all runs with an equal step."""
+    if mapped_by == "pmap":
+        devices = list(mesh.devices)
+        return jax.pmap(step, axis_name=AXIS, devices=devices, donate_argnums=donate)
+    return map_by_shard_map(step, mesh, donate)
 
 
 def free_programs() -> None:

@@ -18,6 +18,7 @@ from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.record import FOLDER, SET_ASIDE, Meta
+from mlstm_jax.terminal import tell
 from mlstm_jax.training import metrics
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.state import TrainState, fresh_state, state_shapes
@@ -55,7 +56,12 @@ def begin_new(
     Raises UserError if the run must not start over, or if that path is not a run, does not fit, or
     is read differently by the processes; and Damaged if its checkpoint cannot be read.
     """
-    require_new(Path(config.out))
+    lost = require_new(Path(config.out))
+    if lost and cluster.is_first:
+        tell(
+            f"{config.out} ended at step {lost:,}, before its first checkpoint, and starts over; "
+            "`train.checkpoint_every` sets when it saves"
+        )
     start = load_start(config)
     print_of = fingerprint(start.params) if start else None
     cluster.require_equal(
@@ -81,16 +87,17 @@ def begin_new(
     return Snapshot(0, devices.copy_first_process(state), None, meta)
 
 
-def require_new(folder: Path) -> None:
-    """Raise UserError if a run must not start over, because it has lost its checkpoints.
+def require_new(folder: Path) -> int:
+    """The step at which a run ended before its first checkpoint, or 0.
 
-    It had one if its metrics record later steps than that of its first checkpoint, or that it was
-    finished or resumed, and it did not diverge.
+    Raises UserError if it must not start over, because it has lost its checkpoints. It had one if
+    its metrics record later steps than that of its first checkpoint, or that it was finished or
+    resumed, and it did not diverge.
     """
     lines = metrics.read_metrics(folder / metrics.FILE)
     events = [line.get("event") for line in lines]
     if not lines or events[-1] == "diverged":
-        return
+        return 0
     newest = max(line["step"] for line in lines)
     config = run.read_config(folder)  # of the session that wrote these metrics
     assert config is not None
@@ -101,6 +108,7 @@ def require_new(folder: Path) -> None:
             f"the checkpoints of {folder} are missing, although {metrics.FILE} records {newest:,} "
             f"steps. Restore {folder / FOLDER}, or start a new run with `out`."
         )
+    return newest
 
 
 def load_start(config: Config) -> Start | None:

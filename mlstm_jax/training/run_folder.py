@@ -76,10 +76,14 @@ def _take_lock(file: IO[str], folder: Path) -> None:
     try:
         # The system releases the lock when the process ends, however it ends.
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InUse(
+            f"another process is training in {folder}; wait for it, or use another `out`."
+        ) from None
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
-            # NFS returns EACCES if another process has the lock, and if it refuses locks.
-            raise InUse(
+            # NFS returns EACCES also if another process has the lock.
+            raise UserError(
                 f"{folder} cannot be locked ({error.strerror}): another process is training in it, "
                 "or the file system refuses locks. Wait for it, or use another `out`."
             ) from error

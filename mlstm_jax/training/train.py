@@ -32,7 +32,7 @@ from mlstm_jax.training.evaluation import Evaluator, Score
 from mlstm_jax.training.metrics import MetricsLog
 from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.report import Diverged, Reporter, interruption
-from mlstm_jax.training.rows import meta_of, open_rows
+from mlstm_jax.training.rows import Rows, meta_of, open_rows, total_steps
 from mlstm_jax.training.state import TrainState, require_memory
 from mlstm_jax.training.step import TrainStep, make_train_step
 
@@ -201,6 +201,7 @@ def set_up(stack: ExitStack, config: Config, session: Session) -> Loop:
     rates = schedule.resolve(
         config.optimizer, config.data.batch, rows.steps, rows.stream.steps_per_epoch
     )
+    notes += _rise_of_rate(rows, rates, start.step)
     scorer = Evaluator(model, corpus.split("valid"), config.data.window, devices)
     identity = None
     if cluster.is_first:
@@ -255,6 +256,24 @@ def _start_process(
         stack.enter_context(watchdog)
         signals = stack.enter_context(guard.collect())
     return cluster, watchdog, signals
+
+
+def _rise_of_rate(rows: Rows, rates: schedule.Rates, step: int) -> list[str]:
+    """A note if changes of a run's config more than double the learning rate at `step`."""
+    config = rows.config
+    before = run_folder.config_of(Path(config.out))
+    if not before or not step or vary(before, data__corpus=config.data.corpus).data != config.data:
+        return []
+    per_epoch = rows.stream.steps_per_epoch
+    steps = total_steps(before.train, per_epoch, rows.stream.position(0))
+    earlier = schedule.resolve(before.optimizer, before.data.batch, steps, per_epoch)
+    if (before.optimizer, earlier) == (config.optimizer, rates):
+        return []
+    was = float(schedule.learning_rate(before.optimizer, earlier, step - 1))
+    now = float(schedule.learning_rate(config.optimizer, rates, step - 1))
+    if now <= 2 * was:
+        return []
+    return [f"with these changes the learning rate rises from {was:.2g} to {now:.2g}"]
 
 
 def _resolve(config: Config, cluster: Cluster, devices: Parallel) -> Config:

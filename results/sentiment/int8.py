@@ -29,10 +29,11 @@ ROUNDS = 5
 
 def read_sets(data: Path) -> dict[str, list[texts.Text]]:
     """Return the texts of each set."""
+    imdb = texts.read_imdb(data / "imdb/train.jsonl.gz")
     return {
         "SST": texts.read_sentences(data / "sst/test_binary_sent.csv"),
         "SemEval": texts.read_tweets(data / "tweets/dev.tsv.gz"),
-        "IMDB": texts.read_imdb(data / "imdb/train.jsonl.gz")["test"],
+        "IMDB": [text._replace(text=text.text.replace("<br />", " ")) for text in imdb["test"]],
     }
 
 

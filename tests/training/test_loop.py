@@ -204,6 +204,23 @@ def test_start_with_the_optimizer(corpus, straight, tmp_path):
     assert_same_run(again, tmp_path / "run", batch=4)
 
 
+def test_rate_that_rises(corpus, tmp_path: Path) -> None:
+    """A run that has decayed goes on at a rate that its new length decides."""
+    config = vary(config_of(corpus, tmp_path / "run", 20), optimizer__decay_steps=None)
+    run_train(config)
+    run_train(vary(config, train__steps=60))
+    (note,) = lines_of(tmp_path / "run")["event"][-2]["notes"]
+    assert note == "with these changes the learning rate rises from 0.00025 to 0.0034"
+
+
+def test_rate_that_hardly_rises(corpus, tmp_path: Path) -> None:
+    run_train(config_of(corpus, tmp_path / "run", 10))
+    run_train(config_of(corpus, tmp_path / "run", 20, optimizer__learning_rate=6e-3))
+    resumed = lines_of(tmp_path / "run")["event"][-2]
+    assert "optimizer.learning_rate: 0.005 → 0.006" in resumed["changed"]
+    assert resumed["notes"] == []
+
+
 def test_rate_and_waiting_time(corpus, tmp_path, monkeypatch) -> None:
     """The disk reads the last batch a second after step 2: not while the step compiles."""
     plain = TrainStream.batch

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import re
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,11 @@ def fresh(config: Config) -> TrainState:
 class Trainer:
     """A few steps, without the loop around them."""
 
-    def __init__(self, config, devices, micro_batches=1, recompute_every=None) -> None:
+    def __init__(
+        self, config, devices, micro_batches=1, recompute_every=None, mapped_by=parallel.MAPPED_BY
+    ) -> None:
         self.config = config = configs.vary(config, train__micro_batches=micro_batches)
-        self.devices = Parallel(jax.local_devices()[:devices])
+        self.devices = Parallel(jax.local_devices()[:devices], mapped_by)
         self.model = LanguageModel(config.model, config.precision, recompute_every)
         self.stream = open_rows(config, open_corpus(Path(config.data.corpus))).stream
         self.traces = 0
@@ -144,11 +147,16 @@ def test_half_of_the_rows(plain: Trainer) -> None:
 
 
 @pytest.mark.parametrize("compute", ["fp32", pytest.param("bf16", marks=pytest.mark.slow), FP16])
-def test_compiled_once(corpus: Path, compute: str) -> None:
-    trainer = Trainer(make_config(corpus, compute=compute, all_reduce="compute"), 4)
-    trainer.run(0, 5)
-    assert (trainer.host_state.step, trainer.traces) == (5, 1)
-    trainer.assert_replicas_are_equal()
+def test_shard_map_and_pmap(corpus: Path, compute: str) -> None:
+    """And each of them compiles it once."""
+    config = make_config(corpus, compute=compute, all_reduce="compute")
+    found = []
+    for way in typing.get_args(parallel.MappedBy):
+        trainer = Trainer(config, 4, mapped_by=way)
+        found.append((trainer.run(0, 5), trainer.host_state, trainer.host_carry))
+        assert (trainer.host_state.step, trainer.traces) == (5, 1)
+        trainer.assert_replicas_are_equal()
+    jax.tree.map(np.testing.assert_array_equal, *found)
 
 
 def rated(kind: type[Architecture]) -> dict[str, Any]:
