@@ -96,7 +96,7 @@ def test_round_trip(tmp_path, found, capsys) -> None:
     a = tmp_path / "a"
     b = tmp_path / "b"
     cli.main(["import", "openai", str(tmp_path / "o"), "--out", str(a)])
-    assert "1 x 7-d" in capsys.readouterr().out
+    assert "1 x 7 units" in capsys.readouterr().out
     whole = tmp_path / "whole.safetensors"
     again = tmp_path / "again.safetensors"
     half = tmp_path / "half.safetensors"
