@@ -130,34 +130,29 @@ class SmallModel(Loaded):
 def load_small(path: Path) -> SmallModel | None:
     """A model that NumPy can read; None for any other. `run.load_run` says what is wrong."""
     folder = shipped.model(path)
-    with contextlib.suppress(InvalidField, UserError, OSError, KeyError, TypeError):
-        return _small(folder)
-    return None
-
-
-def _small(folder: Path) -> SmallModel | None:
     file = folder / WEIGHTS if folder.is_dir() else folder
-    if file.suffix != ".safetensors" or not file.is_file():
+    if file.suffix != ".safetensors":
         return None
-    text, stored = weights.read_safetensors(file)
-    about = weights.metadata(text or "{}")
-    model = about["model"]
-    if folder.is_dir():
-        config = digest.read_json((folder / "config.json").read_bytes())
-        if config["model"] != model:
-            return None
-    kind = model.get("kind", "mlstm")
-    is_known = about["format"] == weights.FORMAT and about["cleaning"] in get_args(Cleaning)
-    if kind not in KINDS or not is_known:
-        return None
-    known = {one.name for one in fields(Sizes)}
-    sizes = _SIZES[kind](**{name: value for name, value in model.items() if name in known})
-    params = weights.unflatten(weights.flatten(weights.from_int8(stored)))
-    source, first_start = about["source"], about.get("first_start")
-    found = SmallModel(folder, kind, sizes, about["cleaning"], params, source, first_start)
-    # So the arrays are as `export` wrote them, of these shapes.
-    is_whole = found.fingerprint == about["fingerprint"]
-    return found if is_whole and sizes.objective == "next-byte" else None
+    with contextlib.suppress(InvalidField, UserError, OSError, KeyError, TypeError):
+        text, stored = weights.read_safetensors(file)
+        about = weights.metadata(text or "{}")
+        model = about["model"]
+        kind = model.get("kind", "mlstm")
+        known = {one.name for one in fields(Sizes)}
+        sizes = _SIZES[kind](**{name: value for name, value in model.items() if name in known})
+        if folder.is_dir():
+            config = digest.read_json((folder / "config.json").read_bytes())
+            if config["model"] != model:
+                return None
+        params = weights.unflatten(weights.flatten(weights.from_int8(stored)))
+        source, first_start = about["source"], about.get("first_start")
+        found = SmallModel(folder, kind, sizes, about["cleaning"], params, source, first_start)
+        is_known = about["format"] == weights.FORMAT and found.cleaning in get_args(Cleaning)
+        # So the arrays are as `export` wrote them, of these shapes.
+        is_whole = found.fingerprint == about["fingerprint"]
+        if is_known and is_whole and sizes.objective == "next-byte":
+            return found
+    return None
 
 
 def has_gpu() -> bool:

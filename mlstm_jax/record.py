@@ -24,8 +24,6 @@ SET_ASIDE = "set-aside"
 # The file of a checkpoint: checkpoints/STEP/meta/metadata.
 ITEM, FILE = "meta", "metadata"
 
-Sums = dict[str, dict[str, int]]  # by item and by an array's path in it
-
 
 class Meta(NamedTuple):
     """What a checkpoint was trained on."""
@@ -78,7 +76,7 @@ class Record(NamedTuple):
     step: int
     run: str  # the id of its run, see `run.id_of`
     meta: Meta
-    sums: Sums  # of parameters and state
+    sums: dict[str, dict[str, int]]  # of parameters and state, by item and an array's path in it
 
     @property
     def seed(self) -> int:

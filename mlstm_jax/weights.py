@@ -287,12 +287,14 @@ class _Metadata:
 
 def load_weights(path: Path) -> ModelWeights:
     """Read a file of this format; a UserError names the array or field that is wrong."""
-    if path.suffix != ".safetensors":
-        raise UserError(f"{path}: a model file must be a .safetensors that `export` wrote.")
+    # Here: NumPy's reader imports this file, and no config.
+    from mlstm_jax.config import renamed
+
     text, stored = read_safetensors(path)
     if text is None:
         raise UserError(f"{path} has no {KEY!r} metadata, so it is not a model of this program.")
-    about = _about(path, text)
+    with fields.named(f"{path}: its metadata are invalid"):
+        about = fields.build(_Metadata, renamed(metadata(text)))
     flat = from_int8(stored)
     params = unflatten(checked_arrays(f"{path}: ", flat, expected_shapes(about.model)))
     if about.fingerprint not in (None, fingerprint(params)):
@@ -312,14 +314,6 @@ def metadata(text: str) -> dict[str, Any]:
     if isinstance(model, dict) and model.get("binary_labels") == 0:
         del model["binary_labels"]  # the head of earlier versions, which this model lacks
     return dict(values)
-
-
-def _about(path: Path, text: str) -> _Metadata:
-    # Here: NumPy's reader imports this file, and no config.
-    from mlstm_jax.config import renamed
-
-    with fields.named(f"{path}: its metadata are invalid"):
-        return fields.build(_Metadata, renamed(metadata(text)))
 
 
 def read_openai(folder: Path) -> ModelWeights:

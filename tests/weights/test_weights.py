@@ -217,7 +217,13 @@ def test_imported_run(found, tmp_path, refused) -> None:
         run.load_run(imported)
 
 
-def test_former_name_of_a_field(tmp_path, monkeypatch) -> None:
+def test_former_name_of_a_field(tmp_path, found, monkeypatch) -> None:
     monkeypatch.setitem(config.RENAMED, "model.units", "model.hidden")
-    about = {"format": weights.FORMAT, "model": {"units": 24}, "cleaning": "none", "source": "x"}
-    assert weights._about(tmp_path, json.dumps(about)).model.hidden == 24
+    path = tmp_path / "m.safetensors"
+    weights.save(path, found)
+    text, stored = weights.read_safetensors(path)
+    about = json.loads(text)
+    about["model"]["units"] = about["model"].pop("hidden")
+    del about["crc32"]
+    weights.write_arrays(path, stored, {weights.KEY: json.dumps(about)})
+    assert weights.load_weights(path).model.hidden == 7
