@@ -87,7 +87,7 @@ def _checksum(key: str, value: bytes) -> bytes:
 
 
 def cache_folder() -> Path | None:
-    """The folder for this processor, Python and XLA's flags; None: there is no cache.
+    """The folder for this processor and XLA's flags; None: there is no cache.
 
     An empty name turns the cache off. So does a folder to which other users can write: what it has
     is executed.
@@ -107,14 +107,12 @@ def cache_folder() -> Path | None:
 
 
 def _processor() -> str:
-    """A name for the processor's kind, by its instructions, the minor Python and XLA's flags."""
+    """A name for the processor's kind, by its instructions, and XLA's flags."""
     kind = platform.processor()
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         kind = "".join(sorted({line for line in lines if line.startswith(("flags", "Features"))}))
-    # Python: since 3.14 JAX compresses otherwise, and its key does not say so.
-    _, minor, _ = platform.python_version_tuple()
-    text = f"{platform.machine()} {kind} {minor} {os.environ.get('XLA_FLAGS', '')}"
+    text = f"{platform.machine()} {kind} {os.environ.get('XLA_FLAGS', '')}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
