@@ -222,15 +222,18 @@ def test_refused_before_jax(tmp_path, call) -> None:
         ("transfer sentiment --train a.csv --test a.csv --out x", "has only one text"),
         ("finetune run --train a.csv --out a.csv/x", "a.csv is a file"),
         ("finetune run --train a.csv --out x --label-column stars", "has no label in 'stars'"),
-        ("export sentiment --out x.onnx", "a file that ends in .safetensors or .pyz"),
+        ("evaluate run --corpus mine", "mine is not a corpus"),
+        ("report run --corpus mine", "mine is not a corpus"),
+        ("export run --out x.onnx", "a file that ends in .safetensors or .pyz"),
         ("export sentiment --out x.pyz --classifier mine", "mine has no classifier.json"),
-        ("export sentiment --out x.safetensors --classifier mine", "can only be exported to .pyz"),
-        ("heatmap sentiment --out x.html --text a --score mine", "mine has no classifier.json"),
-        ("heatmap sentiment --out x.html --text a", "pass either --unit or --score"),
-        ("heatmap sentiment --out x.html --text a --unit 1 --label b", "--label goes with --score"),
+        ("export run --out x.safetensors --classifier mine", "can only be exported to .pyz"),
+        ("heatmap run --out x.html --text a --score mine", "mine has no classifier.json"),
+        ("heatmap run --out x.html --text a", "pass either --unit or --score"),
+        ("heatmap run --out x.html --text a --unit 1 --label b", "--label goes with --score"),
         ("view sentiment --port 99999", "--port is 99999"),
         ("view sentiment --classifier mine", "mine has no classifier.json"),
         ("classify sentiment a.csv --out x.csv --text-column b", "no column b"),
+        ("features run absent.csv --out x.npz", "absent.csv"),
         ("generate run --stop abc", "--stop is 'abc'"),
     )
     program = """
@@ -252,6 +255,7 @@ for line in sys.argv[1:]:
         "features run a.csv --out x.npz",
         "classify run classifier a.csv --out x.csv",
         "heatmap run --unit 1 --out x.html",
+        "export run --out x.safetensors",
     ],
 )
 def test_overwrite(words, tmp_path, monkeypatch, capsys, refused):

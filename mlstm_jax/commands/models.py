@@ -60,6 +60,7 @@ def evaluate(
     Args:
         split: which part of the corpus.
     """
+    _require_corpus(corpus)
     from mlstm_jax.training.evaluation import corpus_of  # imports JAX
 
     model = reading.load(run)
@@ -75,7 +76,16 @@ def evaluate(
 
 def report(run: RunFolder, corpus: _Corpus = None, reading: Flat[LoadOptions] = LOAD) -> None:
     """Compare the BPC of a run with gzip, bz2 and xz, and show a sample of its text."""
+    _require_corpus(corpus)
     show("\n" + reading.load(run).report(corpus))
+
+
+def _require_corpus(corpus: Path | None) -> None:
+    """Raise UserError for a corpus that cannot be opened, before JAX is imported."""
+    from mlstm_jax.data.corpus import open_corpus
+
+    if corpus is not None:
+        open_corpus(corpus)
 
 
 def transfer(
@@ -223,8 +233,11 @@ def export(
         classifier: for a .pyz: folder of `mlstm-jax transfer`; unset: the one that comes with a
             pretrained model.
     """
+    from mlstm_jax.api.arguments import require_export
     from mlstm_jax.api.model import load
 
+    if out is not None:
+        require_export(out, classifier, overwrite=overwrite)
     model = load(run, checkpoint)
     written = model.export(out, dtype, classifier=classifier, overwrite=overwrite)
     size = written.stat().st_size

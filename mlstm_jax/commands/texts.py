@@ -13,6 +13,7 @@ from tyro.conf import Positional, arg
 
 from mlstm_jax import output, shipped
 from mlstm_jax.commands import Checkpoint, Flag, Flat, Overwrite, RunFolder, TextColumn
+from mlstm_jax.corpora.sources import Source, check_source
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.options import (
     CSV,
@@ -82,6 +83,7 @@ def features(
 
     require(out.suffix == ".npz", "out", str(out), "an .npz file")
     output.require_file(out, texts, overwrite=overwrite)
+    check_source(Source(str(texts)), or_stdin=True)
     model = reading.load(run)
     file = TextFile(texts, text_column, model.cleaning, csv)
     featurizer = model.featurizer(file, state, all_layers=all_layers)
@@ -129,6 +131,7 @@ def classify(
     is_known = out is None or out.suffix in (".csv", ".jsonl")
     require(is_known, "out", str(out), "a .csv or .jsonl file")
     output.require_file(out, source, overwrite=overwrite)
+    check_source(Source(str(source)), or_stdin=True)
     chosen = load_classifier(folder)
     if classes is not None:
         chosen = chosen.between(classes)
@@ -199,10 +202,14 @@ def heatmap(
         score: instead of a unit: folder of `mlstm-jax transfer`. The score after a character is
             what the classifier would answer if the text ended there.
     """
-    from mlstm_jax.transfer.heatmap import require_suffix
+    from mlstm_jax.transfer.classifier import load_classifier
+    from mlstm_jax.transfer.heatmap import require_either, require_suffix
 
     output.require_file(out, overwrite=overwrite)
     require_suffix(out, "out")
+    require_either(unit, score, options)
+    if score is not None:
+        load_classifier(score)
     heat = reading.load(run).heatmap(text, unit, score=score, options=options)
     heat.save(out, overwrite=overwrite)
     show(f"{heat}, in {out}")
