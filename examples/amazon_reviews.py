@@ -21,9 +21,8 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from mlstm_jax.corpora.documents import Recipe, Reject
-from mlstm_jax.corpora.folders import find_sources
 from mlstm_jax.corpora.readers import read_source
-from mlstm_jax.corpora.sources import Source
+from mlstm_jax.corpora.sources import Source, find_sources
 from mlstm_jax.errors import UserError
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import mlstm_jax
 from mlstm_jax import cli, commands, config
-from mlstm_jax.corpora.formats import FORMATS
+from mlstm_jax.corpora.sources import FORMATS
 from mlstm_jax.errors import UserError
 
 REPOSITORY = Path(__file__).parent.parent

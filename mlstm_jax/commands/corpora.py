@@ -9,9 +9,8 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from mlstm_jax import shipped
 from mlstm_jax.commands import Flag, Flat
-from mlstm_jax.corpora.formats import FORMATS, known_formats
 from mlstm_jax.corpora.options import DEFAULTS, PrepareOptions
-from mlstm_jax.corpora.sources import Source
+from mlstm_jax.corpora.sources import FORMATS, Source, known_formats
 from mlstm_jax.errors import UserError, did_you_mean, nearest
 from mlstm_jax.guard import interruptible
 from mlstm_jax.options import SplitName

@@ -19,6 +19,7 @@ from mlstm_jax.errors import note
 from mlstm_jax.fields import InvalidField
 from mlstm_jax.options import Cleaning, Dedupe, Quoting, Unit
 
+# The first that is not null is used.
 TEXT_COLUMNS = ("text", "reviewText", "review_body", "sentence", "content")
 RATING_COLUMNS = ("rating", "overall", "star_rating", "stars")
 
@@ -29,6 +30,7 @@ _NUMBERS = (int, float, Decimal)  # made once: `int | float | Decimal` would be,
 # As pandas writes an integer of a column with missing values.
 _INTEGER_AS_FLOAT = re.compile(r"-?(0|[1-9][0-9]*)\.0")
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 # A character reference with more digits than Python parses; no character has that number.
 _LONG_REFERENCE = re.compile("&#[0-9]{4301,};?")
 
@@ -76,12 +78,10 @@ class Recipe(NamedTuple):
 
     @property
     def text_columns(self) -> tuple[str, ...]:
-        """The candidate fields of the text: the first that is not null is used."""
         return (self.text_column,) if self.text_column is not None else TEXT_COLUMNS
 
     @property
     def rating_columns(self) -> tuple[str, ...]:
-        """The candidate fields of the rating: the first that is not null is used."""
         return (self.rating_column,) if self.rating_column is not None else RATING_COLUMNS
 
     @property
@@ -109,11 +109,7 @@ def _utf8(text: str) -> bytes:
 
 def is_broken(text: str) -> bool:
     """Whether a text has half of a character, a lone surrogate, which becomes "?"."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
+    return bool(_SURROGATE.search(text))
 
 
 def note_broken(broken: Sequence[int], total: int, name: str = "") -> None:
@@ -147,10 +143,8 @@ def _pieces(converted: str, cleaning: Cleaning) -> tuple[str, str, str]:
 def cleaned_spans(text: str, spans: Sequence[tuple[int, int]], cleaning: Cleaning) -> list[int]:
     """The index, in the cleaned bytes of a text, of the last byte of each span.
 
-    The spans are offsets of characters in the text before cleaning, (start, end).
-
-    Raises InvalidField if an offset is not in the text, nothing is left of a span after cleaning,
-    or an end is inside characters that become one, such as "&amp;".
+    The spans are offsets of characters in the text before cleaning, (start, end). InvalidField if
+    one is not in the text, or inside of what becomes one, such as "&amp;", or nothing is left.
     """
     last = len(text)
     cuts = {0, last}
@@ -187,8 +181,8 @@ def cleaned_spans(text: str, spans: Sequence[tuple[int, int]], cleaning: Cleanin
 def prompt_bytes(prompt: str, cleaning: Cleaning) -> bytes:
     """The bytes that a model reads before it continues `prompt`.
 
-    Radford's cleaning pads the start of a document with a newline and a space, so an empty prompt
-    is the start of a document. The padding at the end is left out, since the text continues.
+    Radford's padding at the end is left out, since the text continues; an empty prompt is the
+    padding at the start.
     """
     if cleaning == "radford":
         text = clean(prompt, "radford").removeprefix(b"\n ").removesuffix(b" ")
@@ -247,10 +241,8 @@ SEVERAL_LABELS = 'several labels of a text: see "Several labels" in docs/transfe
 def label_of(value: object) -> str | None:
     """A label as text, by one rule for every format; None if it is missing or no label.
 
-    White space around it does not count. Numbers of equal value are one class: 1 and 1.0 are "1".
-    A text is kept as it is written, since 3.1 and 3.10 may be versions; only a single zero after
-    the point goes: "1.0" is "1". True, "TRUE" and "true" are "true". NaN and "nan" are missing, as
-    pandas writes them.
+    Numbers of equal value are one class: 1 and 1.0 are "1". Of a text white space and a single zero
+    after the point go; 3.1 and 3.10 may be versions. NaN and "nan" are missing, as pandas writes.
     """
     if not isinstance(value, str | int | float | Decimal):
         return None

@@ -57,6 +57,10 @@ def inspect(
         sizes[name] = {"documents": split.documents, "bytes": split.bytes}
     counts_of_records = {name: getattr(manifest, name) for name in _COUNTS}
     documents = len(shown.offsets) - 1
+    lengths = np.diff(np.asarray(shown.offsets)).astype(np.int64)
+    byte_counts = np.zeros(256, np.int64)
+    for start in range(0, len(shown.bytes), _CHUNK):
+        byte_counts += np.bincount(shown.bytes[start : start + _CHUNK], minlength=256)
     chosen = np.linspace(0, documents - 1, min(max(0, samples), documents)).astype(int)
     summary = {
         "identity": opened.identity,
@@ -65,8 +69,13 @@ def inspect(
         **counts_of_records,
         "sources": list(map(vars, manifest.sources)),
         "splits": sizes,
-        **_lengths(shown),
-        **_bytes(shown),
+        "document_bytes": {
+            "shortest": int(lengths.min()),
+            "median": float(np.median(lengths)),
+            "mean": float(lengths.mean()),
+            "longest": int(lengths.max()),
+        },
+        "byte_counts": byte_counts.tolist(),
         "ratings": _ratings(shown),
         "epoch": _epoch(train, batch, window),
         "samples": [_text(shown, index) for index in chosen],
@@ -74,33 +83,6 @@ def inspect(
     if verify:
         summary["checksums"] = "all agree"
     return summary
-
-
-def _lengths(split: Split) -> dict[str, Any]:
-    lengths = np.diff(np.asarray(split.offsets)).astype(np.int64)
-    return {
-        "document_bytes": {
-            "shortest": int(lengths.min()),
-            "median": float(np.median(lengths)),
-            "mean": float(lengths.mean()),
-            "longest": int(lengths.max()),
-        },
-        "shortest": _text(split, int(lengths.argmin())),
-        "longest": _text(split, int(lengths.argmax())),
-    }
-
-
-def _bytes(split: Split) -> dict[str, Any]:
-    counts = np.zeros(256, np.int64)
-    for start in range(0, len(split.bytes), _CHUNK):
-        counts += np.bincount(split.bytes[start : start + _CHUNK], minlength=256)
-    shares = counts[counts > 0] / counts.sum()
-    return {
-        "byte_counts": counts.tolist(),
-        # From the frequencies of bytes alone: a model must do better.
-        "bits_per_byte": float(-(shares * np.log2(shares)).sum()),
-        "not_ascii": float(counts[128:].sum() / counts.sum()),
-    }
 
 
 def _text(split: Split, index: int) -> str:
@@ -143,16 +125,10 @@ def format_summary(summary: dict[str, Any]) -> str:
     """A summary as text for people, without what a printed `Corpus` shows."""
     lengths = summary["document_bytes"]
     epoch = summary["epoch"]
-    counts = np.array(summary["byte_counts"])
-    most = min(12, np.count_nonzero(counts))
-    common = np.argsort(-counts, kind="stable")[:most].tolist()
-    shares = "  ".join(f"{_name(byte)} {100 * counts[byte] / counts.sum():.1f}%" for byte in common)
     lines = [
         f"documents: {lengths['shortest']:,} to {lengths['longest']:,} bytes, median "
         f"{lengths['median']:,.0f}, mean {lengths['mean']:,.0f}",
-        f"bytes: {int((counts > 0).sum())} values, {100 * summary['not_ascii']:.2f}% not ASCII, "
-        f"{summary['bits_per_byte']:.3f} bits per byte by frequency alone",
-        f"  {shares}",
+        f"bytes: {np.count_nonzero(summary['byte_counts'])} values",
     ]
     if summary["ratings"]:
         ratings = summary["ratings"]
@@ -169,19 +145,7 @@ def format_summary(summary: dict[str, Any]) -> str:
             f"bytes, from {epoch['shards']:,} shards; {100 * epoch['idle']:.1f}% of these are "
             "padding or idle rows"
         )
-    shown = [("shortest", summary["shortest"]), ("longest", summary["longest"])]
-    shown += [("sample", text) for text in summary["samples"]]
-    lines += [f"{name}: {_line(text)}" for name, text in shown]
+    for text in summary["samples"]:
+        words = " ".join(text.split())
+        lines.append(f"sample: {words[:100]}{' …' if len(words) > 100 else ''}")
     return "\n".join(lines)
-
-
-def _name(byte: int) -> str:
-    names = {9: "tab", 10: "newline", 32: "space"}
-    if byte in names:
-        return names[byte]
-    return repr(chr(byte))[1:-1] if 32 < byte < 127 else f"0x{byte:02x}"
-
-
-def _line(text: str) -> str:
-    shown = " ".join(text.split())
-    return shown if len(shown) <= 100 else f"{shown[:100]} …"

@@ -1,24 +1,16 @@
 """The options of `prepare`, and which of them go together."""
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from mlstm_jax.corpora.records import MAX_REJECT_FRACTION
-from mlstm_jax.errors import UserError, require
+from mlstm_jax.errors import require
 from mlstm_jax.fields import Between
-from mlstm_jax.options import SPLITS, Cleaning, CsvOptions, Dedupe, SplitName, Unit
+from mlstm_jax.options import Cleaning, CsvOptions, Dedupe, Unit
 
-_MOST_WORKERS = 256
-
-Engine = Literal["local", "beam"]
 SplitWeights = tuple[float, float, float]
-
-_LARGE: SplitWeights = (1000, 1, 1)  # Paper: of 40 GB
-_SMALL: SplitWeights = (20, 1, 1)
-_LEAST_LARGE = 100_000  # documents, of which the large split gives 100 to valid and to test
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,49 +55,22 @@ class PrepareOptions(CsvOptions):
     seed: int = 0
     clean: Cleaning = "radford"
     dedupe: Dedupe | None = None
-    workers: Annotated[int, Between(1, _MOST_WORKERS)] | None = None
+    workers: Annotated[int, Between(1, 256)] | None = None
     temp_dir: Path | None = None
     max_reject_fraction: Annotated[float, Between(0, 1)] = MAX_REJECT_FRACTION
-    engine: Engine = "local"
+    engine: Literal["local", "beam"] = "local"
     beam_options: str = ""
 
     def __post_init__(self) -> None:
         if isinstance(self.temp_dir, str):
             object.__setattr__(self, "temp_dir", Path(self.temp_dir))
         super().__post_init__()
-        split = self.split or _SMALL
+        split = self.split or (20, 1, 1)
         is_split = 0 < sum(split) < math.inf and min(split) >= 0
         needs_beam = self.engine != "beam" and self.beam_options
-        column = "the name of a column, or unset"
-        weights = (
-            "three weights, train, valid and test, none negative, at least one above 0; such as "
-            "1000,1,1 or 0.8,0.1,0.1, or 0,0,1 for a test set only"
-        )
-        for name, holds, rule in (
-            ("text_column", self.text_column != "", column),
-            ("rating_column", self.rating_column != "", column),
-            ("split", is_split, weights),
-            ("beam_options", not needs_beam, "empty without `engine` beam"),
-        ):
-            require(bool(holds), name, getattr(self, name), rule)
+        weights = "three weights, such as 8,1,1 or 0,0,1, none negative, at least one above 0"
+        require(is_split, "split", self.split, weights)
+        require(not needs_beam, "beam_options", self.beam_options, "empty without `engine` beam")
 
 
 DEFAULTS = PrepareOptions()
-
-
-def usual_split(documents: int) -> SplitWeights:
-    """The split of this number of distinct documents if none is given."""
-    return _LARGE if documents >= _LEAST_LARGE else _SMALL
-
-
-def check_given(sources: Mapping[SplitName, Sequence[str]], options: PrepareOptions) -> None:
-    """Raise UserError unless the options suit given splits."""
-    for name in sources:
-        require(name in SPLITS, "split", name, f"one of {', '.join(SPLITS)}")
-    for option in ("split", "dedupe", "seed", "engine"):
-        # With `dedupe` none, nothing changes either.
-        if getattr(options, option) not in (getattr(DEFAULTS, option), "none"):
-            raise UserError(
-                f"`{option}` cannot be used with `train`, `valid` and `test`: files that are "
-                "already split are kept as they are, all documents in their order."
-            )

@@ -13,9 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax.corpora.documents import CleanDocument, Recipe, order_key
-from mlstm_jax.corpora.writer import Block, batches
+from mlstm_jax.corpora.sources import Source, text_size
 
+_BYTES_A_PART = 1 << 25
 _DOCUMENTS_AT_ONCE = 1 << 14
+_BYTES_AT_ONCE = 1 << 24
 MOST = 1 << 16
 
 # Of a document: its key as two numbers, its bytes, its rating or NaN.
@@ -23,10 +25,15 @@ _ROW = np.dtype([("key", ">u8", 2), ("size", "<i8"), ("rating", "<f8")])
 
 
 class Piece(NamedTuple):
-    """Some documents of a part, in any order."""
+    """Some documents."""
 
     rows: NDArray[Any]
     text: bytes  # of the documents, one after the other
+
+
+def count(sources: Sequence[Source], most: int) -> int:
+    """The number of parts, so that each fits into memory."""
+    return min(1 + text_size(sources) // _BYTES_A_PART, most)
 
 
 def distributed(
@@ -34,11 +41,12 @@ def distributed(
 ) -> Iterator[tuple[int, Piece]]:
     """Yield the documents in pieces, each with the number of its part."""
     key_of = order_key(recipe.seed, recipe.dedupe)
-    for texts, ratings in batches(documents, _DOCUMENTS_AT_ONCE):
+    for batch in _batches(documents):
+        texts = [text for text, _ in batch]
         rows = np.empty(len(texts), _ROW)
         rows["key"] = np.frombuffer(b"".join(map(key_of, texts)), ">u8").reshape(-1, 2)
         rows["size"] = list(map(len, texts))
-        rows["rating"] = ratings
+        rows["rating"] = [rating for _, rating in batch]
         first_bits = rows["key"][:, 0].astype(np.uint64) >> 48
         part = (first_bits * parts // MOST).astype(np.int64)
         order = np.argsort(part, kind="stable")
@@ -46,6 +54,21 @@ def distributed(
         for number, places in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
             text = b"".join([texts[place] for place in places.tolist()])
             yield number, Piece(rows[places], text)
+
+
+def _batches(documents: Iterable[CleanDocument]) -> Iterator[list[CleanDocument]]:
+    """Yield lists of a number of documents, and of fewer if they are long."""
+    batch = []
+    size = 0
+    for document in documents:
+        batch.append(document)
+        size += len(document[0])
+        if len(batch) == _DOCUMENTS_AT_ONCE or size >= _BYTES_AT_ONCE:
+            yield batch
+            batch = []
+            size = 0
+    if batch:
+        yield batch
 
 
 def append(folder: Path, number: int, piece: Piece) -> None:
@@ -96,7 +119,7 @@ def _sorted(rows: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     return order, is_first
 
 
-def in_order(part: Piece, recipe: Recipe) -> Block:
+def in_order(part: Piece, recipe: Recipe) -> Piece:
     """The documents of a whole part to keep, in order."""
     rows, text = part
     cuts = [0, *np.cumsum(rows["size"]).tolist()]
@@ -117,10 +140,10 @@ def in_order(part: Piece, recipe: Recipe) -> Block:
     if recipe.dedupe != "none":
         order = order[is_first]
     text = b"".join([text[cuts[row] : cuts[row + 1]] for row in order.tolist()])
-    return Block(text, rows["size"][order], ratings[order])
+    return Piece(rows[order], text)
 
 
-def sorted_here(documents: Iterable[CleanDocument], recipe: Recipe) -> Block:
+def sorted_here(documents: Iterable[CleanDocument], recipe: Recipe) -> Piece:
     """The documents to keep, in order; all are in memory."""
     pieces = distributed(documents, recipe, 1)
     return in_order(joined(piece for _, piece in pieces), recipe)

@@ -1,45 +1,34 @@
 """Make a corpus: read, clean, deduplicate, order, split, write.
 
-Without given splits the order depends only on content and seed: documents are sorted by the md5 of
-seed and text, a key that any engine can compute. The order of files and lines and the number of
-threads do not change a byte of the result. The folder is complete or absent, whenever the program
-stops.
-
-Given splits have every document of each, in the order of its files: benchmarks such as enwik8, Penn
-Treebank and WikiText are published this way. Nothing is sorted, so no engine is needed: the files
-are read twice, to count their documents and to write them.
+Documents are sorted by the md5 of seed and text, which any engine can compute: the order of files
+and lines and the number of processes do not change a byte. The folder is complete or absent,
+whenever the program stops. Given splits, such as those of enwik8, keep the order of their files.
 """
 
 import dataclasses
 import os
+import pickle
 import shutil
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from fractions import Fraction
 from itertools import chain
 from math import nan
 from pathlib import Path
 from typing import Any
 
-from mlstm_jax.corpora import engines, writer
-from mlstm_jax.corpora.compression import READ_ERRORS
-from mlstm_jax.corpora.documents import CleanDocument, Recipe, Reject
-from mlstm_jax.corpora.folders import find_sources
-from mlstm_jax.corpora.options import (
-    DEFAULTS,
-    PrepareOptions,
-    SplitWeights,
-    check_given,
-    usual_split,
-)
-from mlstm_jax.corpora.readers import OnRead, limited_lines, read_cleaned
+from mlstm_jax import output
+from mlstm_jax.corpora import beam, local, parts, writer
+from mlstm_jax.corpora.documents import CleanDocument, Recipe
+from mlstm_jax.corpora.options import DEFAULTS, PrepareOptions, SplitWeights
+from mlstm_jax.corpora.parts import Piece
+from mlstm_jax.corpora.readers import OnRead, limited_lines
 from mlstm_jax.corpora.records import Rejects, check_rejects_file
-from mlstm_jax.corpora.sources import Source
-from mlstm_jax.corpora.writer import Block, Job, SortedDocuments, SourceCounts
+from mlstm_jax.corpora.sources import READ_ERRORS, Source, find_sources, manifest_names
+from mlstm_jax.corpora.writer import Job, SortedDocuments, SourceCounts
 from mlstm_jax.data import corpus
-from mlstm_jax.data.corpus import Corpus, Manifest
-from mlstm_jax.errors import UserError, note
+from mlstm_jax.data.corpus import Corpus, Manifest, SourceManifest
+from mlstm_jax.errors import UserError, note, require
 from mlstm_jax.fields import public, require_kind
 from mlstm_jax.options import SPLITS, SplitName, Unit
 from mlstm_jax.output import atomic_directory, partial_folder, remove_leftovers
@@ -47,6 +36,9 @@ from mlstm_jax.terminal import ProgressLine
 
 Sources = str | Path | Sequence[str | Path]
 
+_LARGE: SplitWeights = (1000, 1, 1)  # Paper: of 40 GB
+_SMALL: SplitWeights = (20, 1, 1)
+_LEAST_LARGE = 100_000  # documents, of which the large split gives 100 to valid and to test
 # The order of writing: the first documents become the test split.
 _ORDER: tuple[SplitName, ...] = ("test", "valid", "train")
 
@@ -88,15 +80,27 @@ def prepare(
     options = dataclasses.replace(options, **changes)
     is_given = isinstance(sources, Mapping)
     splits: Mapping[Any, Sources] = sources if isinstance(sources, Mapping) else {"": sources}
-    names_of = {split: _names(names) for split, names in splits.items()}
+    names_of = {}
+    for split, names in splits.items():
+        is_table = hasattr(names, "columns") or hasattr(names, "dtype")
+        require(not is_table, "sources", type(names).__name__, "files; write the texts to one")
+        given = [names] if isinstance(names, (str, Path)) else list(names)
+        for name in given:
+            require_kind("sources", name, str | Path)
+        names_of[split] = list(map(str, given))
     if not any(names_of.values()):
         raise UserError("no source given; name text files, or pydoc:")
     # So that the temporary folder goes next to it, even for "." or a link; and the corpus replaces
     # the folder, so "." would still be the old one.
-    out = writer.resolved("out", Path(out))
-    scratch_beside = _scratch_beside(out, options)
+    out = Path(os.path.realpath(out))
+    scratch_beside = out
+    if options.temp_dir:
+        scratch_beside = Path(os.path.realpath(options.temp_dir), out.name)
+        parent = scratch_beside.parent
+        is_writable = os.path.isdir(parent) and os.access(parent, os.W_OK)
+        require(is_writable, "temp_dir", str(options.temp_dir), "a writable folder")
     if is_given:
-        check_given(names_of, options)
+        _require_given(names_of, options)
     remove_leftovers(out)  # may restore an old corpus
     writer.check_out(out, overwrite)
     rejects_file = out.with_name(f"{out.name}.rejects.jsonl")
@@ -104,16 +108,27 @@ def prepare(
     check_rejects_file(rejects_file)
     remove_leftovers(scratch_beside)
     every = list(chain(*split_sources.values()))
-    writer.check_disk(every, out, scratch_beside, sorts=not is_given)
+    writer.check_disk(every, out, scratch_beside)
+    recipe = Recipe(
+        options.text_column,
+        options.rating_column,
+        options.document,
+        options.clean,
+        options.dedupe or ("none" if is_given else "normalized"),
+        options.seed,
+        options.quoting,
+        options.delimiter,
+    )
     try:
-        with (
-            atomic_directory(out, lambda: writer.check_out(out, overwrite)) as folder,
-            _progress(quiet=not show_progress) as report,
-        ):
+        with atomic_directory(out, lambda: writer.check_out(out, overwrite)) as folder:
             # Inside the folder that becomes the corpus, unless `temp_dir` is set.
             scratch = partial_folder(scratch_beside) / "scratch"
-            job = Job(options, _recipe(options, is_given), Rejects(rejects_file), scratch, report)
-            manifest = _make(split_sources, folder, job)
+            job = Job(options, recipe, Rejects(rejects_file), scratch, not show_progress)
+            with _gathered(split_sources, job) as gathered:
+                manifest = _write(gathered, folder, job)
+            shutil.rmtree(scratch, ignore_errors=True)
+            with writer.durable(folder / corpus.MANIFEST) as file:
+                file.write(manifest.to_json().encode())
     finally:  # Its own cleanup may have been interrupted.
         remove_leftovers(out)
         remove_leftovers(scratch_beside)
@@ -123,14 +138,19 @@ def prepare(
     return Corpus(out, manifest)
 
 
-def _scratch_beside(out: Path, options: PrepareOptions) -> Path:
-    """The path next to which temporary files are written."""
-    if not options.temp_dir:
-        return out
-    temp_dir = writer.resolved("temp_dir", options.temp_dir)
-    if not (temp_dir.is_dir() and os.access(temp_dir, os.W_OK)):
-        raise UserError(f"`temp_dir` {temp_dir} is not a writable folder; name another.")
-    return temp_dir / out.name
+def usual_split(documents: int) -> SplitWeights:
+    """The split of this number of distinct documents if none is given."""
+    return _LARGE if documents >= _LEAST_LARGE else _SMALL
+
+
+def _require_given(splits: Collection[str], options: PrepareOptions) -> None:
+    """Raise UserError unless the options suit given splits."""
+    for name in splits:
+        require(name in SPLITS, "split", name, f"one of {', '.join(SPLITS)}")
+    for option in ("split", "dedupe", "seed", "engine"):
+        # With `dedupe` none, nothing changes either.
+        if getattr(options, option) not in (getattr(DEFAULTS, option), "none"):
+            raise UserError(f"`{option}` cannot be used with given splits: they stay as they are.")
 
 
 def _sources_of(
@@ -153,141 +173,88 @@ def _sources_of(
     return found
 
 
-def _recipe(options: PrepareOptions, is_given: bool) -> Recipe:
-    return Recipe(
-        options.text_column,
-        options.rating_column,
-        options.document,
-        options.clean,
-        options.dedupe or ("none" if is_given else "normalized"),
-        options.seed,
-        options.quoting,
-        options.delimiter,
-    )
-
-
-@contextmanager
-def _progress(*, quiet: bool) -> Iterator[writer.Report]:
-    """Show the progress of each stage in a line of its own, unless `quiet`."""
-    line: ProgressLine | None = None
-    current = ""
-
-    def report(stage: str, fraction: float) -> None:
-        nonlocal line, current
-        if stage != current:
-            if line:
-                line.update(100, "percent")
-            lines.close()
-            current = stage
-            line = lines.enter_context(ProgressLine(stage, 100, status="", quiet=quiet))
-        if line and fraction:
-            line.update(int(100 * fraction), "percent")
-
-    with ExitStack() as lines:
-        yield report
-        if line:
-            line.update(100, "percent")
-
-
-def _names(sources: Sources) -> list[str]:
-    if hasattr(sources, "columns") or hasattr(sources, "dtype"):
-        raise UserError(
-            f"sources is a {type(sources).__name__}, but `prepare` reads files: write it to one, "
-            'such as with df.to_json("texts.jsonl", orient="records", lines=True)'
-        )
-    names = [sources] if isinstance(sources, (str, Path)) else list(sources)
-    for name in names:
-        require_kind("sources", name, str | Path)
-    return list(map(str, names))
-
-
-def _make(split_sources: Mapping[str, list[Source]], folder: Path, job: Job) -> Manifest:
-    """Fill the folder with the corpus of given splits, or of "", in the order of its documents."""
+def _gathered(
+    split_sources: Mapping[str, list[Source]], job: Job
+) -> AbstractContextManager[SortedDocuments]:
     if "" not in split_sources:
-        gathering = _read_given_splits(split_sources, job)
-    elif job.options.engine == "beam":
-        gathering = engines.sort_with_beam(split_sources[""], job)
-    else:
-        gathering = engines.sort_here(split_sources[""], job)
-    with gathering as gathered:
-        manifest = _write(gathered, folder, job)
-    shutil.rmtree(job.scratch, ignore_errors=True)
-    with writer.durable(folder / corpus.MANIFEST) as file:
-        file.write(manifest.to_json().encode())
-    return manifest
+        return _read_given_splits(split_sources, job)
+    sort = beam.sort_with_beam if job.options.engine == "beam" else local.sort_here
+    return sort(split_sources[""], job)
 
 
 @contextmanager
 def _read_given_splits(
     sources: Mapping[str, Sequence[Source]], job: Job
 ) -> Iterator[SortedDocuments]:
-    """Count the documents of every split, and yield what to write, in the order of the splits."""
-    on_read = writer.bytes_read(chain(*sources.values()), job.report)
+    """Read every split into a file of pieces, and yield what to write, in the order of splits."""
+    recipe = job.recipe
+    total = sum(source.size for source in chain(*sources.values()))
     counts = []
     sizes = dict.fromkeys(sources, 0)
-    for split, split_sources in sources.items():
-        for source in split_sources:
-            one = SourceCounts(source)
-            records = _read_given(source, job.recipe, on_read)
-            deque(one.texts(records, job.rejects.add), maxlen=0)
-            counts.append(one)
-            sizes[split] += one.documents
-    documents = chain.from_iterable(_read_given_again(job.recipe, one) for one in counts)
-    yield SortedDocuments(counts, sum(sizes.values()), writer.packed(documents), sizes)
+    pieces = 0
+    job.scratch.mkdir(parents=True)
+    with (job.scratch / "pieces").open("w+b") as file:
+        with ProgressLine("read", total, of_bytes=True, quiet=job.quiet) as line:
+            for split, split_sources in sources.items():
+                for source in split_sources:
+                    one = SourceCounts(source)
+                    documents = one.read(recipe, job.rejects.add, line.advance)
+                    if recipe.cleaning == "none" and source.format.reader == "text":
+                        documents = _raw_documents(one, recipe.document or "line", line.advance)
+                    for _, piece in parts.distributed(documents, recipe, 1):
+                        with output.write_errors(job.scratch):
+                            pickle.dump(piece, file)
+                        pieces += 1
+                    counts.append(one)
+                    sizes[split] += one.documents
+        file.seek(0)
+        in_order = (pickle.load(file) for _ in range(pieces))
+        yield SortedDocuments(counts, sum(sizes.values()), in_order, sizes)
 
 
-def _read_given_again(recipe: Recipe, expected: SourceCounts) -> Iterator[CleanDocument]:
-    counts = SourceCounts(expected.source)
-    records = _read_given(expected.source, recipe)
-    yield from counts.texts(records, lambda reject: None)
-    if counts != expected:
-        raise UserError(f"{counts.source} changed while it was being read; run prepare again.")
-
-
-def _read_given(
-    source: Source, recipe: Recipe, on_read: OnRead | None = None
-) -> Iterator[CleanDocument | Reject | None]:
-    if recipe.cleaning == "none" and source.format.reader == "text":
-        texts = _raw_documents(source, recipe.document or "line", on_read)
-        return ((text, nan) for text in texts)
-    return read_cleaned(source, recipe, on_read)
-
-
-def _raw_documents(source: Source, document: Unit, on_read: OnRead | None) -> Iterator[bytes]:
+def _raw_documents(one: SourceCounts, document: Unit, on_read: OnRead) -> Iterator[CleanDocument]:
     """Yield all bytes of a file as documents, including line ends and blank lines.
 
     The bytes are not decoded: a split of enwik8 may begin inside a character.
     """
-    parts: list[bytes] = []
+    lines: list[bytes] = []
     has_text = False
     was_blank = False
     try:
-        for line in limited_lines(source, on_read):
+        for line in limited_lines(one.source, on_read):
             is_blank = not line.strip()
             ends = document == "line" or (document == "paragraph" and was_blank)
             if has_text and ends and not is_blank:
-                yield b"".join(parts)
-                parts = []
+                one.documents += 1
+                yield b"".join(lines), nan
+                lines = []
                 has_text = False
-            parts.append(line)
+            lines.append(line)
             has_text = has_text or not is_blank
             was_blank = is_blank
     except READ_ERRORS as error:
-        raise UserError(f"{source} cannot be read: {error}; fetch or create it again.") from error
-    if parts:
-        yield b"".join(parts)
+        why = f"cannot be read: {error}; fetch or create it again."
+        raise UserError(f"{one.source} {why}") from error
+    if lines:
+        one.documents += 1
+        yield b"".join(lines), nan
 
 
 def _write(gathered: SortedDocuments, folder: Path, job: Job) -> Manifest:
     recipe = job.recipe
-    manifests = writer.source_manifests(gathered.counts)
+    manifests = []
+    names = manifest_names([one.source for one in gathered.counts])
+    for name, one in zip(names, gathered.counts, strict=True):
+        if not one.documents:
+            raise UserError(f"{one.source}: no text is left after cleaning; leave it out.")
+        manifests.append(SourceManifest(name, one.documents, one.without_text, one.blank))
     with_text = sum(source.documents for source in manifests)
     without_text = sum(source.without_text for source in manifests)
     blank = sum(source.blank for source in manifests)
     records = with_text + without_text + blank
     is_rated = any(source.is_rated for source in gathered.counts)
     job.rejects.check(records + len(job.rejects), job.options.max_reject_fraction)
-    if recipe.rating_column and not is_rated:
+    if recipe.rating_column is not None and not is_rated:
         raise UserError(
             f"no record has a number in `rating_column` {recipe.rating_column!r}; name the field "
             "or column of the ratings, or leave the option out."
@@ -298,12 +265,13 @@ def _write(gathered: SortedDocuments, folder: Path, job: Job) -> Manifest:
         manifests.sort()
         split = job.options.split or usual_split(gathered.documents)
         sizes = _sizes(gathered.documents, split)
-    blocks = writer.Blocks(_counted(gathered, job.report))
+    pieces = writer.Pieces(_shown(gathered, job.quiet))
     splits = {}
     for name in _ORDER:
         size = sizes.get(name, 0)
-        splits[name] = writer.write_split(folder, name, blocks.take(size), size, is_rated)
-    blocks.require_end()
+        splits[name] = writer.write_split(folder, name, pieces.take(size), size, is_rated)
+    if next(pieces.take(1), None):
+        raise RuntimeError("received more documents than were counted")
     return Manifest(
         format_version=corpus.FORMAT_VERSION,
         seed=recipe.seed,
@@ -316,16 +284,15 @@ def _write(gathered: SortedDocuments, folder: Path, job: Job) -> Manifest:
         duplicates=with_text - gathered.documents,
         splits={name: splits[name] for name in SPLITS},
         dedupe=recipe.dedupe,
-        rejected=job.rejects.counts,
+        rejected=dict(sorted(job.rejects.counts.items())),
     )
 
 
-def _counted(gathered: SortedDocuments, report: writer.Report) -> Iterator[Block]:
-    done = 0
-    for block in gathered.in_order:
-        report("write", done / gathered.documents)
-        yield block
-        done += len(block.sizes)
+def _shown(gathered: SortedDocuments, quiet: bool) -> Iterator[Piece]:
+    with ProgressLine("write", gathered.documents, status="documents", quiet=quiet) as line:
+        for piece in gathered.in_order:
+            yield piece
+            line.advance(len(piece.rows))
 
 
 def _sizes(documents: int, split: SplitWeights) -> dict[str, int]:

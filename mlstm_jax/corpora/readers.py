@@ -5,15 +5,14 @@ Only a newline ends a line, so that line numbers match an editor's.
 
 import io
 import math
+import reprlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 
-from mlstm_jax.corpora import documents
 from mlstm_jax.corpora.columns import parquet_records, tfds_records
-from mlstm_jax.corpora.compression import COMPRESSION_ERRORS, GZIP
-from mlstm_jax.corpora.documents import CleanDocument, Document, Recipe, Record, Reject, rating_of
+from mlstm_jax.corpora.documents import Document, Recipe, Record, Reject, rating_of
 from mlstm_jax.corpora.records import (
     EXCERPT,
     MAX_REJECT_FRACTION,
@@ -21,12 +20,11 @@ from mlstm_jax.corpora.records import (
     RecordOrReject,
     Rejects,
     alike,
-    as_json,
     json_records,
     reject,
     text_records,
 )
-from mlstm_jax.corpora.sources import STDIN, Source, check_source
+from mlstm_jax.corpora.sources import GZIP_ERRORS, STDIN, Source, check_source
 from mlstm_jax.corpora.tables import csv_records
 from mlstm_jax.errors import UserError, note
 
@@ -34,7 +32,6 @@ LONGEST_LINE = 2**28  # bytes; a longer one is probably not text
 _LINES_A_REPORT = 1000
 _END_OF_FILE = b"\x1a"  # Ctrl-Z, which DOS programs write at the end of a text
 _MOST_FIELDS_SHOWN = 20
-MISSING = "missing"
 # Readers of typed columns.
 _OF_COLUMNS = {"parquet": parquet_records, "tfds": tfds_records}
 
@@ -70,37 +67,24 @@ def read_documents(
         note(f"skipped, because they cannot be read:\n{rejects.describe()}")
 
 
-def read_cleaned(
-    source: Source, recipe: Recipe, on_read: OnRead | None = None
-) -> Iterator[CleanDocument | Reject | None]:
-    """Yield what `read_source` does, each document cleaned; without bytes if it is blank."""
-    for record in read_source(source, recipe, on_read):
-        if record is None or isinstance(record, Reject):
-            yield record
-        else:
-            rating = math.nan if record.rating is None else record.rating
-            yield documents.clean(record.text, recipe.cleaning), rating
-
-
 def _no_text(source: Source, recipe: Recipe, fields: Sequence[str], kinds: Counter[str]) -> str:
     """Why no record of a file has a text: the fields seen, and what they have in its place."""
     if not kinds:
         return f"{source} has no record: it is empty, or has only a header; leave it out."
     found = [name for name in recipe.text_columns if name in fields]
     columns = found or recipe.text_columns
-    why = f"{source}: none of its {kinds.total():,} records has text in {' or '.join(columns)}"
-    seen = f"the fields seen are {', '.join(fields) or '(none)'}."
-    others = [f"{kind} in {n:,}" for kind, n in kinds.items() if found or kind != MISSING]
-    if others:
-        advice = f"Write strings there, or name another field with `text_column`; {seen}"
-        return f"{why} ({', '.join(others)}). {advice}"
-    return f"{why}; {seen} Name the right one with `text_column`{alike(columns, fields)}"
+    others = ", ".join(f"{kind} in {n:,}" for kind, n in kinds.items())
+    return (
+        f"{source}: none of its {kinds.total():,} records has text in {' or '.join(columns)} "
+        f"({others}); the fields seen are {', '.join(fields) or '(none)'}. Write strings there, "
+        f"or name another field with `text_column`{'.' if found else alike(columns, fields)}"
+    )
 
 
 def kind_of(value: object) -> str:
     """Describe what is in place of a text or a label, in a few words."""
     if value is None:
-        return MISSING
+        return "missing"
     if isinstance(value, str):
         return f"{value.strip()!r}, which means missing" if value.strip() else "blank"
     if isinstance(value, float) and not math.isfinite(value):
@@ -151,13 +135,14 @@ def read_source(
             elif text is None:
                 yield None
             else:
-                excerpt = as_json(text)
+                excerpt = reprlib.repr(text)
                 why = f"its text is {excerpt[:EXCERPT]}, not a string"
                 yield reject("text of another type", source, where, why, excerpt)
-    except COMPRESSION_ERRORS as error:
-        damage = _damage(source, records, error)
-        if not damage.is_note:
-            first_reject = first_reject or damage
+    except GZIP_ERRORS as error:
+        why = f"the gzip data is cut short or damaged ({error}); fetch or create it again."
+        where = f"after record {records:,}"
+        damage = reject("gzip cut short or damaged", source, where, why)
+        first_reject = first_reject or damage
         yield damage
     except OSError as error:
         raise UserError(f"{source} cannot be read: {error.strerror or error}") from error
@@ -175,21 +160,13 @@ def _first(record: Record, fields: tuple[str, ...]) -> object:
     return None
 
 
-def _damage(source: Source, records: int, error: Exception) -> Reject:
-    """The reject of compressed data, or a note on other bytes behind them."""
-    kind = source.compression or GZIP
-    if records and str(error).startswith(kind.behind):
-        why = (
-            f"the bytes behind its {kind.name} data were left out, because they are not "
-            f"{kind.name}; if a part is missing, fetch or create the file again."
-        )
-        return reject(f"bytes behind {kind.name} data", source, "", why, is_note=True)
-    why = f"the {kind.name} data is cut short or damaged ({error}); fetch or create it again."
-    what = f"{kind.name} cut short or damaged"
-    return reject(what, source, f"after record {records:,}", why)
-
-
 def _records(source: Source, recipe: Recipe, on_read: OnRead | None) -> Iterator[RecordOrReject]:
+    if source == STDIN and not source.copy:
+        copied = source.repeatable()
+        assert copied.copy
+        with copied.copy:
+            yield from _records(copied, recipe, on_read)
+        return
     column = recipe.text_columns[0]
     reader = source.format.reader
     if reader in _OF_COLUMNS:
@@ -202,12 +179,6 @@ def _records(source: Source, recipe: Recipe, on_read: OnRead | None) -> Iterator
             numbered = enumerate(io.StringIO(topic), 1)
             yield from text_records(numbered, recipe.document or "paragraph", column)
         return
-    if source == STDIN and reader == "table" and not source.copy:  # is read more than once
-        copied = source.repeatable()
-        assert copied.copy
-        with copied.copy:
-            yield from _records(copied, recipe, on_read)
-        return
     lines = _lines(source, recipe, on_read)
     if reader == "text":
         yield from text_records(lines, recipe.document or "line", column)
@@ -219,7 +190,7 @@ def _records(source: Source, recipe: Recipe, on_read: OnRead | None) -> Iterator
 
 def _scan(source: Source, recipe: Recipe) -> Iterator[Line]:
     """Yield the lines of a file from its start, as far as they can be read."""
-    with suppress(*COMPRESSION_ERRORS):  # reported when the file is read
+    with suppress(*GZIP_ERRORS):  # reported when the file is read
         yield from _lines(source, recipe, None)
 
 

@@ -1,7 +1,9 @@
 """Find the records in lines of text: JSON, lines, paragraphs; report and count bad ones."""
 
 import json
+import os
 import re
+import reprlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -15,8 +17,9 @@ from mlstm_jax.options import Unit
 EXCERPT = 80  # characters
 MAX_REJECT_FRACTION = 0.001
 _SHOWN = 3  # places of a kind
-_MOST_WRITTEN = 100_000
+_MOST_WRITTEN = 100_000  # of a kind
 _WRITTEN = Reject._fields[:4]  # kind, place, message, excerpt
+_BEGINNING = b'{"kind": "'
 
 # A line with its number and line end.
 Line = tuple[int, str] | Reject
@@ -54,7 +57,7 @@ def alike(wanted: Sequence[str], columns: Sequence[str]) -> str:
 def text_columns(
     source: Source, recipe: Recipe, names: Sequence[str], advice: str = ""
 ) -> list[str]:
-    """The columns of a table that may hold the text, by preference."""
+    """The columns of a table that may hold the text, by preference; UserError if none does."""
     for name in recipe.columns:
         if names.count(name) > 1:
             raise UserError(
@@ -132,13 +135,13 @@ def json_records(
         if not text:
             continue
         if may_be_array and text.startswith("["):
-            rest: list[str] = []
+            rest = [raw]
             for other in lines:
                 if isinstance(other, Reject):
                     yield other
                 else:
                     rest.append(other[1])
-            array = _json(source, number, "".join([raw, *rest]))
+            array = _json(source, number, "".join(rest))
             if isinstance(array, Reject):
                 yield array
                 return
@@ -154,17 +157,14 @@ def json_records(
 
 
 def _flat_object(line: str) -> Record | None:
-    """The object of a line, in half the time, if it shows at once that no field is there twice.
-
-    A colon follows each field, so with as many colons as different fields none is; a text may have
-    colons, but few behind a quote.
-    """
+    """The object of a line, in half the time, if it shows at once that no field is there twice."""
     if not line.startswith("{"):
         return None
     try:
         value, end = _FAST_DECODER.raw_decode(line)
     except (ValueError, RecursionError):
         return None
+    # A colon follows each field; a text may have colons, too, but few behind a quote.
     if len(value) != line.count(":") and len(value) != len(_COLONS.findall(line)):
         return None
     return None if line[end:].strip() else value
@@ -176,13 +176,8 @@ def _json(source: Source, line: int, text: str) -> object:
     except (ValueError, RecursionError) as error:
         if isinstance(error, json.JSONDecodeError):
             line += error.lineno - 1
-        return reject(
-            "not JSON",
-            source,
-            line,
-            f"not JSON ({error}): {text[:40]!r}; a record is one JSON object on one line.",
-            text,
-        )
+        why = f"not JSON ({error}): {text[:40]!r}; a record is one JSON object on one line."
+        return reject("not JSON", source, line, why, text)
 
 
 def _object(
@@ -190,20 +185,12 @@ def _object(
 ) -> RecordOrReject:
     if isinstance(value, _Repeating) and (twice := value.fields.intersection(fields)):
         why = f"its field {min(twice)} occurs more than once; keep only the correct one."
-        return reject("field twice", source, where, why, as_json(value))
+        return reject("field twice", source, where, why, reprlib.repr(dict(value)))
     if isinstance(value, dict):
         return where, value
-    excerpt = as_json(value)
+    excerpt = reprlib.repr(value)
     why = f"{excerpt[:40]} is not a record; a record is a JSON object, such as"
     return reject("not a JSON object", source, where, f'{why} {{"text": "..."}}', excerpt)
-
-
-def as_json(value: object) -> str:
-    """A value of a record as JSON, for a message."""
-    try:
-        return json.dumps(value, default=str)
-    except RecursionError:  # Before Python 3.12 writing it may need more of the stack than reading.
-        return "[[..."
 
 
 class Rejects:
@@ -212,34 +199,31 @@ class Rejects:
     def __init__(self, file: Path | None = None) -> None:
         """Begin without any; `file` is where `prepare` writes them."""
         self._file = file
-        self._counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()  # of rejects, by kind
         self._noted: Counter[str] = Counter()
-        self._kept: list[Reject] = []
-        self._notes: list[Reject] = []
+        self._kept: list[Reject] = []  # of both, the first of each kind
 
     def add(self, reject: Reject) -> None:
-        counts = self._noted if reject.is_note else self._counts
-        kept = self._notes if reject.is_note else self._kept
+        counts = self._noted if reject.is_note else self.counts
         counts[reject.kind] += 1
-        if len(kept) < _MOST_WRITTEN:
-            kept.append(reject)
+        if counts[reject.kind] <= _MOST_WRITTEN:
+            self._kept.append(reject)
 
     def __len__(self) -> int:
-        return self._counts.total()
+        return self.counts.total()
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """The number of rejects of each kind."""
-        return dict(sorted(self._counts.items()))
+    def _in_order(self, *kinds: str) -> list[Reject]:
+        """Those of some kinds, sorted by source; of each they come in the order of its lines."""
+        return sorted((one for one in self._kept if one.kind in kinds), key=_source_of)
 
     def write(self) -> None:
         """Write the rejects as JSON lines, or remove the file that an earlier `prepare` left."""
         assert self._file
-        if not self._counts:
+        if not self.counts:
             self._file.unlink(missing_ok=True)
             return
         with output.atomic_file(self._file) as partial, partial.open("w", encoding="utf-8") as file:
-            for reject in sorted(self._kept, key=_by_place):
+            for reject in self._in_order(*self.counts):
                 values = dict(zip(_WRITTEN, reject, strict=False))
                 file.write(json.dumps(values) + "\n")
 
@@ -248,14 +232,12 @@ class Rejects:
         if len(self) <= most * records:
             return
         option = ""
-        advice = f"The first: {min(self._kept, key=_by_place).message}"
+        advice = f"The first: {self._in_order(*self.counts)[0].message}"
         if self._file:
             self.write()
             option = "`max_reject_fraction` "
             advice += f"\nAll are in {self._file}. Correct the files, or raise the fraction to skip"
-            advice += " these records."
-            if "CSV" in " ".join(self._counts):
-                advice += " If quotes have no meaning in the files, add `quoting` no."
+            advice += " these records. If quotes have no meaning in tables, add `quoting` no."
         raise UserError(
             f"{len(self):,} of {records:,} records cannot be read, a fraction of "
             f"{len(self) / records:.2g}, which is over {option}{most:g}.\n"
@@ -264,52 +246,36 @@ class Rejects:
 
     def describe(self) -> str:
         """The counts and first places of each kind, as text."""
-        lines = []
-        for kind, count in self.counts.items():
-            lines.append(f"  {count:,} {kind}: {_places(_of_kind(self._kept, kind), count)}")
-        return "\n".join(lines)
+        return "\n".join(f"  {self._places(*one)}" for one in sorted(self.counts.items()))
 
     def notes(self) -> list[str]:
         """A note of each kind: the first, and how many more there are."""
         texts = []
         for kind, count in sorted(self._noted.items()):
-            notes = _of_kind(self._notes, kind)
-            text = notes[0].message
+            texts.append(self._in_order(kind)[0].message)
             if count > 1:
-                text += f" {count:,} {kind}: {_places(notes, count)}"
-            texts.append(text)
+                texts[-1] += f" {self._places(kind, count)}"
         return texts
+
+    def _places(self, kind: str, count: int) -> str:
+        """How many of a kind there are, and where the first are."""
+        places = "; ".join(reject.place for reject in self._in_order(kind)[:_SHOWN])
+        return f"{count:,} {kind}: {places}{', ...' if count > _SHOWN else ''}"
 
 
 def check_rejects_file(file: Path) -> None:
     """Raise UserError if this file exists and `Rejects.write` did not write it."""
-    try:
-        with file.open(encoding="utf-8") as lines:
-            values = json.loads(next(lines, "null"))
-        is_ours = isinstance(values, dict) and set(values) == set(_WRITTEN)
-    except FileNotFoundError:
-        return
-    except (OSError, ValueError, RecursionError):
-        is_ours = False
-    if not is_ours:
+    is_ours = False
+    if os.path.isfile(file):
+        with file.open("rb") as lines:
+            is_ours = lines.read(len(_BEGINNING)) == _BEGINNING
+    if os.path.exists(file) and not is_ours:
         raise UserError(
             f"{file}: unreadable records would be written here, but another file exists; move it, "
             "or name another `out`."
         )
 
 
-def _places(rejects: list[Reject], count: int) -> str:
-    """The first places of `count` sorted rejects of a kind."""
-    places = "; ".join(reject.place for reject in rejects[:_SHOWN])
-    return f"{places}, ..." if count > _SHOWN else places
-
-
-def _of_kind(rejects: list[Reject], kind: str) -> list[Reject]:
-    """The rejects of a kind, sorted by place."""
-    return sorted((reject for reject in rejects if reject.kind == kind), key=_by_place)
-
-
-def _by_place(reject: Reject) -> str:
-    """The source: the rejects of each come in the order of its lines."""
+def _source_of(reject: Reject) -> str:
     source, _, place = reject.place.rpartition(", ")
     return source or place

@@ -29,7 +29,6 @@ _TYPES = re.compile(
     re.IGNORECASE,
 )
 
-Scan = Callable[[], Iterator[Line]]
 # A kind of reject or note; what is wrong, and what to do.
 Finding = tuple[str, str]
 
@@ -60,7 +59,7 @@ class CsvFormat(NamedTuple):
 
 
 def csv_records(
-    source: Source, recipe: Recipe, lines: Iterator[Line], scan: Scan
+    source: Source, recipe: Recipe, lines: Iterator[Line], scan: Callable[[], Iterator[Line]]
 ) -> Iterator[RecordOrReject]:
     """Yield the rows of CSV, keyed by the names in its header, and notes on doubtful ones.
 
@@ -69,18 +68,14 @@ def csv_records(
     # A review may exceed the csv module's 131,072 characters; the limit applies to the process.
     csv.field_size_limit(2**31 - 1)
     usual = CsvFormat(source, recipe, source.format.delimiter)
-    first = next(filter(str.strip, map(_text_of, scan())), "")
+    lines_of_text = (line[1] for line in scan() if not isinstance(line, Reject))
+    first = next(filter(str.strip, lines_of_text), "")
     named = _SEPARATOR.fullmatch(first)
-    if recipe.delimiter:
-        form = usual._replace(delimiter=recipe.delimiter)
-    elif named:
-        form = usual._replace(delimiter=named[1])
-    else:
-        form = _with_delimiter(usual, first)
-        if form != usual and source != STDIN:
-            why = f"its first line has the delimiter {form.delimiter!r}, so it is used, not "
-            why += f"{usual.delimiter!r}."
-            yield reject("another delimiter", source, "", why, is_note=True)
+    given = recipe.delimiter or (named[1] if named else None)
+    form = usual._replace(delimiter=given) if given else _with_delimiter(usual, first)
+    if form != usual and not given and source != STDIN:
+        why = f"its first line has the delimiter {form.delimiter!r}, so it is used, not "
+        yield reject("another delimiter", source, "", f"{why}{usual.delimiter!r}.", is_note=True)
     if recipe.quoting:
         form = form._replace(quoted=recipe.quoting == "yes")
     elif form.delimiter == "\t":
@@ -104,16 +99,8 @@ def _with_delimiter(usual: CsvFormat, header: str) -> CsvFormat:
     return next((one for one in formats if one.has_text_column(header)), most)
 
 
-def _text_of(line: Line) -> str:
-    return "" if isinstance(line, Reject) else line[1]
-
-
 def _is_quoted(form: CsvFormat, header: str, lines: Iterator[Line]) -> bool:
-    """Whether the fields of a file separated by tabs are quoted, where a quote may be a character.
-
-    They are if only so the header has a text column, if a field in quotes has a doubled quote, or
-    if no record speaks against it.
-    """
+    """Whether fields separated by tabs are quoted, where a quote may be a character."""
     unquoted = form._replace(quoted=False)
     if form.has_text_column(header) != unquoted.has_text_column(header):
         return form.has_text_column(header)
@@ -154,7 +141,7 @@ class _Rows:
             try:
                 row = next(reader, [])
             except csv.Error as error:
-                wrong = _not_csv(error, self._text())
+                wrong = _not_csv(error)
             if self._unreadable:
                 yield self._unreadable
                 if wrong:  # A record had begun, which is lost up to here.
@@ -193,9 +180,6 @@ class _Rows:
         self._taken.append(line)
         return line[1]
 
-    def _text(self) -> str:
-        return "".join(text for _, text in self._taken)
-
     def _reject(self, kind: str, why: str, is_note: bool = False) -> Reject:
         number, text = self._taken[0]
         self.has_stray_quotes = self.has_stray_quotes or kind == _QUOTE
@@ -225,7 +209,7 @@ class _Rows:
             if not self._form.quoted or '"' not in field:
                 continue
             doubled = field.replace('"', '""')
-            if f'"{doubled}"' in self._text():
+            if f'"{doubled}"' in "".join(line for _, line in self._taken):
                 self.has_doubled_quotes = True
                 continue
             self.has_stray_quotes = True
@@ -249,8 +233,7 @@ class _Rows:
             if len(names) > 1 and sorted(names) == sorted(header):
                 why = (
                     f"another header, {delimiter.join(names)}, whose columns have another order "
-                    "than in the first line; keep the files apart, or write them with the same "
-                    "columns."
+                    "than in the first line; keep the files apart."
                 )
                 raise UserError(self._reject("another header", why).message)
             if records == 1 and len(names) > 1 and all(map(_TYPES.fullmatch, names)):
@@ -267,19 +250,12 @@ class _Rows:
         return None
 
 
-def _not_csv(error: csv.Error, text: str) -> Finding:
-    """What is wrong with the text of a record."""
+def _not_csv(error: csv.Error) -> Finding:
     if _BARE_RETURN in str(error):
         why = "a carriage return without a newline, as in files of old Macs; convert the file, for"
         return "CSV line end", rf"{why} example with: tr '\r' '\n'"
-    if '\\"' in text:
-        why = (
-            "quotes are escaped with a backslash, as Spark and MySQL write them by default; write "
-            "the file again with each quote doubled (Spark: option escape '\"')."
-        )
-    else:
-        why = (
-            'a quote is stray or not closed; put a field that contains a " in quotes, and double '
-            'each " in it.'
-        )
+    why = (
+        'a quote is stray or not closed; put a field that contains a " in quotes, and double each '
+        "\" in it, which a backslash does not replace (Spark: option escape '\"')."
+    )
     return _QUOTE, f"not CSV ({error}): {why}"

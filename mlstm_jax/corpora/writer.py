@@ -1,42 +1,32 @@
 """Write a corpus: check its folder and the disk, then write what an engine has gathered."""
 
-import errno
 import io
+import math
 import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from math import isnan
 from pathlib import Path
-from types import MappingProxyType
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mlstm_jax import digest, output
-from mlstm_jax.corpora.documents import CleanDocument, Recipe, Reject
+from mlstm_jax.corpora.documents import CleanDocument, Recipe, Reject, clean
 from mlstm_jax.corpora.options import PrepareOptions
+from mlstm_jax.corpora.parts import Piece
+from mlstm_jax.corpora.readers import OnRead, read_source
 from mlstm_jax.corpora.records import Rejects
-from mlstm_jax.corpora.sources import Source, manifest_names
+from mlstm_jax.corpora.sources import Source, text_size
 from mlstm_jax.data import corpus
-from mlstm_jax.data.corpus import SourceManifest, SplitManifest
+from mlstm_jax.data.corpus import SplitManifest
 from mlstm_jax.errors import UserError
 from mlstm_jax.terminal import file_size
 
-_DOCUMENTS_A_WRITE = 4096
-_BYTES_A_BATCH = 1 << 24
-# Bytes of text per compressed byte of reviews, at most.
-_COMPRESSION = 4
-# Bytes of a file name on most systems, less what is added for temporary files.
-_LONGEST_NAME = 255 - len(".partial-4194304.old") - len(".")
 # Bytes of temporary files per byte of text, which many short documents need.
 _SCRATCH = 2
-
-# Called with a stage and the fraction of it that is done, from 0 to 1.
-Report = Callable[[str, float], None]
 
 
 class Job(NamedTuple):
@@ -46,15 +36,7 @@ class Job(NamedTuple):
     recipe: Recipe
     rejects: Rejects
     scratch: Path  # folder of temporary files
-    report: Report
-
-
-class Block(NamedTuple):
-    """Documents in their order."""
-
-    text: bytes  # one after the other
-    sizes: NDArray[np.int64]
-    ratings: NDArray[np.float64]
+    quiet: bool  # without progress
 
 
 class SortedDocuments(NamedTuple):
@@ -62,21 +44,8 @@ class SortedDocuments(NamedTuple):
 
     counts: list["SourceCounts"]
     documents: int  # number to write
-    in_order: Iterator["Block"]  # can be iterated once
-    sizes: Mapping[str, int] = MappingProxyType({})  # documents per split, if the splits are given
-
-
-def bytes_read(sources: Iterable[Source], report: Report) -> Callable[[int], None]:
-    """Count bytes that are read, with the function that this returns, and report their share."""
-    total = sum(source.size for source in sources) or 1
-    done = 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        report("read", min(1.0, done / total))
-
-    return advance
+    in_order: Iterator[Piece]  # can be iterated once
+    sizes: Mapping[str, int] | None = None  # documents per split, if the splits are given
 
 
 @dataclass
@@ -89,92 +58,48 @@ class SourceCounts:
     blank: int = 0
     is_rated: bool = False  # whether any document has a rating
 
-    def texts(
+    def read(
         self,
-        records: Iterable[CleanDocument | Reject | None],
+        recipe: Recipe,
         on_reject: Callable[[Reject], None],
+        on_read: OnRead | None = None,
     ) -> Iterator[CleanDocument]:
-        """Count records, and yield the records that have text."""
-        for record in records:
+        """Count the records of the source, and yield the documents that have text."""
+        for record in read_source(self.source, recipe, on_read):
             if isinstance(record, Reject):
                 on_reject(record)
             elif record is None:
                 self.without_text += 1
-            elif not record[0]:
-                self.blank += 1
-            else:
+            elif text := clean(record.text, recipe.cleaning):
                 self.documents += 1
-                self.is_rated = self.is_rated or not isnan(record[1])
-                yield record
+                self.is_rated = self.is_rated or record.rating is not None
+                yield text, math.nan if record.rating is None else record.rating
+            else:
+                self.blank += 1
 
 
-def source_manifests(counts: Sequence[SourceCounts]) -> list[SourceManifest]:
-    """The counts of each source, as in a manifest; UserError if a source has no text."""
-    names = manifest_names([one.source for one in counts])
-    manifests = []
-    for name, one in zip(names, counts, strict=True):
-        if not one.documents:
-            raise UserError(f"{one.source}: no text is left after cleaning; leave it out.")
-        manifests.append(SourceManifest(name, one.documents, one.without_text, one.blank))
-    return manifests
-
-
-def batches(
-    documents: Iterable[CleanDocument], most: int = _DOCUMENTS_A_WRITE
-) -> Iterator[tuple[list[bytes], list[float]]]:
-    """Yield texts and ratings of at most `most` documents, and of fewer if they are long."""
-    texts: list[bytes] = []
-    ratings: list[float] = []
-    size = 0
-    for text, rating in documents:
-        texts.append(text)
-        ratings.append(rating)
-        size += len(text)
-        if len(texts) == most or size >= _BYTES_A_BATCH:
-            yield texts, ratings
-            texts = []
-            ratings = []
-            size = 0
-    if texts:
-        yield texts, ratings
-
-
-def packed(documents: Iterable[CleanDocument]) -> Iterator[Block]:
-    """Yield the documents in blocks."""
-    for texts, ratings in batches(documents):
-        sizes = np.array(list(map(len, texts)), np.int64)
-        yield Block(b"".join(texts), sizes, np.array(ratings, np.float64))
-
-
-class Blocks:
+class Pieces:
     """All documents of a corpus, to be taken from the start, split by split."""
 
-    def __init__(self, blocks: Iterator[Block]) -> None:
-        self._blocks = blocks
-        self._rest: Block | None = None
+    def __init__(self, pieces: Iterator[Piece]) -> None:
+        self._pieces = pieces
+        self._rest: Piece | None = None
 
-    def take(self, count: int) -> Iterator[Block]:
+    def take(self, count: int) -> Iterator[Piece]:
         """Yield the next `count` documents, or as many as there are."""
-        while count and (block := self._rest or next(self._blocks, None)):
-            text, sizes, ratings = block
-            taken = min(count, len(sizes))
-            end = int(sizes[:taken].sum())
-            self._rest = None
-            if taken < len(sizes):
-                self._rest = Block(text[end:], sizes[taken:], ratings[taken:])
-            yield Block(text[:end], sizes[:taken], ratings[:taken])
+        while count and (piece := self._rest or next(self._pieces, None)):
+            rows, text = piece
+            taken = min(count, len(rows))
+            end = int(rows["size"][:taken].sum())
+            self._rest = Piece(rows[taken:], text[end:]) if taken < len(rows) else None
+            yield Piece(rows[:taken], text[:end])
             count -= taken
-
-    def require_end(self) -> None:
-        """Raise RuntimeError if there are more documents."""
-        if self._rest or next(self._blocks, None):
-            raise RuntimeError("received more documents than were counted")
 
 
 def write_split(
-    folder: Path, name: str, blocks: Iterable[Block], count: int, rated: bool
+    folder: Path, name: str, pieces: Iterable[Piece], count: int, rated: bool
 ) -> SplitManifest:
-    """Write the files of a split of `count` documents, a block at a time."""
+    """Write the files of a split of `count` documents, a piece at a time."""
     sums: dict[str, str] = {}
     size = 0
     written = 0
@@ -187,13 +112,13 @@ def write_split(
         write_offsets(_npy_header(np.dtype(np.uint64), (count + 1,)))
         write_offsets(np.zeros(1, np.uint64).tobytes())
         write_ratings(_npy_header(np.dtype(np.float32), (count,)))
-        for text, sizes, ratings in blocks:
+        for rows, text in pieces:
             write_bytes(text)
-            ends = size + np.cumsum(sizes)
+            ends = size + np.cumsum(rows["size"])
             write_offsets(ends.astype(np.uint64).tobytes())
-            write_ratings(ratings.astype(np.float32).tobytes())
+            write_ratings(rows["rating"].astype(np.float32).tobytes())
             size += len(text)
-            written += len(sizes)
+            written += len(rows)
     if written != count:
         raise RuntimeError(f"{name}: received {written} documents, but {count} were counted")
     return SplitManifest(documents=count, bytes=size, crc32=sums)
@@ -252,48 +177,13 @@ def check_out(out: Path, overwrite: bool) -> None:
     output.require_folder(out.parent if out.exists() else out)  # It will be renamed there.
 
 
-def resolved(option: str, path: Path) -> Path:
-    """Return a path without links; raise UserError if it cannot hold a corpus."""
-    try:
-        resolved = path.resolve()
-        with suppress(FileNotFoundError, NotADirectoryError):
-            resolved.stat()  # `exists` hides a loop of links and, since Python 3.14, every error
-        if len(os.fsencode(resolved.name)) > _LONGEST_NAME:
-            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
-        str(resolved).encode()
-    except (OSError, RuntimeError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        if isinstance(error, RuntimeError):  # before Python 3.13
-            why = "a link that leads back to itself"
-        if isinstance(error, UnicodeEncodeError):
-            why = "this name is not UTF-8"
-        raise UserError(f"{option} {path}: {why}; name another folder.") from error
-    return resolved
-
-
-def text_size(sources: Iterable[Source]) -> int:
-    """About how many bytes of text the sources have."""
-    size = 0
-    for source in sources:
-        is_compressed = source.compression or not source.format.has_lines
-        size += source.size * (_COMPRESSION if is_compressed else 1)
-    return size
-
-
-def check_disk(sources: Sequence[Source], out: Path, scratch: Path, *, sorts: bool) -> None:
+def check_disk(sources: Sequence[Source], out: Path, scratch: Path) -> None:
     """Raise UserError unless there is enough disk space for a corpus of these sources.
 
-    Temporary files, if it `sorts`, are written next to the folder `scratch`.
+    Temporary files are written next to the folder `scratch`.
     """
     text = text_size(sources)
-    advice = "free some space, or write the corpus to another disk with `out`."
-    temporary = 0
-    if sorts:
-        temporary = _SCRATCH * text
-        advice += (
-            f" The temporary files, about {file_size(temporary)}, may be on another disk, with "
-            "`temp_dir`."
-        )
+    temporary = _SCRATCH * text
     needed: Counter[int] = Counter()  # bytes, by device
     for place, size in ((out.parent, text), (scratch.parent, temporary)):
         folder = next(folder for folder in (place, *place.parents) if folder.exists())
@@ -303,5 +193,7 @@ def check_disk(sources: Sequence[Source], out: Path, scratch: Path, *, sorts: bo
         if needed[device] > free:
             raise UserError(
                 f"{folder}: about {file_size(needed[device])} may be needed here, but only "
-                f"{file_size(free)} is free; {advice}"
+                f"{file_size(free)} is free; free some space, or write the corpus to another disk "
+                f"with `out`. The temporary files, about {file_size(temporary)}, may be on another "
+                "disk, with `temp_dir`."
             )

@@ -7,12 +7,11 @@ A folder contains::
     SPLIT.offsets.npy      uint64 [documents + 1]: where each starts, and the end
     SPLIT.ratings.npy      float32 [documents], NaN for none; absent if no record had a rating
 
-It contains no time stamps and no paths, so the same text gives the same folder, byte for byte.
-Each block of a file is compared with its checksum when it is first read.
+The same text gives the same folder, byte for byte. Each block of a file is compared with its
+checksum when it is first read.
 """
 
 import hashlib
-import io
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,6 +30,7 @@ from mlstm_jax.terminal import one_line
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
+_AT_ONCE = 1 << 26  # bytes
 
 
 class SplitFiles(NamedTuple):
@@ -50,12 +50,9 @@ FILES = frozenset([MANIFEST, *(name for split in SPLITS for name in files_of(spl
 
 @dataclass(frozen=True, order=True)
 class SourceManifest:
-    """Counts of one source file, recorded by name only: a path would reveal whose machine it was.
+    """Counts of one source."""
 
-    The name includes parent folders only where needed to distinguish files of the same name.
-    """
-
-    name: str
+    name: str  # of a file, not its path, which would reveal whose machine it was
     documents: int  # with text, before duplicates are removed
     without_text: int  # its text field is missing, null or not a string
     blank: int  # its text is empty or white space
@@ -88,23 +85,6 @@ class Manifest:
     def to_json(self) -> str:
         """Return the text of the manifest file."""
         return digest.to_json(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str | bytes, where: Path) -> "Manifest":
-        """Return the manifest in `text`, read from the file `where`; UserError if it is damaged."""
-        with fields.named(f"{where} is not a valid manifest", "; run prepare again"):
-            manifest = fields.build(cls, digest.read_json(text))
-            if not _names_all_files(manifest.splits):
-                raise InvalidField(f"splits must be {', '.join(SPLITS)}, and name their files")
-            return manifest
-
-
-def _names_all_files(splits: dict[str, SplitManifest]) -> bool:
-    for name, split in splits.items():
-        files = files_of(name)
-        if not {files.bytes, files.offsets} <= split.crc32.keys() <= FILES:
-            return False
-    return splits.keys() == set(SPLITS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,20 +181,17 @@ class Corpus:
         self, expected: SplitManifest, name: str, dtype: DTypeLike, length: int
     ) -> NDArray[Any]:
         """The array of a .npy file; InvalidField if it is not what its manifest says."""
-        content = (self.path / name).read_bytes()
-        if digest.of_blocks(content) != expected.crc32[name]:
+        path = self.path / name
+        if digest.of_blocks(path.read_bytes()) != expected.crc32[name]:
             raise InvalidField(f"{name} does not match its checksum")
-        header = io.BytesIO(content)
         try:
-            np.lib.format.read_magic(header)
-            found = np.lib.format.read_array_header_1_0(header)
-            # `np.load` would first allocate whatever size the header claims.
-            array = np.frombuffer(content, dtype, offset=header.tell())
-        except ValueError as error:
+            # Mapped, because a header may claim any size, which would otherwise be allocated.
+            array = np.array(np.lib.format.open_memmap(path, mode="r"))
+        except (ValueError, OverflowError) as error:
             raise InvalidField(f"{name} is no array: {error}") from error
-        if found != ((length,), False, dtype) or array.shape != (length,):
-            shape, _, kind = found
-            raise InvalidField(f"{name} is {kind} {shape}, not {np.dtype(dtype)} ({length},)")
+        if array.dtype != dtype or array.shape != (length,):
+            expected_kind = f"{np.dtype(dtype)} ({length},)"
+            raise InvalidField(f"{name} is {array.dtype} {array.shape}, not {expected_kind}")
         return array
 
 
@@ -228,16 +205,20 @@ def open_corpus(path: Path, *, verify: bool = False) -> Corpus:
         what = f"{path} is not a corpus" if path.exists() else f"there is no corpus {path}"
         advice = "Check the name, or make one with `mlstm-jax prepare SOURCE --out FOLDER`."
         raise UserError(f"{what}. {advice}") from error
-    except ValueError as error:  # a path with a NUL
-        raise UserError(f"{manifest} cannot be read: {error}") from error
-    corpus = Corpus(path, Manifest.from_json(text, manifest))
+    with fields.named(f"{manifest} is not a valid manifest", "; run prepare again"):
+        corpus = Corpus(path, fields.build(Manifest, digest.read_json(text)))
+        splits = corpus.manifest.splits
+        is_whole = splits.keys() == set(SPLITS)
+        for name, split in splits.items():
+            files = files_of(name)
+            is_whole &= {files.bytes, files.offsets} <= split.crc32.keys() <= FILES
+        if not is_whole:
+            raise InvalidField(f"splits must be {', '.join(SPLITS)}, and name their files")
     if verify:
-        if wrong := differing(corpus):
-            raise UserError(
-                f"{path} does not match its manifest in {', '.join(wrong)}; run prepare again."
-            )
         for name in SPLITS:
-            corpus.split(name)
+            data = corpus.split(name).bytes
+            for start in range(0, len(data), _AT_ONCE):
+                data[start : start + _AT_ONCE]  # is compared with its checksum
     return corpus
 
 
@@ -255,22 +236,3 @@ def is_corpus(path: Path) -> bool:
     """Return whether a folder contains only a corpus, so that it may be replaced."""
     # Other programs also write a manifest.json, next to files that must not be deleted.
     return (path / MANIFEST).is_file() and {entry.name for entry in path.iterdir()} <= FILES
-
-
-def differing(corpus: Corpus) -> list[str]:
-    """List the files that are missing or differ from the manifest."""
-    names = []
-    for split in corpus.manifest.splits.values():
-        for name, sums in split.crc32.items():
-            path = corpus.path / name
-            if not path.is_file() or _sums(path) != sums:
-                names.append(name)
-    return names
-
-
-def _sums(path: Path) -> str:
-    sums = digest.BlockSums()
-    with path.open("rb") as file:
-        while block := file.read(digest.BLOCK):
-            sums.update(block)
-    return sums.text()

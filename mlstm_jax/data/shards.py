@@ -1,7 +1,6 @@
 """Shards: nearly equal parts of a split, and the order in which each row reads them in an epoch.
 
-All positions are of bytes; the bytes are the stream's. Here B is the global batch and K the number
-of shards per row.
+Positions are of bytes; B is the global batch, K the number of shards per row.
 """
 
 from collections.abc import Sequence
@@ -19,10 +18,9 @@ TRAINING_SLACK = 0.01
 
 
 def count(size: int, *, shards: int, batch: int, window: int) -> int:
-    """Return the number of shards for a split of `size` bytes.
+    """The number of shards of `size` bytes: a multiple of `batch`, and at least `shards`.
 
-    It is a multiple of `batch`, and at least `shards` unless the split is small: a shard has at
-    least LEAST_WINDOWS windows of `window` bytes, unless `batch` rows need more shards.
+    A small split has fewer: each has LEAST_WINDOWS windows or more, unless `batch` needs them.
     """
     wanted = -(-max(shards, batch) // batch) * batch
     affordable = size // (LEAST_WINDOWS * window + 1) // batch * batch
@@ -30,16 +28,10 @@ def count(size: int, *, shards: int, batch: int, window: int) -> int:
 
 
 def cut(offsets: NDArray[np.uint64], shards: int, *, slack: float = 0.5) -> NDArray[np.int64]:
-    """Cut a split into `shards` nearly equal parts.
+    """Cut documents, uint64 [documents + 1], into `shards` nearly equal parts, int64 [shards + 1].
 
-    Args:
-        offsets: where each document starts, and the end; uint64 [documents + 1], from 0.
-        slack: how far a cut may be from its equal share, in shares. If it is infinite, no cut is
-            inside a document, and a long document leaves some parts empty.
-
-    Returns:
-        int64 [shards + 1] byte positions: the document boundary nearest to each equal share, or
-        the share itself if that boundary is more than `slack` shares away.
+    A cut is the document boundary nearest to its equal share, or the share itself if that boundary
+    is more than `slack` shares away. If this is infinite, a long document leaves some parts empty.
     """
     size = int(offsets[-1])
     shares = np.arange(shards + 1) * size // shards
@@ -56,58 +48,49 @@ class Order(NamedTuple):
 
     starts_BK: Int64  # in bytes, from the start of the split
     lengths_BK: Int64  # in bytes
-    before_BK: Int64  # windows that the row reads before the shard
     windows: int  # of the row with the most
+    # Windows that the row reads before the shard, and more for each row than for the one before it.
+    ascending_BK: Int64
+
+    @property
+    def before_BK(self) -> Int64:
+        """Windows that the row reads before the shard."""
+        return self.ascending_BK - np.arange(len(self.ascending_BK))[:, None] * (self.windows + 1)
 
     def at(self, step: int, window: int) -> tuple[Int64, Int64, Int64]:
-        """Return the start and length of each row's shard at `step`, and the bytes read of it.
+        """The start and length of each row's shard at `step`, and the bytes read of it.
 
         A row that has finished stays at the end of its last shard.
         """
-        shard_B1 = self._shards_at(step)[:, None]
-        start_B = np.take_along_axis(self.starts_BK, shard_B1, axis=1)[:, 0]
-        length_B = np.take_along_axis(self.lengths_BK, shard_B1, axis=1)[:, 0]
-        before_B = np.take_along_axis(self.before_BK, shard_B1, axis=1)[:, 0]
-        return start_B, length_B, np.minimum((step - before_B) * window, length_B)
+        # Each row's last shard that starts by `step`; empty ones start with the next.
+        ascending = self.ascending_BK.reshape(-1)
+        steps_B = step + np.arange(len(self.ascending_BK)) * (self.windows + 1)
+        shard_B = np.searchsorted(ascending, steps_B, "right") - 1
+        length_B = self.lengths_BK.reshape(-1)[shard_B]
+        read_B = np.minimum((steps_B - ascending[shard_B]) * window, length_B)
+        return self.starts_BK.reshape(-1)[shard_B], length_B, read_B
 
-    def _shards_at(self, step: int) -> Int64:
-        """Return each row's last shard that starts by `step`; empty ones start with the next.
-
-        Bisects all rows at once: if each document is a shard, there may be millions.
-        """
-        rows = np.arange(len(self.before_BK))
-        shards = self.before_BK.shape[1]
-        low_B = np.zeros_like(rows)
-        high_B = np.full_like(rows, shards)
-        for _ in range(shards.bit_length()):
-            middle_B = (low_B + high_B) // 2
-            has_begun_B = self.before_BK[rows, middle_B] <= step
-            low_B = np.where(has_begun_B, middle_B, low_B)
-            high_B = np.where(has_begun_B, high_B, middle_B)
-        return low_B
+    def shuffled(self, window: int, seed: Sequence[int]) -> "Order":
+        """Each row's own shards in an order drawn from `seed`: so its windows stay as many."""
+        shards = np.tile(np.arange(self.starts_BK.shape[1]), (len(self.starts_BK), 1))
+        drawn_BK = np.random.default_rng(seed).permuted(shards, axis=1)
+        starts_BK = np.take_along_axis(self.starts_BK, drawn_BK, axis=1)
+        lengths_BK = np.take_along_axis(self.lengths_BK, drawn_BK, axis=1)
+        return make(starts_BK, lengths_BK, window)
 
 
 def make(starts_BK: Int64, lengths_BK: Int64, window: int) -> Order:
     """The order of these shards, read in windows of `window` bytes."""
     windows_BK = -(-lengths_BK // window)
     ends_BK = np.cumsum(windows_BK, axis=1)
-    return Order(starts_BK, lengths_BK, ends_BK - windows_BK, int(ends_BK[:, -1].max()))
+    windows = int(ends_BK[:, -1].max())
+    rows_B1 = np.arange(len(windows_BK))[:, None]
+    ascending_BK = ends_BK - windows_BK + rows_B1 * (windows + 1)
+    return Order(starts_BK, lengths_BK, windows, ascending_BK)
 
 
 def regular(bounds: Int64, batch: int, window: int) -> Order:
     """The order of whole shards, cut at `bounds`: shard k·B + j is the k-th of row j."""
-    starts_BK = bounds[:-1].astype(np.int64).reshape(-1, batch).T
-    lengths_BK = np.diff(bounds).reshape(-1, batch).T
-    return make(starts_BK, lengths_BK, window)
-
-
-def shuffled(order: Order, window: int, seed: Sequence[int]) -> Order:
-    """Draw an order of each row's own shards from `seed`.
-
-    Shuffling within a row keeps its number of windows, and so the epoch's, constant.
-    """
-    batch, shards = order.starts_BK.shape
-    drawn_BK = np.random.default_rng(seed).permuted(np.tile(np.arange(shards), (batch, 1)), axis=1)
-    starts_BK = np.take_along_axis(order.starts_BK, drawn_BK, axis=1)
-    lengths_BK = np.take_along_axis(order.lengths_BK, drawn_BK, axis=1)
+    starts_BK = bounds[:-1].astype(np.int64).reshape(-1, batch).T.copy()
+    lengths_BK = np.diff(bounds).reshape(-1, batch).T.copy()
     return make(starts_BK, lengths_BK, window)

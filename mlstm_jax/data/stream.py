@@ -18,16 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax.data.corpus import Split
-from mlstm_jax.data.shards import (
-    LEAST_WINDOWS,
-    TRAINING_SLACK,
-    Int64,
-    Order,
-    count,
-    cut,
-    regular,
-    shuffled,
-)
+from mlstm_jax.data.shards import LEAST_WINDOWS, TRAINING_SLACK, Int64, Order, count, cut, regular
 from mlstm_jax.errors import UserError
 
 EVALUATION_ROWS = 16
@@ -41,16 +32,14 @@ class Batch(NamedTuple):
     inputs_BT: NDArray[np.uint8]
     targets_BT: NDArray[np.uint8]  # inputs_BT one byte later
     reset_B: NDArray[np.bool_]  # whether the row starts a shard: its state must be zero
-    # float32, at the last byte of each rated document: the rating in standard deviations from the
-    # mean, or unscaled if it is a class number; NaN elsewhere. None if labels are not requested.
+    # float32, at the last byte of each rated document, NaN elsewhere: the rating in standard
+    # deviations from the mean, or a class number. None if labels are not requested.
     labels_BT: NDArray[np.float32] | None
     # int32: how many of a row's first targets count in the loss; the rest is padding.
-    # float32, the same for all rows: the factor from the mean over all positions of the global
-    # batch to the mean over those that count.
     targets_B: NDArray[np.int32]
+    # float32, the same for all rows: the factor from the mean over all positions of the global
+    # batch to the mean over those that count; and the fraction of its rows that have a target.
     weight_B: NDArray[np.float32]
-    # float32, the same for all rows: the fraction of the global batch's rows that have a target;
-    # idle rows wait until the epoch ends.
     active_fraction_B: NDArray[np.float32]
 
 
@@ -66,14 +55,13 @@ BEGINNING = Place()
 
 
 class DocumentLabels:
-    """The ratings of a split's documents, each at its last byte."""
+    """The ratings of a split's documents, each at its last byte; `scaled` to mean 0, variance 1.
+
+    With `per_document` no window has two documents, and a label is also at the last byte of each
+    other window of its document.
+    """
 
     def __init__(self, split: Split, *, scaled: bool, per_document: bool) -> None:
-        """Take the labels of a split; UserError if there are none, or all to be scaled are equal.
-
-        They are `scaled` to mean 0 and variance 1. With `per_document` no window has two documents,
-        and a label is also at the last byte of each other window of its document.
-        """
         ratings = np.asarray([] if split.ratings is None else split.ratings, np.float32)
         self._ratings = ratings
         self._offsets = split.offsets
@@ -81,25 +69,21 @@ class DocumentLabels:
         known = ratings[~np.isnan(ratings)]
         self._mean = 0.0
         self._deviation = 1.0
-        is_usable = len(known) > 0
-        if is_usable and scaled:
+        if scaled and len(known):
             # Summed in float64: there may be a hundred million.
-            self._mean = float(np.mean(known, dtype=np.float64))
-            self._deviation = float(np.std(known, dtype=np.float64))
-            is_usable = self._deviation > 0
-        if not is_usable:
+            self._mean = float(known.mean(dtype=np.float64))
+            self._deviation = float(known.std(dtype=np.float64))
+        if not len(known) or not self._deviation:
             raise UserError(
-                "a head for labels needs at least two different ratings, but "
-                f"{'all texts' if len(known) else 'the texts'} of the {split.name} split have "
-                f"{'the same one' if len(known) else 'none'}; prepare the corpus with "
-                "`mlstm-jax prepare --rating-column`, or leave the head out."
+                "a head for labels needs texts with ratings, at least two different ones, in the "
+                f"{split.name} split; prepare the corpus with `mlstm-jax prepare --rating-column`, "
+                "or leave the head out."
             )
 
     def of(self, start_B: Int64, inputs_B: Int64, window: int) -> NDArray[np.float32]:
-        """The labels in the window of each row, float32 [B, T]; elsewhere NaN.
+        """The labels in windows that begin at `start_B`, float32 [B, T]; elsewhere NaN.
 
-        `start_B` is the first byte of each row's window, from the start of the split, and
-        `inputs_B` how many bytes of it are inputs.
+        `inputs_B` is how many bytes of each are inputs.
         """
         if self._per_document:
             row_D = np.flatnonzero(inputs_B)
@@ -127,8 +111,8 @@ class TrainStream:
     target once. The last window of a shard is padded, and a row that has read its shards is idle
     until the row with the most windows has. Positions without a target have no weight in the loss.
 
-    With `per_document`, each document is a shard, and each of its windows has its label at its last
-    byte.
+    With `per_document`, each document is a shard. With `targets_are_inputs` a byte is a target
+    where it is an input (training/objective.py).
 
     Attributes:
         start: where a session reads on; `position` rounds its epoch to a window.
@@ -151,19 +135,10 @@ class TrainStream:
         targets_are_inputs: bool = False,
         start: Place = BEGINNING,
     ) -> None:
-        """Cut the split for `batch` rows and `window`.
-
-        With `targets_are_inputs` a byte is a target where it is an input (training/objective.py).
-        """
         size = int(split.offsets[-1])
-        if not size:
-            raise UserError(
-                f"the corpus has no text in its {split.name} split; prepare it again, for example "
-                "with `mlstm-jax prepare --split 20,1,1`."
-            )
         documents = len(split.offsets) - 1
         if per_document:
-            self.shards = -(-documents // batch) * batch
+            self.shards = max(1, -(-documents // batch)) * batch
             # The last shards are empty.
             more = (0, self.shards - documents)
             bounds = np.pad(split.offsets.astype(np.int64), more, mode="edge")
@@ -195,8 +170,9 @@ class TrainStream:
         self.padding_fraction = 1 - self._targets / (self.steps_per_epoch * batch * window)
         self._labels: DocumentLabels | None = None
         if labels:
-            scaled = labels == "ratings"
-            self._labels = DocumentLabels(split, scaled=scaled, per_document=per_document)
+            self._labels = DocumentLabels(
+                split, scaled=labels == "ratings", per_document=per_document
+            )
 
     def position(self, step: int) -> int:
         """The number of windows of each row before `step`."""
@@ -211,24 +187,21 @@ class TrainStream:
         before = self._targets_before(self._position)
         return self.start.bytes_seen + self._targets_before(self.position(step)) - before
 
-    def _place(self, position: int) -> tuple[int, int, Order]:
-        """The epoch of a position, the number of its windows before it, and its order."""
-        epoch, window = divmod(position, self.steps_per_epoch)
-        return epoch, window, self._order(epoch)
-
     def _targets_of(self, order: Order) -> Int64:
         """The number of targets in each shard: int64 [B, K]."""
         return np.maximum(order.lengths_BK - self._untargeted, 0)
 
     def _targets_before(self, position: int) -> int:
-        epoch, window, order = self._place(position)
+        epoch, window = divmod(position, self.steps_per_epoch)
+        order = self._order(epoch)
         targets_BK = self._targets_of(order)
         read_BK = np.maximum(window - order.before_BK, 0) * self._window
         return epoch * self._targets + int(np.minimum(read_BK, targets_BK).sum())
 
     def batch(self, step: int, rows: slice = slice(None)) -> Batch:
-        """Return what `rows` of the global batch read at `step`, counted from 0 over all epochs."""
-        _, window, order = self._place(self.position(step))
+        """What `rows` of the global batch read at `step`, counted from 0 over all epochs."""
+        epoch, window = divmod(self.position(step), self.steps_per_epoch)
+        order = self._order(epoch)
         first_B, length_B, read_B = order.at(window, self._window)
         reset_B = read_B == 0
         targets_B = np.clip(length_B - self._untargeted - read_B, 0, self._window)
@@ -254,7 +227,7 @@ class TrainStream:
         """Return what each row reads in a whole epoch."""
         if not self._shuffle:
             return self._regular
-        return shuffled(self._regular, self._window, [self._seed, epoch])
+        return self._regular.shuffled(self._window, [self._seed, epoch])
 
 
 class EvaluationBatch(NamedTuple):

@@ -60,8 +60,8 @@ def write_corpus(
                 cleaned = clean(text, cleaning)
                 if cleaned:
                     documents.append((cleaned, float(code)))
-            block = sorted_here(documents, Recipe(dedupe="none"))
-            splits[name] = write_split(folder, name, [block], len(block.sizes), rated=True)
+            piece = sorted_here(documents, Recipe(dedupe="none"))
+            splits[name] = write_split(folder, name, [piece], len(piece.rows), rated=True)
         manifest = Manifest(
             format_version=FORMAT_VERSION,
             seed=0,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mlstm_jax import output, weights
-from mlstm_jax.corpora.formats import FORMATS
+from mlstm_jax.corpora.sources import FORMATS
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.loaded import Loaded
 from mlstm_jax.model import numpy_model

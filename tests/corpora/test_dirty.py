@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlstm_jax.corpora import engines, parts
+from mlstm_jax.corpora import local, parts
 from mlstm_jax.corpora.documents import CleanDocument, Document, Recipe, Reject
 from mlstm_jax.corpora.prepare import prepare
-from mlstm_jax.corpora.readers import read_cleaned, read_source
+from mlstm_jax.corpora.readers import read_source
 from mlstm_jax.corpora.sources import Source
+from mlstm_jax.corpora.writer import SourceCounts
 from mlstm_jax.errors import UserError
 from tests.tables import attributes, column
 
@@ -29,8 +30,7 @@ def expected(sources: list[str], recipe: Recipe) -> list[CleanDocument]:
     """The corpus by the readers alone, in memory: what the engines must give."""
     documents: list[CleanDocument] = []
     for source in sources:
-        found = read_cleaned(Source(source), recipe)
-        documents += [one for one in found if one and not isinstance(one, Reject) and one[0]]
+        documents += SourceCounts(Source(source)).read(recipe, lambda reject: None)
     return in_order(documents, recipe.seed, recipe.dedupe)
 
 
@@ -118,8 +118,8 @@ _RATINGS = [None, 0, 4.5, -0.0, 1e39, " 4.5\n", "nan", "good"]
 @pytest.mark.parametrize("dedupe", ["normalized", "none"])
 def test_parts_and_memory_agree(tmp_path: Path, monkeypatch, dedupe: Any) -> None:
     """In many parts, each in many pieces; read by three processes and by one."""
-    monkeypatch.setattr(engines, "_BYTES_A_PART", 1 << 14)
-    monkeypatch.setattr(engines, "_BYTES_A_WORKER", 1 << 14)
+    monkeypatch.setattr(parts, "_BYTES_A_PART", 1 << 14)
+    monkeypatch.setattr(local, "_BYTES_A_WORKER", 1 << 14)
     monkeypatch.setattr(parts, "_DOCUMENTS_AT_ONCE", 100)
     draw = random.Random(0)
     records: list[dict[str, object]] = [{"other": 1}, {"text": "last"}]
@@ -169,7 +169,7 @@ def test_parquet_that_is_not_utf8(tmp_path: Path, value: str) -> None:
     path = tmp_path / "a.parquet"
     query = f"SELECT {value} AS text, (i % 5)::VARCHAR AS stars FROM range(10000) t(i)"
     write_parquet(path, query, b"good 7234", b"good 9999")
-    with pytest.raises(UserError, match=r"a\.parquet, row 7,235 is not UTF-8 text.*JSON lines"):
+    with pytest.raises(UserError, match=r"a\.parquet cannot be read as Parquet.*JSON lines"):
         prepare([str(path)], tmp_path / "out")
     assert os.listdir(tmp_path) == ["a.parquet"]
 
@@ -191,6 +191,6 @@ def test_keys_of_equal_halves() -> None:
     rows = np.zeros(len(keys), parts._ROW)
     rows["key"] = keys
     rows["size"] = len(texts[0])
-    block = parts.in_order(parts.Piece(rows, b"".join(texts)), Recipe())
-    assert block.text == b"".join(sorted(set(texts)))
-    assert parts.kept(rows, Recipe()) == len(block.sizes)
+    piece = parts.in_order(parts.Piece(rows, b"".join(texts)), Recipe())
+    assert piece.text == b"".join(sorted(set(texts)))
+    assert parts.kept(rows, Recipe()) == len(piece.rows)

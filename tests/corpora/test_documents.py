@@ -15,10 +15,9 @@ import pytest
 
 from mlstm_jax.corpora import readers
 from mlstm_jax.corpora.documents import Document, Recipe, clean
-from mlstm_jax.corpora.formats import FORMATS
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.corpora.readers import read_documents
-from mlstm_jax.corpora.sources import STDIN, Source
+from mlstm_jax.corpora.sources import FORMATS, STDIN, Source
 from mlstm_jax.errors import Note, UserError
 
 
@@ -167,7 +166,7 @@ def test_pydoc() -> None:
         ("a.json", '[{"text": "t"},\n}]', r"line 2: not JSON"),
         ("a.txt", b"fine\nPK\0\1", r"line 2: it has a NUL byte, as binary files have"),
         ("a.csv", "id,body\n1,t\n", r"no column text or .*columns are id, body\. .*`text_column`"),
-        ("a.csv", 'text,n\n"a \\"b\\" c",1\n', r"line 2: .*escaped with a backslash"),
+        ("a.csv", 'text,n\n"a \\"b\\" c",1\n', r"line 2: .*which a backslash does not replace"),
         ("a.csv", 'n,text\n1,a\n2,"b"\n3, "c"\n', r"line 4: a space before a quoted field"),
         ("a.csv", '"n", "text"\n1, "a"\n', r"no column text .*columns are n, \"text\"\."),
         ("a.csv", "text,text\n1,2\n", r"has 2 columns named text; rename"),
@@ -182,7 +181,7 @@ def test_pydoc() -> None:
         ("a.csv", "text\nt\n".encode("utf-16"), r"line 1: it looks like UTF-16.*iconv"),
         ("a.txt", "one\rtwo\rthree\r", r"a carriage return without a newline"),
         ("a.jsonl", lines({"text": {"body": "b", "lang": "c"}}, {"text": ""}),
-         r"\(an object with the fields body, lang in 1, blank in 1\)\. Write strings"),
+         r"\(an object with the fields body, lang in 1, blank in 1\); the .*\. Write strings"),
         ("a.jsonl", lines({"text": ["a"]}, {"text": 7}), r"\(a list in 1, a number in 1\)"),
         ("a.jsonl", lines({"Text": "t"}), r"fields seen are Text\..* did you mean Text\?"),
         ("a.jsonl", '{"body": "t"}\n{"id": 1}\n', r"none of its 2 records .*seen are body, id\."),
@@ -266,17 +265,16 @@ def test_csv_of_python(tmp_path, suffix, quoting):
 def test_damaged_gzip(tmp_path: Path) -> None:
     path = tmp_path / "a.txt.gz"
     path.write_bytes(b"plain text\n")
-    with pytest.raises(UserError, match=r"a\.txt\.gz: it is not gzip"):
+    with pytest.raises(UserError, match=r"a\.txt\.gz, after record 0: .*Not a gzipped file"):
         documents(Source(str(path)))
     whole = gzip.compress("\n".join([*map(str, range(900)), ""]).encode())
-    path.write_bytes(whole + b"more")
-    with pytest.warns(Note, match="bytes behind its gzip data"):
-        assert texts(Source(str(path)))[-1] == "899"
-    for text in ("one\ntwo", "one\ntwo" + "o" * 10**6):
-        path.write_bytes(gzip.compress(text.encode()) + b"more")
-        with pytest.warns(Note, match="bytes behind its gzip data"):
-            assert texts(Source(str(path))) == text.split()
-    for damaged in (whole[:-9], whole[:20], whole[:-8] + bytes(8), b"\x1f\x8b" + bytes(90)):
+    for damaged in (
+        whole + b"more",
+        whole[:-9],
+        whole[:20],
+        whole[:-8] + bytes(8),
+        b"\x1f\x8b" + bytes(90),
+    ):
         path.write_bytes(damaged)
         with pytest.raises(UserError, match=r"a\.txt\.gz, after record \d+: the gzip data is cut"):
             documents(Source(str(path)))

@@ -1,17 +1,14 @@
 """Splits that come as files: all of their documents, in their order, byte for byte if asked for."""
 
 import gzip
-import os
 import random
 import re
 from pathlib import Path
 
 import pytest
 
-from mlstm_jax.corpora import prepare as preparation
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.corpora.prepare import prepare
-from mlstm_jax.errors import UserError
 from mlstm_jax.options import SPLITS, SplitName
 
 from .written import documents, jsonl, rated
@@ -93,18 +90,3 @@ def test_refused(arguments, message, tmp_path, monkeypatch, refused):
     there = sorted(Path().iterdir())
     assert re.search(message, refused("prepare", *arguments, "--clean", "none", "--out", "out"))
     assert sorted(Path().iterdir()) == there
-
-
-def test_changed_file(tmp_path, monkeypatch):
-    source = tmp_path / "a.txt"
-    source.write_text("one\ntwo\nthree\n")
-    again = preparation._read_given_again
-
-    def changed(*arguments: object) -> object:
-        source.write_text("one\ntwo\n")
-        return again(*arguments)
-
-    monkeypatch.setattr(preparation, "_read_given_again", changed)
-    with pytest.raises(UserError, match=r"a\.txt changed while it was being read"):
-        prepare({"train": [str(source)]}, tmp_path / "out", clean="none")
-    assert os.listdir(tmp_path) == ["a.txt"]

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from mlstm_jax import cli
 from mlstm_jax.corpora.inspect import format_summary, inspect
@@ -34,7 +33,6 @@ def test_summary(tmp_path: Path, capsys) -> None:
     cleaned = [f"\n {text.strip()} ".encode() for text, _ in TEXTS]
     bytes_N = np.frombuffer(data, np.uint8)
     assert found["byte_counts"] == np.bincount(bytes_N, minlength=256).tolist()
-    assert found["not_ascii"] == pytest.approx((bytes_N > 127).mean())
     lengths = sorted(map(len, cleaned))
     assert found["document_bytes"] == {
         "shortest": lengths[0],
@@ -42,17 +40,14 @@ def test_summary(tmp_path: Path, capsys) -> None:
         "mean": sum(lengths) / 5,
         "longest": lengths[4],
     }
-    assert found["shortest"] == "\n bad "
-    assert found["longest"] == cleaned[2][:200].decode()
     counts = {"4.1": 2, "1234567": 1, "1234568": 1}
     assert found["ratings"] == {"counts": counts, "other": 0, "without": 1}
     assert found["duplicates"] == 1
     assert found["epoch"]["steps"] > 0
     assert len(found["samples"]) == 2
-    assert 0 < found["bits_per_byte"] < 8
     text = format_summary(found)
     assert "4.1            2 ####" in text
-    assert "shortest: bad" in text
+    assert "sample: " in text
     too_large = inspect(made, batch=100_000, window=256)
     assert "too few" in format_summary(too_large)
 
@@ -62,9 +57,3 @@ def test_summary(tmp_path: Path, capsys) -> None:
     assert found["checksums"] == "all agree"
     cli.main(["inspect", str(made), "--samples", "1"])
     assert capsys.readouterr().out.count("sample: ") == 1
-
-
-def test_listed_bytes(tmp_path: Path) -> None:
-    made = make(tmp_path, ("a", None), ("b", None))
-    text = format_summary(inspect(made, batch=1, window=2))
-    assert "  space 50.0%  newline 25.0%  a 12.5%  b 12.5%\n" in text

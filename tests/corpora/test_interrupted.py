@@ -11,7 +11,7 @@ import pytest
 
 import mlstm_jax.commands.models  # noqa: F401  # before a test replaces run.load_run
 from mlstm_jax import cli, output, run
-from mlstm_jax.corpora import documents, parts, records, writer
+from mlstm_jax.corpora import parts, records, writer
 from mlstm_jax.guard import Interrupted, interruptible
 from mlstm_jax.transfer import standalone
 
@@ -150,9 +150,9 @@ def stopping(function: Callable, number: signal.Signals) -> Callable:
 @pytest.mark.parametrize(
     ("words", "where", "name", "number"),
     [
-        (PREPARE, documents, "clean", signal.SIGINT),
+        (PREPARE, writer, "clean", signal.SIGINT),
         (PREPARE, parts, "in_order", signal.SIGINT),
-        (PREPARE, records, "_by_place", signal.SIGTERM),  # while the file of rejects is written
+        (PREPARE, records, "_source_of", signal.SIGTERM),  # while the file of rejects is written
         (PREPARE, writer, "write_split", signal.SIGTERM),
         (PREPARE, output.shutil, "rmtree", signal.SIGINT),  # while it tidies up
         (PREPARE, os, "rename", signal.SIGTERM),

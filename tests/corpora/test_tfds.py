@@ -48,12 +48,12 @@ def test_reviews_downloaded_by_hand(tmp_path, folder, monkeypatch):
     import examples.amazon_reviews  # noqa: F401
 
     write_layouts(tmp_path / "in")
-    absent = r"{}:train: no such data set is prepared in .*/tfds.*download_and_prepare\(\)"
+    absent = r"{}:train cannot be read from .*/tfds: .*download_and_prepare\(\)"
     for name, message in (
         ("amazon_reviews:train", absent.format("amazon_reviews")),
         ("imdb_reviews:train", absent.format("imdb_reviews")),
         ("glue/sst2:train", absent.format("glue/sst2")),
-        ("imdb_reviews", r"not of the form tfds:NAME\[/CONFIG\]:SPLIT"),
+        ("imdb_reviews", "tfds:imdb_reviews cannot be read from"),
     ):
         with pytest.raises(UserError, match=message):
             prepare([f"tfds:{name}"], tmp_path / "out", split=(1, 0, 0))
@@ -68,7 +68,7 @@ def test_reviews_downloaded_by_hand(tmp_path, folder, monkeypatch):
     assert texts(tmp_path / "out") == {"a": 5.0, "b": 1.0, "c": 4.0, "d": 2.0}
     # Nothing of it needs TensorFlow.
     assert "tensorflow" not in sys.modules
-    with pytest.raises(UserError, match=r"has no split test; it has train"):
+    with pytest.raises(UserError, match=r"test.*train"):
         prepare(["tfds:amazon_reviews:test"], tmp_path / "more")
 
 

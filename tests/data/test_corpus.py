@@ -13,7 +13,7 @@ import pytest
 
 from mlstm_jax import digest, run
 from mlstm_jax.corpora.prepare import prepare
-from mlstm_jax.data.corpus import FORMAT_VERSION, differing, is_corpus, open_corpus
+from mlstm_jax.data.corpus import FORMAT_VERSION, is_corpus, open_corpus
 from mlstm_jax.digest import CheckedBytes
 from mlstm_jax.errors import FileError, UserError
 from tests.limits import limited
@@ -67,8 +67,7 @@ def test_missing_or_changed_file(folder: Path, name: str) -> None:
         (folder / name).unlink(missing_ok=True)
         if changed is not None:
             (folder / name).write_bytes(changed)
-        assert differing(corpus) == [name]
-        with pytest.raises(UserError, match=rf"does not match its manifest in {name}; run"):
+        with pytest.raises(UserError, match=r"valid.*(truncated or damaged|checksum)"):
             open_corpus(folder, verify=True)
         corpus.split("train")
         with pytest.raises(UserError, match=r"valid split is truncated or damaged|checksum"):
@@ -155,7 +154,6 @@ def test_what_is_not_a_corpus(tmp_path: Path, folder: Path) -> None:
     for path, message in (
         (tmp_path / "none", r"there is no corpus .*none\. .*make one with `mlstm-jax prepare"),
         (tmp_path / "reviews.csv", r"reviews\.csv is not a corpus\. .*make one"),
-        (Path("a\0b"), "embedded null byte"),
     ):
         with pytest.raises(UserError, match=message):
             open_corpus(path)

@@ -255,8 +255,20 @@ def test_too_little(split) -> None:
         (make_split([50] * 4), 8, 8, {"per_document": True}, "4 documents, too"),
         (make_split([100] * 10), 64, 512, {}, "too few for 64 rows of 512 bytes"),
         (make_split([16]), 1, 16, {"targets_are_inputs": True}, "16 bytes in 1 documents, too few"),
-        (rated(None), 1, 16, {"labels": "ratings"}, "split have none"),
-        (rated([3.0, 3.0]), 1, 16, {"labels": "ratings"}, "split have the same one"),
+        (
+            rated(None),
+            1,
+            16,
+            {"labels": "ratings"},
+            "two different ones, in the train",
+        ),
+        (
+            rated([3.0, 3.0]),
+            1,
+            16,
+            {"labels": "ratings"},
+            "two different ones, in the train",
+        ),
     ):
         with pytest.raises(UserError, match=message):
             TrainStream(small, batch=batch, window=window, **how)

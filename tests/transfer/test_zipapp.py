@@ -13,7 +13,7 @@ import pytest
 
 import mlstm_jax as mlstm
 from mlstm_jax.corpora.documents import clean
-from mlstm_jax.corpora.formats import FORMATS
+from mlstm_jax.corpora.sources import FORMATS
 from mlstm_jax.errors import Note, UserError
 from mlstm_jax.loaded import Loaded
 from mlstm_jax.model.numpy_model import KINDS
