@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.options import SamplingOptions
 from mlstm_jax.run import Run, load_run
-from mlstm_jax.transfer.generate import generate
-from mlstm_jax.transfer.trace import Reader
+from mlstm_jax.transfer.trace import Reader, generate
 from mlstm_jax.weights import fingerprint
 
 BYTES = 1000  # of a sample

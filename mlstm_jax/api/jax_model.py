@@ -22,8 +22,8 @@ from mlstm_jax.terminal import ProgressLine
 from mlstm_jax.training import parallel
 from mlstm_jax.training.evaluation import Evaluator, Score, corpus_of
 from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.transfer.features import states_of
-from mlstm_jax.transfer.reader import TextReader, states_at
+from mlstm_jax.transfer.features import state_of
+from mlstm_jax.transfer.reader import TextReader
 
 # More are hardly faster on a CPU (reader.py), and the states of a window take their memory.
 _SPAN_ROWS = 8
@@ -60,8 +60,8 @@ class JaxModel:
     ) -> list[NDArray[np.float32]]:
         strings = noted(as_texts(texts))
         ends = _span_ends(strings, list(spans), self.run.cleaning)
-        (name,) = states_of(self.run.architecture, state and (state,))
-        return states_at(self.run, self._spans_reader, self.run.cleaned(strings), ends, name)
+        name = state_of(self.run.architecture, state)
+        return self._spans_reader.states_at(self.run.cleaned(strings), ends, name)
 
     def evaluate(
         self, split: SplitName, *, corpus: str | Path | None, show_progress: bool = False

@@ -24,10 +24,10 @@ from mlstm_jax.options import (
     SamplingOptions,
     TransferOptions,
 )
-from mlstm_jax.transfer.generate import as_text
-from mlstm_jax.transfer.generate import generate as run_generate
 from mlstm_jax.transfer.heatmap import Heatmap, heat, require_either, score_heat
 from mlstm_jax.transfer.labels import with_held_out
+from mlstm_jax.transfer.trace import as_text
+from mlstm_jax.transfer.trace import generate as run_generate
 
 if TYPE_CHECKING:
     from mlstm_jax.transfer.finetune import Finetuned

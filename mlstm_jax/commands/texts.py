@@ -166,7 +166,7 @@ def generate(
     Args:
         prompt: text to continue; empty: start a new document.
     """
-    from mlstm_jax.transfer.generate import as_text
+    from mlstm_jax.transfer.trace import as_text
 
     pieces = reading.load(run).generate_pieces(prompt, options)
     write = show if is_terminal(sys.stdout) else partial(print, flush=True)

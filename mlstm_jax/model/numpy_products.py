@@ -10,7 +10,8 @@ batch and on any processor.
 """
 
 import functools
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,9 @@ _ZERO = 128  # of x as uint8
 _TYPES = {np.dtype(np.float32): 1, np.dtype(np.uint8): 2, np.dtype(np.int8): 3}
 
 
+T = TypeVar("T")
+
+
 @functools.cache
 def controller() -> Any:
     """What knows and limits the libraries of NumPy's products; finding them takes time."""
@@ -39,6 +43,20 @@ def controller() -> Any:
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()
+
+
+def with_one_thread(parts: Iterator[T]) -> Iterator[T]:
+    """Yield parts that are computed by one thread of BLAS.
+
+    Several wait busily for each other at each byte: beside other programs a byte would take a
+    hundred times as long.
+    """
+    while True:
+        with controller().limit(limits=1, user_api="blas"):
+            part = next(parts, None)
+        if part is None:
+            return
+        yield part
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """A linear classifier of features: what it answers, and its files.
 
-logistic.py fits it, and words.py adds word counts. On disk it is classifier.safetensors, the
-numbers, and classifier.json, the names and what it reads; no pickle.
+logistic.py fits it, and words.py adds word counts. On disk it is classifier.safetensors and
+classifier.json; no pickle.
 """
 
 import math
@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlstm_jax import digest, fields, output, shipped, weights
-from mlstm_jax.errors import UserError, did_you_mean, first_of, nearest, require
+from mlstm_jax.errors import UserError, did_you_mean, first_of, require
 from mlstm_jax.fields import Between
 from mlstm_jax.loaded import Loaded
 from mlstm_jax.model.architecture import Sizes
 from mlstm_jax.options import FeatureState, State
 from mlstm_jax.transfer.features import Features, layers_of
-from mlstm_jax.transfer.labels import Digests, Labelled, codes
+from mlstm_jax.transfer.labels import Digests
 from mlstm_jax.transfer.standalone import shares_of
 from mlstm_jax.transfer.words import MEAN, Counted, Words
 
@@ -37,13 +37,6 @@ class Examples(NamedTuple):
     labels: Labels
     texts: Sequence[str] = ()
     same: Digests | None = None  # see `labels.folds`
-
-
-def examples_of(
-    part: Labelled, features: Features, classes: Sequence[str], same: Digests | None = None
-) -> Examples:
-    """The examples of labelled texts, whose features these are."""
-    return Examples(features, codes(part.labels, classes), part.texts, same)
 
 
 def subset(examples: Examples, count: int, seed: int) -> Examples:
@@ -140,19 +133,12 @@ class Classifier(NamedTuple):
 
     def require_model(self, name: str | Path, run: Loaded) -> None:
         """Raise UserError unless it was created with this run; `name` is for the message."""
-        if self.about.fingerprint == run.fingerprint:
-            return
-        advice = (
-            "pass the run and `checkpoint` that it was created with (of `mlstm-jax finetune`: "
-            "OUT/run)"
-        )
-        step = self.about.step
-        if step not in (None, run.step) and (run.folder / "checkpoints" / str(step)).is_dir():
-            advice = f"pass `--checkpoint {step}` (in Python checkpoint={step})"
-        raise UserError(
-            f"{name} does not belong to the parameters of {run.place}; {advice}, or create it "
-            "again."
-        )
+        if self.about.fingerprint != run.fingerprint:
+            raise UserError(
+                f"{name} does not belong to the parameters of {run.place}; pass the run and "
+                "`checkpoint` that it was created with (of `mlstm-jax finetune`: OUT/run), or "
+                "create it again."
+            )
 
     def between(self, classes: Sequence[str]) -> "Classifier":
         """The classifier that chooses between some of its classes; their shares sum to 1."""
@@ -226,13 +212,14 @@ class Classifier(NamedTuple):
         values = {"weights": self.weights_KD, "intercepts": self.intercepts_K}
         if self.deviations_D is not None:
             values["deviations"] = self.deviations_D
+        of_words: dict[str, Any] = {}
         words = self.words
         if words:
             values |= {"idf": words.idf_V, "word_weights": words.weights_KV}
             values["word_intercepts"] = words.intercepts_K
-        written: dict[str, NDArray[Any]] = {}
-        for name, value in values.items():
-            written[name] = np.asarray(value, np.float64)
+            of_words = {"counted": words.counted, "vocabulary": words.vocabulary}
+            of_words["word_weight"] = words.weight
+        written: weights.Arrays = {name: np.asarray(x, np.float64) for name, x in values.items()}
         if self.texts is not None:
             written["texts"] = np.asarray(self.texts, np.uint32)
         described = {
@@ -242,10 +229,8 @@ class Classifier(NamedTuple):
             "softmax": self.softmax,
             **asdict(self.about),
             "arrays": digest.of_arrays(written),
+            **of_words,
         }
-        if words:
-            described["counted"] = words.counted
-            described |= {"vocabulary": words.vocabulary, "word_weight": words.weight}
         with output.write_errors(folder):
             (folder / "classifier.json").unlink(missing_ok=True)
             weights.write_arrays(folder / "classifier.safetensors", written)
@@ -287,56 +272,48 @@ class _File(Description):
 def load_classifier(folder: Path) -> Classifier:
     """Read what `Classifier.save` wrote; a UserError names the field or array that is wrong."""
     file = _read_json(folder)
-    folder = shipped.model(folder)
-    path = folder / "classifier.safetensors"
+    path = shipped.model(folder) / "classifier.safetensors"
+    where = f"{path}: "
     _, stored = weights.read_safetensors(path)
     texts = stored.pop("texts", None)
+    weights.check_names(where, stored, {"weights", *stored})
+    _, width = weights.sizes(where, stored, "weights", 2)
     rows = 1 if len(file.classes) == 2 else len(file.classes)
-    shapes: dict[str, tuple[int, ...]] = {"intercepts": (rows,)}
+    shapes: dict[str, tuple[int, ...]] = {"weights": (rows, width), "intercepts": (rows,)}
+    if "deviations" in stored:
+        shapes["deviations"] = (width,)
     if file.vocabulary:
         count = len(file.vocabulary)
         shapes |= {"idf": (count,), "word_weights": (rows, count), "word_intercepts": (rows,)}
-    where = f"{path}: "
-    weights.check_names(where, stored.keys() - {"deviations"}, {"weights", *shapes})
-    _, width = weights.sizes(where, stored, "weights", 2)
-    shapes["weights"] = (rows, width)
-    if "deviations" in stored:
-        shapes["deviations"] = (width,)
     loaded = weights.checked_arrays(where, stored, shapes, np.float64)
     summed = loaded if texts is None else loaded | {"texts": texts}
     with fields.named(f"{path} is damaged", "; restore it, or create it again"):
         digest.require_arrays(path.name, digest.of_arrays(summed), file.arrays)
+    words = None
+    if file.vocabulary:
+        numbers = (loaded["idf"], loaded["word_weights"], loaded["word_intercepts"])
+        words = Words(file.counted, file.vocabulary, *numbers, file.word_weight)
     about = {name: getattr(file, name) for name in Description.__dataclass_fields__}
-    classifier = Classifier(
+    return Classifier(
         loaded["weights"],
         loaded["intercepts"],
         file.classes,
         math.inf if file.C is None else file.C,
         file.softmax,
         loaded.get("deviations"),
-        texts=texts,
-        about=Description(**about),
+        words,
+        texts,
+        Description(**about),
     )
-    if not file.vocabulary:
-        return classifier
-    numbers = (loaded["idf"], loaded["word_weights"], loaded["word_intercepts"])
-    words = Words(file.counted, file.vocabulary, *numbers, file.word_weight)
-    return classifier._replace(words=words)
 
 
 def _read_json(given: Path) -> _File:
     folder = shipped.model(given)
     path = folder / "classifier.json"
-    advice = "create one with `mlstm-jax transfer`."
-    if not folder.exists():
-        beside = [one.parent.name for one in given.parent.glob("*/classifier.json")]
-        near = [str(given.with_name(name)) for name in nearest(given.name, beside)]
-        raise UserError(f"there is no folder {given}{did_you_mean(near, f'; {advice}')}")
     if not path.is_file():
         inside = [str(given / one.parent.name) for one in sorted(folder.glob("*/classifier.json"))]
-        if inside:
-            advice = f"pass {' or '.join(inside)}."
-        raise UserError(f"{given} has no classifier.json; {advice}")
+        advice = did_you_mean(inside, "; create one with `mlstm-jax transfer`.")
+        raise UserError(f"{given} has no classifier.json{advice}")
     advice = "; restore it, or create it again with `mlstm-jax transfer`"
     with fields.named(f"{path}: the classifier cannot be read", advice):
         values = fields.parse(path.read_bytes())

@@ -4,14 +4,11 @@ Accuracy is too high on texts that a model or a classifier has learned from; `la
 them.
 """
 
-import functools
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mlstm_jax import shipped
 from mlstm_jax.errors import note
@@ -52,54 +49,35 @@ def label_texts(
     learned = {READ: read_with_ratings(run)}
     if classifier.texts is not None:
         learned[FITTED] = classifier.texts
+    familiar = classifier.about.familiar
     total = 0
-    firsts: dict[str, int] = {}
-    counts = Counter[str]()
+    numbers = defaultdict[str, list[int]](list)  # of the texts of each finding, from 1
     for part, read in featurizer.read_each(texts, "classify", quiet=quiet):
         blank_N = read.scored_N == 0  # every cleaning adds a byte to a text
         marked = {_BLANK: blank_N}
-        if classifier.about.familiar:
-            familiar = classifier.about.familiar
+        if familiar:
             marked[_UNLIKE] = familiar.is_out_of_domain(read.nats_N, read.scored_N)
-        if any(theirs.size for theirs in learned.values()):
-            found_N = digests(part, run.cleaning)
-            for finding, theirs in learned.items():
-                marked[finding] = _is_among(found_N, theirs)
+        found_N = digests(part, run.cleaning)
+        for finding, theirs in learned.items():
+            marked[finding] = np.isin(found_N, theirs)
         for finding, is_marked_N in marked.items():
-            if is_marked_N.any():
-                firsts.setdefault(finding, total + int(is_marked_N.argmax()) + 1)
-                counts[finding] += int(is_marked_N.sum())
+            numbers[finding] += (total + 1 + np.flatnonzero(is_marked_N)).tolist()
         total += len(part)
         shares_NK = classifier.probabilities(read.features, part)
         by_name = [dict(zip(classifier.classes, row, strict=True)) for row in shares_NK.tolist()]
         for n in np.flatnonzero(blank_N):
             by_name[n] = {}
         yield part, by_name
-    for finding, first in firsts.items():
-        count = counts[finding]
-        if finding not in learned or not is_negligible(count, total):
-            note(sentence(finding, count, total, first=first))
+    for finding, all_of_it in numbers.items():
+        is_few = finding in learned and is_negligible(len(all_of_it), total)
+        if all_of_it and not is_few:
+            note(sentence(finding, len(all_of_it), total, first=all_of_it[0]))
 
 
 def read_with_ratings(run: Loaded) -> Digests:
     """Digests of the texts that a pretrained model has read so, or a run that began with one."""
     path = shipped.rated_texts(run.fingerprint) or shipped.rated_texts(run.first_start)
-    return np.zeros(0, np.uint32) if path is None else _read(path)
-
-
-@functools.cache
-def _read(path: Path) -> Digests:
-    """Read a file of the package, which does not change."""
-    return np.sort(np.load(path, allow_pickle=False))
-
-
-def _is_among(texts: Digests, known: Digests) -> NDArray[np.bool_]:
-    """Whether each digest is known; `np.isin` sorts all known ones each time."""
-    if not known.size:
-        return np.zeros(len(texts), np.bool_)
-    place_N = np.searchsorted(known, texts)
-    is_known_N: NDArray[np.bool_] = known[np.minimum(place_N, len(known) - 1)] == texts
-    return is_known_N
+    return np.zeros(0, np.uint32) if path is None else np.load(path, allow_pickle=False)
 
 
 def sentence(
@@ -118,8 +96,8 @@ def is_negligible(count: int, total: int) -> bool:
 
 
 def note_among(name: str, texts: Digests, known: Digests, finding: str) -> list[str]:
-    """Note how many of the texts are among the known, which are sorted; return the note, if any."""
-    count = int(_is_among(texts, known).sum())
+    """Note how many of the texts are among the known; return the note, if any."""
+    count = int(np.isin(texts, known).sum())
     if is_negligible(count, len(texts)):
         return []
     text = sentence(finding, count, len(texts), name=name)
@@ -132,9 +110,9 @@ def note_known(run: Loaded, sets: Sets) -> tuple[list[str], list[str]]:
     read = read_with_ratings(run)
     on_read = []
     on_repeated = []
-    train_N = np.sort(sets.alike["train"])
     for name, part in sets.texts.items():
         on_read += note_among(part.name, sets.digests[name], read, READ)
         if name != "train":
-            on_repeated += note_among(part.name, sets.alike[name], train_N, _REPEATED)
+            of_train_N = sets.alike["train"]
+            on_repeated += note_among(part.name, sets.alike[name], of_train_N, _REPEATED)
     return on_read, on_repeated

@@ -1,8 +1,6 @@
 """The transfer experiment: how well a frozen model's state predicts a label, and by which units.
 
-Puri et al. 2018, section VI, and Radford et al. 2017, figs. 2 and 3: a classifier on all features
-and on the first k units alone, accuracy against the number of labelled examples, the best unit's
-values by class, and the baseline for comparison.
+Puri et al. 2018, section VI, and Radford et al. 2017, figs. 2 and 3.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mlstm_jax.options import FeatureState
+from mlstm_jax.options import SPLITS, FeatureState
 from mlstm_jax.transfer import words
 from mlstm_jax.transfer.classifier import Classifier, Examples, named, subset
 from mlstm_jax.transfer.features import Column
@@ -22,7 +20,6 @@ _CURVE = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 1
 _DRAWS = 3  # random draws of examples for each point of the curve
 _BINS = 40
 
-PARTS = ("train", "valid", "test")
 PROGRESS = len(CS) + 2  # updates that `run` reports
 
 
@@ -120,13 +117,15 @@ def run(
     state: FeatureState,
     columns: list[Column],
     tfidf: words.Fit,
-    prior: Classifier | None = None,
-    on_part: Callable[[int, str], None] = lambda number, name: None,
+    prior: Classifier | None,
+    on_part: Callable[[int, str], None],
 ) -> tuple[Classifier, Result]:
     """Fit and measure; return the classifier, with TF-IDF of the same texts, and the results.
 
     `on_part` is told how many parts of `PROGRESS` are done, and the name of the next.
     """
+    from sklearn.metrics import confusion_matrix
+
     train = examples["train"]
     valid = examples.get("valid")
     test = examples["test"]
@@ -140,13 +139,18 @@ def run(
     by_units = _by_units(train, test, chosen, columns)
     on_part(len(CS) + 1, "learning curve")
     learning_curve = _learning_curve(train, valid, test, chosen, prior)
+    predicted_N = chosen.probabilities(test.features).argmax(axis=1)
     commonest = int(np.bincount(train.labels).argmax())
     assert choice.held_out_NK is not None
+    baseline = {"C": tfidf.C, "valid": tfidf.accuracy}
+    for name in ("train", "test"):
+        by_words_N = tfidf.words.probabilities(examples[name].texts).argmax(axis=1)
+        baseline[name] = float((by_words_N == examples[name].labels).mean())
     weight = words.best_weight(choice.held_out_NK, tfidf.held_out_NK, (valid or train).labels)
     both = chosen._replace(words=replace(tfidf.words, weight=weight))
     result = Result(
         classes=classes,
-        texts={name: len(examples[name].labels) if name in examples else 0 for name in PARTS},
+        texts={name: len(examples[name].labels) if name in examples else 0 for name in SPLITS},
         state=state,
         features=train.features.shape[1],
         C=chosen.C,
@@ -155,11 +159,11 @@ def run(
         test=chosen.score(test),
         majority=float((test.labels == commonest).mean()),
         has_prior=choice.has_prior,
-        baseline=_baseline(tfidf, examples),
+        baseline=baseline,
         counted=tfidf.words.counted,
         together={name: both.score(part) for name, part in examples.items()},
         word_weight=weight,
-        confusion=_confusion(chosen, test),
+        confusion=confusion_matrix(test.labels, predicted_N, labels=range(len(classes))).tolist(),
         learning_curve=learning_curve,
         **by_units,
     )
@@ -186,24 +190,6 @@ def _by_units(
         "best_unit_test": accuracy_of([best]),
         "histogram": _histogram(train, best, chosen.classes),
     }
-
-
-def _confusion(chosen: Classifier, test: Examples) -> list[list[int]]:
-    from sklearn.metrics import confusion_matrix
-
-    predicted_N = chosen.probabilities(test.features).argmax(axis=1)
-    classes = range(len(chosen.classes))
-    found: list[list[int]] = confusion_matrix(test.labels, predicted_N, labels=classes).tolist()
-    return found
-
-
-def _baseline(tfidf: words.Fit, examples: Mapping[str, Examples]) -> dict[str, float]:
-    """C of TF-IDF alone, and its accuracy on each part."""
-    baseline = {"C": tfidf.C, "valid": tfidf.accuracy}
-    for name, part in examples.items():
-        predicted = tfidf.words.probabilities(part.texts).argmax(axis=1)
-        baseline.setdefault(name, float((predicted == part.labels).mean()))
-    return baseline
 
 
 def _best_unit(train: Examples) -> int:

@@ -13,13 +13,13 @@ that a file of other texts or of another model is never reused by mistake.
 
 import contextlib
 import hashlib
-import reprlib
 import weakref
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,11 +29,12 @@ from mlstm_jax.corpora.documents import Recipe, clean, is_broken, note_broken
 from mlstm_jax.corpora.readers import read_documents
 from mlstm_jax.corpora.sources import Source, check_source
 from mlstm_jax.errors import UserError, note, require
-from mlstm_jax.loaded import Loaded
+from mlstm_jax.loaded import Loaded, SmallModel
 from mlstm_jax.model.architecture import Sizes, StateOutput
+from mlstm_jax.model.numpy_model import Summary
+from mlstm_jax.model.numpy_products import with_one_thread
 from mlstm_jax.options import CSV, Cleaning, CsvOptions, FeatureState, State
 from mlstm_jax.terminal import ProgressLine
-from mlstm_jax.transfer.reading import summaries_of
 
 Features = NDArray[np.float32]
 STATE_NAMES: dict[FeatureState, str] = {
@@ -44,7 +45,6 @@ STATE_NAMES: dict[FeatureState, str] = {
     "c+mean_h": "cell state c after the last byte, and mean of h over the text",
     "h+mean_h+max_h": "h after the last byte, and mean and maximum of h over the text",
 }
-S = TypeVar("S", bound=FeatureState)
 
 # In memory; fewer would fill rows less.
 _MOST_CHARACTERS = 1 << 25
@@ -63,17 +63,17 @@ def layers_of(model: Sizes, state: FeatureState, *, all_layers: bool) -> list[tu
     return [(single, layer) for single in single_states(state) for layer in layers]
 
 
-def require_index(name: str, index: int, count: int) -> None:
-    """Raise UserError unless one of `count` units or layers has this index."""
-    shown = reprlib.repr(index)
-    if not 0 <= index < count:
-        raise UserError(f"{name} {shown} does not exist: the model has {name}s 0 to {count - 1}.")
+def features_of(
+    model: Sizes, states: Sequence[FeatureState] | None = None
+) -> tuple[FeatureState, ...]:
+    """Check features, each given once; unset: c+mean_h, or mean_h of a model without a c.
 
-
-def states_of(model: Sizes, states: Sequence[S] | None = None) -> tuple[S, ...]:
-    """Check states that a model must have, each given once; unset: its first, c or h."""
-    if states is None:
-        return cast(tuple[S, ...], model.states[:1])
+    Cross-validation on reviews that the pretrained model has not read chose c+mean_h (91.8 %,
+    mean_h 89.7). On SST's validation part mean_h was better, by less than one deviation; and it is
+    on reviews read with their ratings (results/reviews_1024/README.md).
+    """
+    usual: FeatureState = "c+mean_h" if "c" in model.states else "mean_h"
+    states = (usual,) if states is None else tuple(states)
     single = {*model.states, "mean_h", "max_h"}
     known = [state for state in STATE_NAMES if single.issuperset(single_states(state))]
     for state in states:
@@ -81,21 +81,15 @@ def states_of(model: Sizes, states: Sequence[S] | None = None) -> tuple[S, ...]:
         require(state in known, "state", state, rule)
     is_once = len(set(states)) == len(states) > 0
     require(is_once, "state", " ".join(states), "one state or more, each only once")
-    return tuple(states)
+    return states
 
 
-def features_of(
-    model: Sizes, states: Sequence[FeatureState] | None = None
-) -> tuple[FeatureState, ...]:
-    """Return these features, or else c+mean_h, or mean_h of a model without a c; see `states_of`.
-
-    Cross-validation on reviews that the pretrained model has not read chose c+mean_h (91.8 %,
-    mean_h 89.7). On SST's validation part mean_h was better, by less than one deviation; and it is
-    on reviews read with their ratings (results/reviews_1024/README.md).
-    """
-    if states is None:
-        states = ("c+mean_h",) if "c" in model.states else ("mean_h",)
-    return states_of(model, states)
+def state_of(model: Sizes, state: State | None = None) -> State:
+    """Check a state that a model must have; unset: its first, c or h."""
+    if state is None:
+        return cast(State, model.states[0])
+    features_of(model, (state,))
+    return state
 
 
 class Reading(NamedTuple):
@@ -116,6 +110,14 @@ class Column:
 
     def __str__(self) -> str:
         return f"{self.state} of unit {self.unit} of layer {self.layer}"
+
+
+def places_of(state: FeatureState, columns: Sequence[Column]) -> list[int]:
+    """Where the features of a state are; of several side by side, in their order."""
+    places: list[int] = []
+    for part in single_states(state):
+        places += [n for n, column in enumerate(columns) if column.state == part]
+    return places
 
 
 class TextFile:
@@ -191,7 +193,14 @@ class Featurizer:
         self.columns = [Column(*one, n) for one in self._layers for n in range(model.hidden)]
         needs_totals = any(state in ("mean_h", "max_h") for state, _ in self._layers)
         keep: StateOutput = "totals" if needs_totals else "none"
-        self._summaries = summaries_of(run, devices, rows, keep, score=score)
+        if isinstance(run, SmallModel):
+            self._summaries: Any = partial(run.whole_texts.read, score=score, rows=rows)
+        else:
+            from mlstm_jax.transfer import reader  # imports JAX
+
+            of_jax: Any = run
+            how = reader.TextReader(of_jax, devices, rows, keep_states=keep, score=score)
+            self._summaries = how.summaries
 
     @property
     def fields(self) -> list[list[Any]]:
@@ -201,13 +210,6 @@ class Featurizer:
             [column.layer for column in self.columns],
             [column.unit for column in self.columns],
         ]
-
-    def columns_of(self, state: FeatureState) -> list[int]:
-        """Where the features of a state are; of several side by side, in their order."""
-        places: list[int] = []
-        for part in single_states(state):
-            places += [n for n, column in enumerate(self.columns) if column.state == part]
-        return places
 
     def __call__(
         self, texts: Sequence[str] | TextFile, name: str = "", *, quiet: bool = True
@@ -247,7 +249,10 @@ class Featurizer:
             )
         features_NC = np.zeros((len(texts), len(self.columns)), np.float32)
         nats_N = np.zeros(len(texts))
-        for read in self._summaries(cleaned, line.advance):
+        parts: Iterator[Summary] = self._summaries(cleaned, advance=line.advance)
+        if isinstance(self.run, SmallModel):
+            parts = with_one_thread(parts)
+        for read in parts:
             values = [read.states[state][:, layer] for state, layer in self._layers]
             features_NC[read.text_N] = np.concatenate(values, axis=1)
             nats_N[read.text_N] = read.nats_N

@@ -1,12 +1,11 @@
 """Fine-tuning: train a model end to end to predict labels, along with its language model loss.
 
-The labelled texts become a corpus whose ratings are class numbers, and the trainer does the rest
-(devices, precision, checkpoints, exact resume). At the end of each document a linear head reads h
-of the top layer, and its cross-entropy counts as `label_weight` bytes of the language model's loss.
-Howard and Ruder 2018 and Radford et al. 2018 keep that loss, too. A Transformer, which carries
-nothing, reads each document in windows of its own, and predicts the label in each; BERT's head
-reads the mean of h, and its other loss predicts masked bytes. After each epoch the loss of the
-validation labels, of a calibrated head, is measured; it chooses the checkpoint. The folder holds::
+The labelled texts become a corpus whose ratings are class numbers, and the trainer does the rest.
+At the end of each document a linear head reads h of the top layer, and its cross-entropy counts as
+`label_weight` bytes of the language model's loss (Howard and Ruder 2018, Radford et al. 2018). A
+Transformer reads each document in windows of its own, and predicts the label in each; BERT's head
+reads the mean of h. After each epoch the loss of the validation labels, of a calibrated head, is
+measured; it chooses the checkpoint. The folder holds::
 
     corpus/        the texts, in the order they are read
     run/           a run folder like any other
@@ -30,7 +29,7 @@ from mlstm_jax.corpora.parts import sorted_here
 from mlstm_jax.corpora.writer import check_out, durable, write_split
 from mlstm_jax.data import corpus
 from mlstm_jax.data.corpus import FORMAT_VERSION, Manifest
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import UserError, require
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.options import Cleaning, FinetuneOptions, State
 from mlstm_jax.output import atomic_directory
@@ -38,7 +37,7 @@ from mlstm_jax.run import Run, as_weights, load_run
 from mlstm_jax.training import parallel
 from mlstm_jax.training.train import Session, train
 from mlstm_jax.transfer import classify, words
-from mlstm_jax.transfer.classifier import Classifier, Description, Examples, examples_of, of_softmax
+from mlstm_jax.transfer.classifier import Classifier, Description, Examples, of_softmax
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.labels import Labelled, Sets, codes
 
@@ -135,7 +134,8 @@ def finetune(
         examples: dict[str, Examples] = {}
         for name in names:
             values = featurizer(texts[name].texts, f"features of {name}", quiet=quiet)
-            examples[name] = examples_of(texts[name], values, classes)
+            labels_N = codes(texts[name].labels, classes)
+            examples[name] = Examples(values, labels_N, texts[name].texts)
         return calibrated(head(run, classes), examples["valid"]), examples
 
     def score_labels(params: Parameters) -> tuple[float, float]:
@@ -155,30 +155,21 @@ def finetune(
     about = Description(state, False, tuned.fingerprint, text_column, step=tuned.step)
     classifier = alone._replace(words=counted, texts=np.unique(sets.digests["train"]), about=about)
     accuracy = {name: classifier.score(part) for name, part in examples.items()}
+    report = {
+        "run": str(run.folder),
+        "step": tuned.step,
+        "notes": on_read + on_repeated,
+        "classes": classes,
+        "accuracy": accuracy,
+    }
     without_words = {}
     if counted:
         without_words = {name: alone.score(part) for name, part in examples.items()}
-    finetuned = Finetuned(tuned, classifier, accuracy, without_words)
-    _write(out, finetuned, str(run.folder), on_read + on_repeated)
-    return finetuned
-
-
-def _write(out: Path, finetuned: Finetuned, start: str, notes: list[str]) -> None:
-    """Write the classifier and report.json; `start` is the run whose training it continued."""
-    classifier = finetuned.classifier
+        report |= {"without_words": without_words, "word_weight": counted.weight}
     (out / "classifier").mkdir(exist_ok=True)
     classifier.save(out / "classifier")
-    report = {
-        "run": start,
-        "step": finetuned.run.step,
-        "notes": notes,
-        "classes": classifier.classes,
-        "accuracy": finetuned.accuracy,
-    }
-    if classifier.words:
-        report["without_words"] = finetuned.without_words
-        report["word_weight"] = classifier.words.weight
     output.write_text(out / "report.json", json.dumps(report, indent=2) + "\n")
+    return Finetuned(tuned, classifier, accuracy, without_words)
 
 
 def make_config(run: Run, start: Path, out: Path, classes: int, options: FinetuneOptions) -> Config:
@@ -189,14 +180,11 @@ def make_config(run: Run, start: Path, out: Path, classes: int, options: Finetun
     model = dataclasses.replace(run.config.model, classes=classes, rating_head=False)
     split = corpus.open_corpus(out / "corpus").split("train")
     sizes = np.diff(split.offsets.astype(np.int64))
-    windows = (-(-sizes // window)).sum() if longest else sizes.sum() // window
-    batch = options.batch or _rows(int(windows), parallel.local_devices(Devices()).count)
-    steps = int(windows) // batch
-    if not steps:
-        raise UserError(
-            f"the training texts have {int(windows)} windows of {window} bytes, too few for a "
-            f"`batch` of {batch}; lower `batch` or `window`, or add texts."
-        )
+    windows = int((-(-sizes // window)).sum() if longest else sizes.sum() // window)
+    batch = options.batch or _rows(windows, parallel.local_devices(Devices()).count)
+    steps = windows // batch
+    rule = f"at most {windows}, the windows of {window} bytes in the training texts"
+    require(steps > 0, "batch", batch, rule)
     precision = run.config.precision
     compute = options.compute or precision.compute or host.fastest_compute(model.hidden)
     return Config(

@@ -18,7 +18,7 @@ from mlstm_jax.errors import UserError, require
 from mlstm_jax.options import HEATMAP, HeatmapOptions, State
 from mlstm_jax.terminal import one_line
 from mlstm_jax.transfer.classifier import Classifier
-from mlstm_jax.transfer.features import require_index, states_of
+from mlstm_jax.transfer.features import state_of
 from mlstm_jax.transfer.trace import Reader
 
 _STATES: dict[State, str] = {
@@ -97,14 +97,17 @@ class Heatmap(NamedTuple):
     def _repr_html_(self) -> str:
         """A part of another page, whose own style it does not change."""
         spans = []
-        for text, value in zip(self.texts, self.values.tolist(), strict=True):
+        is_space = [True, *map(str.isspace, self.texts), True]
+        for n, (text, value) in enumerate(zip(self.texts, self.values.tolist(), strict=True)):
             back = colour(value, self.scale)
+            if self.by_word and is_space[n] and not is_space[n + 1]:
+                spans.append("<ruby>")
             spans.append(
                 f'<span style="background:{_css(back)};color:{ink(back)}" title="{value:.3f}">'
                 f"{html.escape(shown(text))}</span>"
             )
-        if self.by_word:
-            spans = _with_values(spans, self)
+            if self.by_word and is_space[n + 2] and not is_space[n + 1]:
+                spans.append(f"<rt>{value:+.1f}</rt></ruby>".replace("-", "−"))
         stops = ", ".join(_css(colour(share, 1.0)) for share in np.linspace(-1, 1, 9))
         scale = f"{self.scale:.3g}"
         return f"""<style>{_STYLE}</style>
@@ -156,20 +159,6 @@ def as_html(heat: Heatmap) -> str:
 """
 
 
-def _with_values(spans: list[str], heat: Heatmap) -> list[str]:
-    """Return the spans in words, each with the value after its last character above it."""
-    pieces = []
-    is_space = list(map(str.isspace, [" ", *heat.texts, " "]))
-    for number, span in enumerate(spans, 1):
-        if is_space[number - 1] and not is_space[number]:
-            span = f"<ruby>{span}"
-        if is_space[number + 1] and not is_space[number]:
-            value = f"{heat.values[number - 1]:+.1f}".replace("-", "−")
-            span += f"<rt>{value}</rt></ruby>"
-        pieces.append(span)
-    return pieces
-
-
 def _curve(heat: Heatmap) -> str:
     middle = _HEIGHT / 2
     limit = 1.25 * heat.scale
@@ -218,10 +207,10 @@ def heat(reader: Reader, text: str, unit: int, options: HeatmapOptions = HEATMAP
     """Read a text, cleaned as `generate` cleans its prompt; see `TrainedModel.heatmap`."""
     architecture = reader.run.architecture
     layers, hidden = architecture.shape
-    (state,) = states_of(architecture, options.state and (options.state,))
+    state = state_of(architecture, options.state)
     layer = layers - 1 if options.layer is None else options.layer
-    require_index("layer", layer, layers)
-    require_index("unit", unit, hidden)
+    require(0 <= layer < layers, "layer", layer, f"0 to {layers - 1}")
+    require(0 <= unit < hidden, "unit", unit, f"0 to {hidden - 1}")
     require(bool(text.strip()), "text", text, _NOT_BLANK)
     trace = reader(prompt_bytes(text, reader.run.cleaning), [(state, layer)])
     heading = f"Unit {unit} of layer {layer}"

@@ -304,7 +304,7 @@ class TextReader:
                 start = RowStates(model.reading_carry(rows), totals, np.zeros(rows, np.float32))
                 state = self._devices.split_rows(start)
             elif step.kept_B is not None:
-                kept = jax.tree.map(lambda x: x[step.kept_B], self.fetch(state))  # noqa: B023
+                kept = jax.tree.map(lambda x: x[step.kept_B], self._devices.fetch_rows(state))  # noqa: B023
                 state = self._devices.split_rows(kept)
             is_one_row = rows <= self._devices.count
             program, weights = self.one_row if is_one_row else self._several_rows
@@ -323,7 +323,7 @@ class TextReader:
     def summaries(
         self, texts: Sequence[bytes], advance: Callable[[int], None]
     ) -> Iterator[Summary]:
-        """See `reading.Summaries`; texts without bytes are left out."""
+        """Yield what is known after each text; texts without bytes are left out."""
         length_N = np.array([len(text) for text in texts])
         for step, after, _ in self.read(texts):
             advance(step.size)
@@ -331,30 +331,25 @@ class TextReader:
             if not ended.size:
                 continue
             text_N = step.text_B[ended]
-            reached = self.fetch(after)
+            reached = self._devices.fetch_rows(after)
             carry, totals, nats_N = jax.tree.map(lambda x: x[ended], reached)  # noqa: B023
             states = self._run.architecture.named_states(carry)
             states["mean_h"] = totals.sum / length_N[text_N][:, None, None]
             states["max_h"] = totals.max
             yield Summary(text_N, states, nats_N)
 
-    def fetch(self, tree: Any) -> Any:
-        """Return the rows of all devices, NumPy."""
-        return self._devices.fetch_rows(tree)
-
-
-def states_at(
-    run: Run, reader: TextReader, texts: Sequence[bytes], places: Sequence[Any], state: str
-) -> list[NDArray[np.float32]]:
-    """Return a state of the top layer after the bytes at these places, float32 [places, units]."""
-    model = run.config.model
-    states = [np.zeros((len(place), model.hidden), np.float32) for place in places]
-    for step, _, outputs in reader.read(texts):
-        assert outputs
-        values_BTLH = reader.fetch(model.named_states(outputs.states)[state])
-        for row in np.flatnonzero(step.text_B >= 0):
-            text = step.text_B[row]
-            here = places[text] - step.place_B[row]
-            inside = (here >= 0) & (here < values_BTLH.shape[1])
-            states[text][inside] = values_BTLH[row, here[inside], -1]
-    return states
+    def states_at(
+        self, texts: Sequence[bytes], places: Sequence[Any], state: str
+    ) -> list[NDArray[np.float32]]:
+        """Return a state of the top layer after the bytes at places, float32 [places, units]."""
+        model = self._run.config.model
+        states = [np.zeros((len(place), model.hidden), np.float32) for place in places]
+        for step, _, outputs in self.read(texts):
+            assert outputs
+            values_BTLH = self._devices.fetch_rows(model.named_states(outputs.states)[state])
+            for row in np.flatnonzero(step.text_B >= 0):
+                text = step.text_B[row]
+                here = places[text] - step.place_B[row]
+                inside = (here >= 0) & (here < values_BTLH.shape[1])
+                states[text][inside] = values_BTLH[row, here[inside], -1]
+        return states

@@ -158,10 +158,7 @@ def _column(path: str, names: Sequence[str], column: str | None) -> str:
     if not wanted:
         missing = column or " or ".join(_COLUMNS)
         have = ", ".join(names)
-        advice = "name the texts with --column"
-        if len(names) == 1 and re.search("[;\t|]", have):
-            advice = "separate the fields with commas"
-        sys.exit(f"{path} has no column {missing}, but {have}; {advice}.")
+        sys.exit(f"{path} has no column {missing}, but {have}; name the texts with --column.")
     return wanted[0]
 
 
@@ -188,14 +185,11 @@ def write_csv(file: Any, labelled: Labelled, classes: Sequence[str]) -> None:
         writer.writerow([number, text, label, *values])
 
 
-def _parts(texts: Iterator[str]) -> Iterator[list[str]]:
+def _labelled(
+    texts: Iterator[str], is_unlike: list[bool]
+) -> Iterator[tuple[Sequence[str], list[dict[str, float]]]]:
+    """Label texts, some at a time, and note which are unlike what the classifier knows."""
     while part := list(itertools.islice(texts, _PART)):
-        yield part
-
-
-def _labelled(parts: Iterable[list[str]], is_unlike: list[bool]) -> Labelled:
-    """Label texts, and note which are unlike what the classifier knows."""
-    for part in parts:
         answers, more = _label(part)
         is_unlike += more
         yield part, answers
@@ -214,12 +208,12 @@ def main(arguments: list[str] | None = None) -> None:
     if is_file and len(given.text) > 1:
         parser.error("name one file, or give texts")
     texts = _texts(given.text[0], given.column) if is_file else iter(given.text)
-    parts = _parts(texts)
-    first = next(parts, [])  # so a file that is wrong has no output
-    if not first:
-        sys.exit(f"{given.text[0]} has no text.")
     is_unlike: list[bool] = []
-    labelled = _labelled(itertools.chain([first], parts), is_unlike)
+    parts = _labelled(texts, is_unlike)
+    first = next(parts, None)  # so a file that is wrong has no output
+    if first is None:
+        sys.exit(f"{given.text[0]} has no text.")
+    labelled = itertools.chain([first], parts)
     if is_file:
         write_csv(sys.stdout, labelled, about["classes"])
     else:

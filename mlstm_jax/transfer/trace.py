@@ -1,5 +1,10 @@
-"""One text, read byte by byte: its states, and what the model predicts."""
+"""One text, read byte by byte: its states, what the model predicts, and how it writes on.
 
+A prompt is cleaned as the corpus was, but without the padding at its end. Each byte is then drawn
+from softmax(logits / temperature), and read in turn.
+"""
+
+import codecs
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Self
@@ -7,15 +12,17 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mlstm_jax.corpora.documents import prompt_bytes
 from mlstm_jax.errors import require
-from mlstm_jax.loaded import Loaded
+from mlstm_jax.loaded import Loaded, SmallModel
 from mlstm_jax.model.architecture import VOCABULARY
-from mlstm_jax.model.numpy_model import nats
-from mlstm_jax.model.numpy_sampling import Drawn, Request
-from mlstm_jax.options import State
-from mlstm_jax.transfer.features import states_of
-from mlstm_jax.transfer.reading import BytesReader, bytes_reader_of
+from mlstm_jax.model.numpy_model import Each, NumpyCarry, NumpyModel, nats
+from mlstm_jax.model.numpy_products import with_one_thread
+from mlstm_jax.model.numpy_sampling import Drawn, Request, Sampling, write
+from mlstm_jax.options import SamplingOptions, State, byte_of
+from mlstm_jax.transfer.features import state_of
 
+_PIECE = 16  # bytes; after each the reading may be stopped
 # Bytes at the end of a text, a character or two, that may be others in the next text.
 _LAST_EDITED = 8
 
@@ -45,6 +52,28 @@ def go_on() -> None:
     """Check nothing."""
 
 
+class _NumpyBytes:
+    """Reads one text byte by byte, and writes on, in NumPy; `writer.DeviceBytes` is its twin."""
+
+    def __init__(self, model: NumpyModel) -> None:
+        self._model = model
+
+    def each(self, piece: bytes, reached: Any) -> Iterator[tuple[Any, Each]]:
+        """Read a piece, after what `reached` has read (None: nothing); yield the same after it."""
+        return with_one_thread(self._each(piece, reached))
+
+    def _each(self, piece: bytes, reached: Any) -> Iterator[tuple[Any, Each]]:
+        before = reached or self._model.start(1)
+        carry = NumpyCarry(before.h.copy(), before.c.copy())
+        for first in range(0, len(piece), _PIECE):
+            each = self._model.read_each(piece[first : first + _PIECE], carry)
+            yield NumpyCarry(carry.h.copy(), carry.c.copy()), each
+
+    def write(self, reached: Any, logits_V: Any, request: Request) -> Iterator[Drawn]:
+        """Yield the bytes that continue a text, a block of each sample at a time."""
+        return with_one_thread(write(self._model, reached, logits_V, request))
+
+
 class Stream:
     """Reads one text in pieces, as they come, from a zero state.
 
@@ -58,7 +87,7 @@ class Stream:
             first byte of the text, which nothing predicts, has none.
     """
 
-    def __init__(self, loaded: Loaded, reader: BytesReader, layers: Layers) -> None:
+    def __init__(self, loaded: Loaded, reader: Any, layers: Layers) -> None:
         """Use `TrainedModel.reader` instead."""
         model = loaded.architecture
         self._reader = reader
@@ -129,14 +158,16 @@ class Reader:
     def __init__(self, run: Loaded) -> None:
         self.run = run
         self._check = go_on
-        self._reader = bytes_reader_of(run)
+        if isinstance(run, SmallModel):
+            self.bytes: Any = _NumpyBytes(run.model)
+        else:
+            from mlstm_jax.transfer import writer  # imports JAX
+
+            of_jax: Any = run
+            self.bytes = writer.DeviceBytes(of_jax)
         # The last text with some layers, and the stream after the part of that text with which the
         # next one may begin.
         self._kept: dict[tuple[tuple[State, int], ...], tuple[Trace, Stream]] = {}
-
-    def write(self, trace: Trace, request: Request) -> Iterator[Drawn]:
-        """Yield the bytes that continue a text, a block of each sample at a time."""
-        return self._reader.write(trace.reached, trace.logits_V, request)
 
     def checked(self, check: Callable[[], None]) -> "Reader":
         """A copy that calls `check` after each window: an error that it raises ends the reading."""
@@ -146,15 +177,11 @@ class Reader:
 
     def stream(self, state: State | None = None) -> Stream:
         """Return a new stream, with a state of the top layer; unset: c, or h without a c."""
-        return Stream(self.run, self._reader, self._top(state))
-
-    def _top(self, state: State | None) -> Layers:
-        (chosen,) = states_of(self.run.architecture, state and (state,))
-        return [(chosen, -1)]
+        return Stream(self.run, self.bytes, [(state_of(self.run.architecture, state), -1)])
 
     def __call__(self, text: bytes, layers: Layers | None = None) -> Trace:
         """Read at least one byte from a zero state; trace states of layers; unset: see `stream`."""
-        layers = tuple(layers or self._top(None))
+        layers = tuple(layers or [(state_of(self.run.architecture), -1)])
         # Other threads may read with this reader: what it keeps is replaced, never changed.
         usable = {}
         for key, (trace, before) in self._kept.items():
@@ -162,7 +189,7 @@ class Reader:
             if trace.text == text or (read and text.startswith(read)):
                 usable[key] = (trace, before)
         self._kept = usable  # frees the others
-        stream = Stream(self.run, self._reader, layers)
+        stream = Stream(self.run, self.bytes, layers)
         values = []
         if layers in usable:
             trace, before = usable[layers]
@@ -181,3 +208,52 @@ class Reader:
         trace = Trace(text, values_TH, stream._reached, stream._logits_1V[0], stream._nats)
         self._kept = usable | {layers: (trace, before)}
         return trace
+
+
+def generate(reader: Reader, prompt: str, options: SamplingOptions) -> Iterator[list[bytes]]:
+    """Yield continuations of a prompt in pieces: each time, the next piece of every sample.
+
+    Sample i does not depend on their number. The units of `set_unit` are set before every byte.
+    """
+    run = reader.run
+    architecture = run.architecture
+    architecture.require_next_byte("generating text")
+    held = options.set_unit or {}
+    has_c = not held or "c" in architecture.states
+    rule = f"unset: {architecture.cli_name} has no cell state c"
+    require(has_c, "set_unit", dict(held), rule)
+    last = architecture.hidden - 1
+    for unit in held:
+        require(0 <= unit <= last, "set_unit", unit, f"a unit, 0 to {last}")
+    how = Sampling(
+        np.float32(options.temperature),
+        np.int32(min(options.top_k or VOCABULARY, VOCABULARY)),
+        np.float32(2 if options.top_p is None else options.top_p),
+    )
+    held_H = np.full(architecture.hidden, np.nan, np.float32)
+    held_H[list(held)] = list(held.values())
+    stop = byte_of(options.stop)
+
+    # One row: all samples share the prompt.
+    trace = reader(prompt_bytes(prompt, run.cleaning))
+    request = Request(options.samples, options.bytes, options.seed, how, held_H)
+    ended = [False] * options.samples
+    for drawn_TB in reader.bytes.write(trace.reached, trace.logits_V, request):
+        pieces = []
+        for sample, row in enumerate(drawn_TB.T):
+            piece = b"" if ended[sample] else row.tobytes()
+            if stop and stop in piece:
+                piece = piece.partition(stop)[0]
+                ended[sample] = True
+            pieces.append(piece)
+        yield pieces
+        if all(ended):
+            return
+
+
+def as_text(pieces: Iterator[bytes]) -> Iterator[str]:
+    """Decode pieces of UTF-8; a character may span two pieces, and an invalid byte becomes �."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    for piece in pieces:
+        yield decoder.decode(piece)
+    yield decoder.decode(b"", final=True)

@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from mlstm_jax import output, shipped
 from mlstm_jax.errors import UserError
 from mlstm_jax.loaded import Loaded
-from mlstm_jax.options import TRANSFER, FeatureState, TransferOptions
+from mlstm_jax.options import SPLITS, FeatureState, TransferOptions
 from mlstm_jax.terminal import ProgressLine, tell
 from mlstm_jax.transfer import classify, experiment, features, words
-from mlstm_jax.transfer.classifier import Classifier, Description, examples_of, load_classifier
-from mlstm_jax.transfer.experiment import PARTS, Result
+from mlstm_jax.transfer.classifier import Classifier, Description, Examples, load_classifier
+from mlstm_jax.transfer.experiment import Result
 from mlstm_jax.transfer.features import Column, Features, Featurizer
-from mlstm_jax.transfer.labels import Labelled, Sets
+from mlstm_jax.transfer.labels import Labelled, Sets, codes
 from mlstm_jax.transfer.report import REPORT, write_report
 
 
@@ -46,12 +45,12 @@ class Transferred(NamedTuple):
 def transfer(
     run: Loaded,
     sets: Sets,
-    out: Path | None = None,
-    options: TransferOptions = TRANSFER,
+    out: Path | None,
+    options: TransferOptions,
     *,
-    text_column: str | None = None,
-    overwrite: bool = False,
-    show_progress: bool = False,
+    text_column: str | None,
+    overwrite: bool,
+    show_progress: bool,
 ) -> dict[FeatureState, Transferred]:
     """Fit a classifier to the features of each state, and measure it; see `TrainedModel.transfer`.
 
@@ -65,88 +64,67 @@ def transfer(
         chosen = (own.about.state,)
     states = features.features_of(run.architecture, chosen)
     classes = sets.classes
-    texts = {name: sets.texts[name] for name in PARTS if name in sets.texts}
-    known = classify.note_known(run, sets)
+    texts: dict[str, Labelled] = {n: sets.texts[n] for n in SPLITS if n in sets.texts}
+    on_read, on_repeated = classify.note_known(run, sets)
     featurizer = Featurizer(run, states=states, all_layers=options.all_layers)
     quiet = not show_progress
     if out and overwrite:
-        _remove_results(out)
+        with output.write_errors(out):
+            for path in _results(out):
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
     read = _features(out, featurizer, texts, quiet=quiet)
     with ProgressLine("TF-IDF", 1, status="", quiet=quiet):
         tfidf = words.fit(texts["train"], texts.get("valid"), classes, sets.alike["train"])
+    fitted_to = np.unique(sets.digests["train"])
     transferred = {}
     for state in states:
-        columns = featurizer.columns_of(state)
+        columns = features.places_of(state, featurizer.columns)
         units = [featurizer.columns[n] for n in columns]
-        examples = {}
+        examples: dict[str, Examples] = {}
         for name, part in texts.items():
             values = read[name] if len(states) == 1 else read[name][:, columns]
-            examples[name] = examples_of(part, values, classes, sets.alike[name])
+            labels_N = codes(part.labels, classes)
+            examples[name] = Examples(values, labels_N, part.texts, sets.alike[name])
         with (
             ProgressLine(f"classifier of {state}", experiment.PROGRESS, quiet=quiet) as progress,
-            # With two threads of OpenBLAS the fits of 2,000 texts take six times as long.
-            threadpool_limits(1, user_api="blas"),
+            words.one_thread(),
         ):
             classifier, result = experiment.run(
                 examples, classes, state, units, tfidf, _prior(own, units), progress.update
             )
-        result = _with_notes(result, sets, own, *known)
-        result = dataclasses.replace(result, keeps_words=options.words)
+        on_fitted = []
+        if own and own.texts is not None and result.has_prior:
+            test = texts["test"].name
+            told = classify.FITTED_BEFORE
+            on_fitted = classify.note_among(test, sets.digests["test"], own.texts, told)
+        result = dataclasses.replace(
+            result,
+            sources=sets.sources,
+            notes=on_read + on_repeated + on_fitted,
+            is_known=bool(on_read or on_fitted),
+            keeps_words=options.words,
+        )
         about = Description(state, options.all_layers, run.fingerprint, text_column, step=run.step)
         counted = classifier.words if options.words else None
-        fitted_to = np.unique(sets.digests["train"])
         classifier = classifier._replace(words=counted, texts=fitted_to, about=about)
         folder = out / state if out and len(states) > 1 else out
         transferred[state] = Transferred(classifier, result, folder)
         if folder:
-            _save(folder, transferred[state], run.name)
+            folder.mkdir(exist_ok=True)
+            (folder / REPORT).unlink(missing_ok=True)
+            classifier.save(folder)
+            write_report(folder, result, run.name)
     return transferred
-
-
-def _save(folder: Path, made: Transferred, run_name: str) -> None:
-    """Write the classifier and the report, whose last file says that all are complete."""
-    folder.mkdir(exist_ok=True)
-    (folder / REPORT).unlink(missing_ok=True)
-    made.classifier.save(folder)
-    write_report(folder, made.result, run_name)
-
-
-def _with_notes(
-    result: Result, sets: Sets, own: Classifier | None, on_read: list[str], on_repeated: list[str]
-) -> Result:
-    """Results with the records that were used, and with notes on texts that are known."""
-    on_fitted = []
-    if own and own.texts is not None and result.has_prior:
-        name = sets.texts["test"].name
-        test_N = sets.digests["test"]
-        on_fitted = classify.note_among(name, test_N, own.texts, classify.FITTED_BEFORE)
-    return dataclasses.replace(
-        result,
-        sources=_sources(sets.given, sets.texts),
-        notes=on_read + on_repeated + on_fitted,
-        is_known=bool(on_read or on_fitted),
-    )
-
-
-def _sources(given: Mapping[str, Labelled], texts: Mapping[str, Labelled]) -> list[str]:
-    """How many records of each file are used; a part of train may be held out for test."""
-    sources = []
-    for name, part in given.items():
-        used = len(texts[name].texts)
-        if name == "train" and "test" not in given:
-            used += len(texts["test"].texts)
-        if part.records:
-            sources.append(f"{used:,} of the {part.records:,} records of {part.name}")
-    return sources
 
 
 def _prior(own: Classifier | None, units: Sequence[Column]) -> Classifier | None:
     """A classifier's first and last class, of these features; None if it reads others, too."""
     if not own:
         return None
-    places: list[int] = []
-    for state in features.single_states(own.about.state):
-        places += [place for place, unit in enumerate(units) if unit.state == state]
+    places = features.places_of(own.about.state, units)
     if len(places) != own.weights_KD.shape[1]:
         return None
     own = own.between([own.classes[0], own.classes[-1]])
@@ -160,15 +138,11 @@ def require_out(out: Path, options: TransferOptions, *, overwrite: bool = False)
     states = options.states or ()
     folders = [out / state for state in states] if len(states) > 1 else [out]
     is_done = all((folder / REPORT).exists() for folder in folders)
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out} exists, and is a file; choose another folder with `out`.")
-    if _results(out) and not (out / "features").is_dir():
+    is_ours = (out / "features").is_dir()
+    if _results(out) and (not is_ours or (is_done and not overwrite)):
         raise UserError(
-            f"{out} exists, and is not a folder of `transfer`; choose another folder with `out`."
-        )
-    if _results(out) and is_done and not overwrite:
-        raise UserError(
-            f"{out} exists; choose another folder with `out`, or replace it with `overwrite=True`."
+            f"{out} exists; choose another folder with `out`, or replace one that `transfer` wrote "
+            "with `overwrite=True`."
         )
     output.require_folder(out)
 
@@ -176,15 +150,6 @@ def require_out(out: Path, options: TransferOptions, *, overwrite: bool = False)
 def _results(out: Path) -> list[Path]:
     """What a folder has besides features, which are saved before all else."""
     return [path for path in out.iterdir() if path.name != "features"] if out.is_dir() else []
-
-
-def _remove_results(out: Path) -> None:
-    with output.write_errors(out):
-        for path in _results(out):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
 
 
 def _features(

@@ -8,7 +8,8 @@ has it, too: it answers as the better one on held-out texts does, or with the me
 that is clearly better.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -95,6 +96,16 @@ class Fit(NamedTuple):
     held_out_NK: Floats  # probabilities of the classes
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """With two threads of OpenBLAS the fits of few texts take several times as long."""
+    import sklearn.linear_model  # noqa: F401  the limit holds for libraries that are loaded
+
+    with threadpool_limits(1, user_api="blas"):
+        yield
+
+
+@one_thread()
 def fit(
     train: Labelled, valid: Labelled | None, classes: Sequence[str], same_N: Digests | None = None
 ) -> Fit:
@@ -103,16 +114,6 @@ def fit(
     `same_N` are digests of the training texts, for the folds; every class needs two texts. Of equal
     counts words are taken, and the smaller C.
     """
-    import sklearn.linear_model  # noqa: F401  the limit holds for libraries that are loaded
-
-    # With two threads of OpenBLAS fits of few texts take several times as long.
-    with threadpool_limits(1, user_api="blas"):
-        return _fit(train, valid, classes, same_N)
-
-
-def _fit(
-    train: Labelled, valid: Labelled | None, classes: Sequence[str], same_N: Digests | None
-) -> Fit:
     labels_N = codes(train.labels, classes)
     texts = np.array(train.texts, object)
     true_N = labels_N

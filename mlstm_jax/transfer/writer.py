@@ -96,7 +96,7 @@ class DeviceBytes:
     def each(self, piece: bytes, reached: Any) -> Iterator[tuple[Any, Each]]:
         for step, after, outputs in self._reader.read([piece], reached):
             assert outputs
-            carry, logits_BTV = self._reader.fetch(outputs)
+            carry, logits_BTV = self._device.fetch_rows(outputs)
             named = self._run.architecture.named_states(carry)
             states = {name: np.asarray(x[0, : step.size]) for name, x in named.items()}
             yield after, Each(states, logits_BTV[0, : step.size])
@@ -110,7 +110,7 @@ class DeviceBytes:
         rows = samples if model is self._run.model else max(samples, 2)
         # All outside the program is NumPy's: an operation of jnp would compile a program of its
         # own. Arrays lie where the program leaves its own: one serves all calls.
-        once = (self._reader.fetch(reached.carry), logits_V[None])
+        once = (self._device.fetch_rows(reached.carry), logits_V[None])
         repeated = jax.tree.map(lambda x: np.repeat(x, rows, axis=0), once)
         carry, logits_BV = self._device.copy_to_all(repeated)
         seed = np.uint32(request.seed)

@@ -18,7 +18,7 @@ from mlstm_jax.model import numpy_model
 from mlstm_jax.transfer import standalone
 from mlstm_jax.transfer.classifier import Classifier
 
-# Several threads of BLAS wait busily for each other at each byte (reading.py).
+# Several threads of BLAS wait busily for each other at each byte (numpy_products.py).
 _MAIN = """import os
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -12,10 +12,9 @@ from mlstm_jax.fields import Between, require_kind
 from mlstm_jax.loaded import Loaded
 from mlstm_jax.options import SamplingOptions, State
 from mlstm_jax.transfer.classifier import Classifier
-from mlstm_jax.transfer.features import require_index, states_of
-from mlstm_jax.transfer.generate import as_text, generate
+from mlstm_jax.transfer.features import state_of
 from mlstm_jax.transfer.heatmap import characters, running_score
-from mlstm_jax.transfer.trace import Reader, go_on
+from mlstm_jax.transfer.trace import Reader, as_text, generate, go_on
 
 MOST_BYTES = 20_000  # of a text
 _MOST_GENERATED = 2000
@@ -49,7 +48,7 @@ class Viewer:
         require(label is None or label in scores, "label", label, rule)
         self._label = label or (scores[-1] if scores else None)
         self._text = text
-        self._state: State = states_of(architecture)[0]
+        self._state: State = state_of(architecture)
         self._layer = architecture.layers - 1
         self._unit: int | None = None
         if classifier:
@@ -85,7 +84,7 @@ class Viewer:
         require(state in known, "state", state, f"one of {', '.join(known)}")
         layers, hidden = self.run.architecture.shape
         layer = _argument(request, "layer", int, self._layer)
-        require_index("layer", layer, layers)
+        require(0 <= layer < layers, "layer", layer, f"0 to {layers - 1}")
         label = _argument(request, "label", str, None)
         if label is not None and label not in self._scores():
             raise UserError(f"there is no score of {reprlib.repr(label)}.")
@@ -96,7 +95,7 @@ class Viewer:
         last_H = trace.values_TH[-1]
         active = np.argsort(-np.abs(last_H))[:_SHOWN]
         unit = _argument(request, "unit", int, int(active[0]))
-        require_index("unit", unit, hidden)
+        require(0 <= unit < hidden, "unit", unit, f"0 to {hidden - 1}")
         shown: list[dict[str, Any]] = []
         if label is None:
             shown = _characters(trace.text, trace.values_TH[:, unit])

@@ -161,7 +161,7 @@ def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) 
     assert not (tmp_path / "out/old.png").exists()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/letter.txt").touch()
-    with pytest.raises(ValueError, match="is not a folder of `transfer`"):
+    with pytest.raises(ValueError, match="choose another folder with `out`"):
         model.transfer(train, test, out=tmp_path / "mine", overwrite=True)
     assert (tmp_path / "mine/letter.txt").exists()
 

@@ -57,7 +57,7 @@ def test_round_trip(tmp_path: Path, made: Classifier) -> None:
     ("made", "change", "message"),
     [
         (PLAIN, {"classes": ["a", "a", "b"]}, "json: .*classes must be 2 or more different"),
-        (PLAIN, {"classes": ["a", "b"]}, r"intercepts has the shape \(3,\), .* \(1,\)"),
+        (PLAIN, {"classes": ["a", "b"]}, r"weights has the shape \(3, 4\), .* \(1, 4\)"),
         (PLAIN, {"state": "z"}, r"state is 'z', but it must be one of c, h, mean_h, max_h, c"),
         (PLAIN, {"format": FORMAT + 1}, "was written by another version of this program"),
         (PLAIN, {"labels": [{"C": 1, "threshold": 0.5}] * 3}, "labels"),
@@ -104,10 +104,10 @@ def test_damaged_and_missing_files(tmp_path) -> None:
     load("cannot be read")
     (about := tmp_path / "classifier.json").write_text(about.read_text().replace("bad", "Bad"))
     load(r"classifier\.json: .* does not match its crc32")
-    load("there is no folder", "none")
+    load("has no classifier.json; create one", "none")
     (tmp_path / "tuned/classifier").mkdir(parents=True)
     PLAIN.save(tmp_path / "tuned/classifier")
-    load(r"pass .*tuned/classifier\.$", "tuned")
+    load(r"did you mean .*tuned/classifier\?$", "tuned")
 
     # One that is written half is not loaded.
     message = "cannot be written: File too large"
@@ -120,11 +120,6 @@ def test_classifier_of_another_model(run) -> None:
     about = dataclasses.replace(ABOUT, fingerprint=fingerprint(run.params), step=run.step)
     made = PLAIN._replace(about=about)
     made.require_model("it", run)
-    later = dataclasses.replace(run, step=run.step + 100)  # trained further
-    for run_now, change, message in (
-        (run, {"fingerprint": "another"}, f"parameters of {run.folder}, step"),
-        (later, {"fingerprint": "another"}, f", step .* pass `--checkpoint {run.step}` "),
-    ):
-        other = PLAIN._replace(about=dataclasses.replace(about, **change))
-        with pytest.raises(UserError, match=message):
-            other.require_model("it", run_now)
+    other = PLAIN._replace(about=dataclasses.replace(about, fingerprint="another"))
+    with pytest.raises(UserError, match=f"parameters of {run.folder}, step"):
+        other.require_model("it", run)

@@ -185,7 +185,7 @@ def test_units_layers_and_states(run: Run) -> None:
     whole = Featurizer(run, states=("c",), all_layers=True)
     read = Featurizer(run, states=("mean_h", "c+mean_h", "h"), all_layers=True)
     assert len(read.columns) == 3 * 128
-    both = read(TEXTS)[:, read.columns_of("c+mean_h")]
+    both = read(TEXTS)[:, features.places_of("c+mean_h", read.columns)]
     mean_h = Featurizer(run, states=("mean_h",), all_layers=True)(TEXTS)
     np.testing.assert_array_equal(both, np.concatenate([whole(TEXTS), mean_h], axis=1))
     assert attributes(whole.columns, "layer") == [0] * 64 + [1] * 64

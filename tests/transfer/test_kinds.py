@@ -18,9 +18,8 @@ from mlstm_jax.options import HeatmapOptions, SamplingOptions
 from mlstm_jax.run import Run, as_weights, load_run
 from mlstm_jax.transfer.classifier import Classifier, Description
 from mlstm_jax.transfer.features import Featurizer
-from mlstm_jax.transfer.generate import generate
 from mlstm_jax.transfer.heatmap import as_html, heat, score_heat
-from mlstm_jax.transfer.trace import Reader
+from mlstm_jax.transfer.trace import Reader, generate
 from mlstm_jax.view.viewer import Viewer
 from tests.tables import attributes, draw_arrays
 from tests.tolerance import assert_close

@@ -16,9 +16,8 @@ from mlstm_jax.options import SamplingOptions
 from mlstm_jax.run import load_run, with_compute
 from mlstm_jax.transfer import features
 from mlstm_jax.transfer.classifier import load_classifier
-from mlstm_jax.transfer.generate import generate
 from mlstm_jax.transfer.report import as_markdown
-from mlstm_jax.transfer.trace import Reader
+from mlstm_jax.transfer.trace import Reader, generate
 from mlstm_jax.view.viewer import Viewer
 from tests.tables import column
 from tests.transfer.pieces import likeliest, shares_of, whole

@@ -20,14 +20,14 @@ from mlstm_jax.config import to_json, vary
 from mlstm_jax.corpora.documents import prompt_bytes
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.errors import UserError
+from mlstm_jax.model.numpy_sampling import Sampling
 from mlstm_jax.options import HeatmapOptions, SamplingOptions
 from mlstm_jax.run import Run, load_run, with_compute
 from mlstm_jax.training.evaluation import Score, compressed_bpc, report_of
 from mlstm_jax.transfer.classifier import Classifier, Description
 from mlstm_jax.transfer.features import Featurizer
-from mlstm_jax.transfer.generate import Sampling, as_text, generate
 from mlstm_jax.transfer.heatmap import Heatmap, as_html, characters, colour, heat, ink, score_heat
-from mlstm_jax.transfer.trace import Reader
+from mlstm_jax.transfer.trace import Reader, as_text, generate
 from mlstm_jax.transfer.writer import _sample
 from tests.tolerance import bound
 from tests.transfer.pieces import whole

@@ -34,9 +34,8 @@ from mlstm_jax.options import HeatmapOptions, SamplingOptions
 from mlstm_jax.run import Run
 from mlstm_jax.transfer.classifier import Classifier, Description, load_classifier
 from mlstm_jax.transfer.features import Featurizer
-from mlstm_jax.transfer.generate import generate
 from mlstm_jax.transfer.heatmap import heat, score_heat
-from mlstm_jax.transfer.trace import Reader
+from mlstm_jax.transfer.trace import Reader, generate
 from mlstm_jax.view import server
 from mlstm_jax.view.viewer import Viewer
 from mlstm_jax.weights import fingerprint

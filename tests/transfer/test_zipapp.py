@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -106,7 +107,7 @@ REFUSED = {
     "texts.csv.gz": (b"\x1f\x8b", "unknown kind"),
     "array.json": (b'[{"text": "a"},\n{"text": "b"}]\n', "line 1: write a JSON object"),
     "cut.jsonl": (b'{"text": "a"}\n{"te', "line 2: write a JSON object"),
-    "semicolon.csv": (b"id;text\n1;a\n", "separate the fields with commas"),
+    "semicolon.csv": (b"id;text\n1;a\n", "has no column text or .*, but id;text"),
 }
 
 
@@ -133,7 +134,7 @@ def test_files_that_cannot_be_read(program: Path, tmp_path: Path) -> None:
     assert not lines
     for message, (name, (_, expected)) in zip(said, REFUSED.items(), strict=True):
         assert message.startswith(name)
-        assert expected in message
+        assert re.search(expected, message)
 
 
 def test_texts_given_or_piped(program: Path, tmp_path: Path) -> None:
