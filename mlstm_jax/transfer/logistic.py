@@ -25,7 +25,7 @@ from mlstm_jax.transfer.labels import folds
 CS = tuple(2.0**power for power in range(-8, 1))
 
 _PRIOR_SCALE = 10
-_FEW = 50  # examples; see `_errors`
+_FEW = 50  # examples
 _FOLDS = 5
 
 
@@ -38,22 +38,10 @@ class Choice(NamedTuple):
     held_out_NK: Floats | None  # probabilities of the classes
 
 
-def _errors(prior: Classifier, examples: Examples, classes: Sequence[str]) -> int:
-    """How many standard errors from the smallest loss a candidate may be."""
-    # Of few examples, all classified correctly, the standard error is underestimated. So against a
-    # prior with the same class names the evidence must then be stronger.
-    is_own = sorted(_folded(classes)) == sorted(_folded(prior.classes))
-    return 3 if is_own and len(examples.labels) < _FEW else 1
-
-
-def _folded(names: Sequence[str]) -> list[str]:
-    return [name.casefold() for name in names]
-
-
 def _oriented(prior: Classifier, examples: Examples, classes: Sequence[str]) -> Classifier:
     """A prior of two classes as a classifier of these, by its own names or the smaller loss."""
-    own = _folded(prior.classes)
-    given = _folded(classes)
+    own = [name.casefold() for name in prior.classes]
+    given = [name.casefold() for name in classes]
     prior = prior._replace(classes=list(classes))
     reverse = prior._replace(weights_KD=-prior.weights_KD, intercepts_K=-prior.intercepts_K)
     if given == own:
@@ -137,17 +125,15 @@ def best_fit(
     With a prior the candidates are ordered by how much they change it: the prior as it is (C = 0,
     two classes only), then fits with it, then fits without it, each in order of increasing C. The
     first whose loss is within one standard error of the smallest is chosen (Breiman et al. 1984,
-    section 3.4.3), or within three (`_errors`). Where nothing can be held out, the first candidate
+    section 3.4.3), or within three. Where nothing can be held out, the first candidate
     is chosen if there is a prior, otherwise the weakest penalty.
     """
     is_few = _is_few(train)
+    prior = prior if is_few else None
     candidates: list[tuple[Classifier | None, float]] = [(None, C) for C in Cs]
-    if not is_few:
-        prior = None
     if prior:
-        candidates = [(prior, C) for C in Cs] + candidates
-    if prior and len(classes) == 2:
-        candidates.insert(0, (prior, 0.0))
+        as_is = [0.0] if len(classes) == 2 else []
+        candidates = [(prior, C) for C in (*as_is, *Cs)] + candidates
     if valid is None and folds(train.labels, train.same, _FOLDS) is None:
         used, C = candidates[0 if prior else -1]
         return Choice(fit(train, classes, C, used), used is not None, np.nan, None)
@@ -164,7 +150,11 @@ def best_fit(
     best = int(np.argmin(np.mean(costs, axis=1)))
     if prior:
         above = np.array(costs) - costs[best]
-        limit = _errors(prior, train, classes) / np.sqrt(len(labels))
+        # Of few examples, all classified correctly, the standard error is underestimated. So
+        # against a prior with the same class names the evidence must then be stronger.
+        is_own = {*map(str.casefold, classes)} == {*map(str.casefold, prior.classes)}
+        errors = 3 if is_own and len(train.labels) < _FEW else 1
+        limit = errors / np.sqrt(len(labels))
         best = int(np.argmax(above.mean(axis=1) <= limit * above.std(axis=1)))
     used, C = candidates[best]
     accuracy = float((held_out[best].argmax(axis=1) == labels).mean())

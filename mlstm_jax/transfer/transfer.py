@@ -170,8 +170,6 @@ def _features(
                 "parameters; repeat the command that created it, choose another folder with "
                 "`out`, or replace it with `overwrite=True`."
             )
-        with output.write_errors(out):
-            (out / "features").mkdir(parents=True, exist_ok=True)
     if read and not quiet:
         tell(f"reusing the features of the same texts in {out}/features")
     for name in [name for name in texts if name not in read]:
