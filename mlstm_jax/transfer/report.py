@@ -30,6 +30,8 @@ def as_markdown(result: Result, run_name: str, pictures: list[str]) -> str:
     is_shipped = run_name in shipped.files("model")
     run = run_name if is_shipped else "RUN"
     where = "" if is_shipped else " (RUN: the model's folder)"
+    # What chose the classifier, and whether words help.
+    fitting = "validation texts" if result.texts.get("valid") else "cross-validation"
     fitted = f"C = {result.C:g}. " if result.C else ""
     low, high = result.interval
     features = "the features alone" if result.keeps_words else "the features"
@@ -48,8 +50,8 @@ def as_markdown(result: Result, run_name: str, pictures: list[str]) -> str:
         f"**The classifier kept here is right on {_percent(result.accuracy)}% of the "
         f"{result.texts['test']:,} test texts** (95% interval: {_percent(low)} to "
         f"{_percent(high)}%). The rest is for comparison; accuracies in %:",
-        _table(_accuracies(result)),
-        *_remarks(result, run_name),
+        _table(_accuracies(result, fitting)),
+        *_remarks(result, run_name, fitting),
         f"{fitted}The features of largest weight: {', '.join(units)}.",
         f"To view the best unit{where}: `mlstm-jax heatmap {run} --state "
         f"{best.state} --layer {best.layer} --unit {best.unit} --text TEXT --out heat.html`.",
@@ -73,14 +75,8 @@ def _percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.1f}"
 
 
-def _fitting(result: Result) -> str:
-    """What chose the classifier, and whether words help."""
-    return "validation texts" if result.texts.get("valid") else "cross-validation"
-
-
-def _accuracies(result: Result) -> list[list[object]]:
+def _accuracies(result: Result, fitting: str) -> list[list[object]]:
     """The table of accuracies; the row of the classifier that is kept is bold."""
-    fitting = _fitting(result)
     rows: list[list[object]] = [["classifier of", "training texts", fitting, "test texts"]]
 
     def add(name: str, test: float, train: float | None = None, valid: float | None = None) -> None:
@@ -101,7 +97,7 @@ def _accuracies(result: Result) -> list[list[object]]:
     return rows
 
 
-def _remarks(result: Result, run_name: str) -> list[str]:
+def _remarks(result: Result, run_name: str, fitting: str) -> list[str]:
     """What the baseline, the prior and the held-out texts say, and notes."""
     remarks = []
     if result.has_prior and result.C:
@@ -129,13 +125,13 @@ def _remarks(result: Result, run_name: str) -> list[str]:
     elif result.word_weight == 1:
         other = "" if run_name == shipped.MODEL else f", or use `{shipped.MODEL}`"
         remarks.append(
-            f"**Words alone are better here** by {_fitting(result)}, and the features add nothing "
+            f"**Words alone are better here** by {fitting}, and the features add nothing "
             "clear to them: pass `--words` (the classifier then reads only words), or train the "
             f"model on more text{other}."
         )
     elif result.word_weight == 0:
         remarks.append(
-            f"Words add nothing clear to the features here by {_fitting(result)}: the classifier "
+            f"Words add nothing clear to the features here by {fitting}: the classifier "
             "does not need `--words`."
         )
         if result.baseline["test"] > result.interval[1]:
