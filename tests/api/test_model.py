@@ -131,7 +131,7 @@ def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) 
     options = mlstm.TransferOptions(state="mean_h")
     kept = model.transfer(train, test, test, options=options, out=tmp_path / "out")
     assert kept.result.test > 0.9
-    with pytest.raises(ValueError, match=r"exists; .* replace it with `overwrite=True`"):
+    with pytest.raises(ValueError, match=r"exists; .* replace .* with `overwrite=True`"):
         model.transfer(train, test, out=tmp_path / "out")
     # In memory as in a file, 1.0 is 1, and a space is no part of a label.
     made = model.transfer((train[0], [" 1 ", 0.0] * 5), test, test, options=options)
