@@ -45,10 +45,11 @@ class Format(NamedTuple):
     suffix: str  # of a file, or the beginning of the name of another source
     reader: Literal["json", "jsonl", "parquet", "pydoc", "table", "text", "tfds"]
     delimiter: str = ""  # the usual one, between the fields of a table
+    has_columns: bool = True  # so that a record may have a label
     has_lines: bool = True  # so that it may be compressed
 
 
-PYDOC = Format("pydoc:", "pydoc")
+PYDOC = Format("pydoc:", "pydoc", has_columns=False)
 TFDS = Format("tfds:", "tfds", has_lines=False)
 UNKNOWN = Format("", "text")  # of a file that is refused
 _OF_FILES = (
@@ -56,7 +57,7 @@ _OF_FILES = (
     Format(".jsonl", "jsonl"),
     Format(".csv", "table", delimiter=","),
     Format(".tsv", "table", delimiter="\t"),
-    Format(".txt", "text"),
+    Format(".txt", "text", has_columns=False),
     Format(".parquet", "parquet", has_lines=False),
 )
 FORMATS = {one.suffix: one for one in _OF_FILES}

@@ -4,11 +4,14 @@ Accuracy is too high on texts that a model or a classifier has learned from; `la
 them.
 """
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlstm_jax import shipped
 from mlstm_jax.errors import note
@@ -59,7 +62,7 @@ def label_texts(
             marked[_UNLIKE] = familiar.is_out_of_domain(read.nats_N, read.scored_N)
         found_N = digests(part, run.cleaning)
         for finding, theirs in learned.items():
-            marked[finding] = np.isin(found_N, theirs)
+            marked[finding] = _is_among(found_N, theirs)
         for finding, is_marked_N in marked.items():
             numbers[finding] += (total + 1 + np.flatnonzero(is_marked_N)).tolist()
         total += len(part)
@@ -77,7 +80,22 @@ def label_texts(
 def read_with_ratings(run: Loaded) -> Digests:
     """Digests of the texts that a pretrained model has read so, or a run that began with one."""
     path = shipped.rated_texts(run.fingerprint) or shipped.rated_texts(run.first_start)
-    return np.zeros(0, np.uint32) if path is None else np.load(path, allow_pickle=False)
+    return np.zeros(0, np.uint32) if path is None else _read(path)
+
+
+@functools.cache
+def _read(path: Path) -> Digests:
+    """Read a file of the package, which does not change."""
+    return np.sort(np.load(path, allow_pickle=False))
+
+
+def _is_among(texts: Digests, known: Digests) -> NDArray[np.bool_]:
+    """Whether each digest is known; `np.isin` sorts all known ones each time."""
+    if not known.size:
+        return np.zeros(len(texts), np.bool_)
+    place_N = np.searchsorted(known, texts)
+    is_known_N: NDArray[np.bool_] = known[np.minimum(place_N, len(known) - 1)] == texts
+    return is_known_N
 
 
 def sentence(
@@ -96,8 +114,8 @@ def is_negligible(count: int, total: int) -> bool:
 
 
 def note_among(name: str, texts: Digests, known: Digests, finding: str) -> list[str]:
-    """Note how many of the texts are among the known; return the note, if any."""
-    count = int(np.isin(texts, known).sum())
+    """Note how many of the texts are among the known, which are sorted; return the note, if any."""
+    count = int(_is_among(texts, known).sum())
     if is_negligible(count, len(texts)):
         return []
     text = sentence(finding, count, len(texts), name=name)
@@ -113,6 +131,6 @@ def note_known(run: Loaded, sets: Sets) -> tuple[list[str], list[str]]:
     for name, part in sets.texts.items():
         on_read += note_among(part.name, sets.digests[name], read, READ)
         if name != "train":
-            of_train_N = sets.alike["train"]
+            of_train_N = np.sort(sets.alike["train"])
             on_repeated += note_among(part.name, sets.alike[name], of_train_N, _REPEATED)
     return on_read, on_repeated

@@ -5,6 +5,7 @@ texts that a model has learned from are counted. They are alike if they differ o
 punctuation: for the choice of held-out texts, for cross-validation, and between the sets of a user.
 """
 
+import reprlib
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -113,12 +114,18 @@ def read_labelled(
     path: Path | str, text_column: str | None, column: str = "label", csv: CsvOptions = CSV
 ) -> Labelled:
     """Return the texts of a source and their labels; records without text are left out."""
+    source = Source(str(path))
+    if not source.format.has_columns:
+        raise UserError(
+            f"{path}: a {source.format.suffix} file has texts, but no labels; use a table or JSON "
+            "with a field for each, such as a .csv file whose first line is label,text."
+        )
     texts = []
     places = []
     values = []
     seen = dict[str, None]()
     recipe = Recipe(text_column, label_column=column, **asdict(csv))
-    documents = list(read_documents(Source(str(path)), recipe))
+    documents = list(read_documents(source, recipe))
     for number, document in enumerate(documents, 1):
         if document is None or document.record is None or not document.text.strip():
             continue
@@ -127,11 +134,16 @@ def read_labelled(
         values.append(_plain(document.record.get(column)))
         seen |= dict.fromkeys(document.record)
     _note_blank(str(path), len(documents) - len(texts), len(documents))
-    if column not in seen:
+    if not any(label_of(value) for value in values):
+        counts = Counter(map(kind_of, values))
+        kinds = ", ".join(f"{kind} in {count:,}" for kind, count in counts.items())
+        what = f"it is {kinds} of {len(texts):,}" if column in seen else "there is no such field"
+        near = nearest(column, seen.keys() - {column})
         otherwise = f"; the fields seen are {', '.join(seen)}."
         raise UserError(
-            f"{path} has no label in {column!r}; there is no such field or column: name another "
-            f"with `label_column`{did_you_mean(nearest(column, seen), otherwise)}"
+            f"{path} has no label in {column!r}; {what}. A "
+            "label is a string or a number: write one there, or name another field or column "
+            f"with `label_column` ({SEVERAL_LABELS}){did_you_mean(near, otherwise)}"
         )
     return of_classes(texts, values, places)._replace(records=len(documents))
 
@@ -158,6 +170,7 @@ def with_held_out(
     kept = {name: some.without_blank(cleaning) for name, some in texts.items()}
     sources = []
     for some in kept.values():
+        _note_conflicts(some, cleaning)
         if some.records:
             count = f"{len(some.texts):,} of the {some.records:,} records"
             sources.append(f"{count} of {some.name}")
@@ -188,6 +201,27 @@ def with_held_out(
     return Sets(sources, kept, classes, same, by_set)
 
 
+def _labels_of(labelled: Labelled, same_N: list[int]) -> dict[int, set[str]]:
+    """The labels of each text, by its digest."""
+    labels_of = defaultdict[int, set[str]](set)
+    for same, label in zip(same_N, labelled.labels, strict=True):
+        labels_of[same].add(label)
+    return labels_of
+
+
+def _note_conflicts(labelled: Labelled, cleaning: Cleaning) -> None:
+    same_N = digests(labelled.texts, cleaning).tolist()
+    labels_of = _labels_of(labelled, same_N)
+    several = [same for same, labels in labels_of.items() if len(labels) > 1]
+    if several:
+        text = reprlib.repr(labelled.texts[same_N.index(several[0])])
+        labels = ", ".join(sorted(labels_of[several[0]]))
+        note(
+            f"{labelled.name}: texts with several labels: {len(several):,}, such as {text} with "
+            f"{labels}; at most one of them can be right."
+        )
+
+
 def hold_out(labelled: Labelled, cleaning: Cleaning) -> tuple[Labelled, Labelled]:
     """Return four fifths and a fifth of the texts, with about a fifth of each class.
 
@@ -195,9 +229,7 @@ def hold_out(labelled: Labelled, cleaning: Cleaning) -> tuple[Labelled, Labelled
     together, and one text of each class stays in the larger part.
     """
     same_N = alike(labelled.texts, cleaning).tolist()
-    labels_of = defaultdict[int, set[str]](set)
-    for same, label in zip(same_N, labelled.labels, strict=True):
-        labels_of[same].add(label)
+    labels_of = _labels_of(labelled, same_N)
     # The texts of each label, or of several if the same text has them; the smallest first.
     groups = defaultdict[frozenset[str], list[int]](list)
     for same in sorted(labels_of):
@@ -240,14 +272,22 @@ def _require_folds(labelled: Labelled, same_N: Digests) -> None:
 def of_classes(texts: list[str], values: Sequence[object], places: Sequence[str]) -> Labelled:
     """Return texts with the class of each; UserError, with its place, for no string or number."""
     labels = []
+    spellings = defaultdict[str, set[str]](set)
     for place, value in zip(places, values, strict=True):
         label = label_of(_plain(value))
         if label is None:
+            kind = kind_of(_plain(value))
             raise UserError(
-                f"{place} must be a string or a number, but it is {kind_of(_plain(value))}; add a "
+                f"{place} must be a string or a number, but it is {kind}; add a "
                 f"label, or remove the record ({SEVERAL_LABELS})."
             )
         labels.append(label)
+        if isinstance(value, str):
+            spellings[label].add(value.strip())
+    for label, written in spellings.items():
+        if len(written) > 1:
+            shown = ", ".join(map(repr, sorted(written)))
+            note(f"the labels {shown} are read as one class, {label!r}.")
     return Labelled(texts, labels)
 
 
@@ -271,24 +311,28 @@ def require_known(labelled: Labelled, classes: Sequence[str]) -> None:
 
 
 def require_classes(labelled: Labelled) -> list[str]:
-    """The classes of training texts; UserError unless there are several, and no numbers."""
+    """The classes of training texts; UserError unless there are several, and not too many."""
     require_no_numbers(labelled)
     names = labelled.classes
     if len(names) < 2:
+        only = ", ".join(names)
         raise UserError(
-            f"{labelled.name} has only the label {names[0]}; a classifier needs at least two."
+            f"{labelled.name} has only the label {only}; a classifier needs at least two."
+        )
+    if len(names) > max(100, len(labelled.texts) // 2):
+        raise UserError(
+            f"{labelled.name} has {len(names):,} different labels ({first_of(names)}) for "
+            f"{len(labelled.texts):,} texts; is `label_column` right?"
         )
     alike = defaultdict[object, list[str]](list)
     for name in names:
-        # Exact, unlike a float: two ids of 17 digits differ.
-        is_number = rating_of(name) is not None
-        alike[Decimal(name) if is_number else "".join(name.casefold().split())].append(name)
+        alike[_skeleton(name)].append(name)
     for similar in alike.values():
         if len(similar) > 1:
             note(
-                f"{labelled.name}: the labels {', '.join(map(repr, similar))} differ only in case, "
-                "space or number format, and are different classes; if they mean one, give them "
-                "one name."
+                f"{labelled.name}: the labels {', '.join(map(ascii, similar))} differ only in case,"
+                " space, number format, Unicode form or invisible characters, and are different "
+                "classes; if they mean one, give them one name."
             )
     return names
 
@@ -307,3 +351,11 @@ def require_no_numbers(labelled: Labelled) -> None:
             '("Numbers" in docs/transfer.md). If they are names, write a letter before each, such '
             "as v3.1."
         )
+
+
+def _skeleton(name: str) -> object:
+    """Return the value of a number; else a name without case, space, form and what is invisible."""
+    if rating_of(name) is not None:
+        return Decimal(name)  # exact, unlike a float: two ids of 17 digits differ
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+    return "".join(c for c in folded if unicodedata.category(c)[0] not in "CZ")

@@ -37,7 +37,7 @@ def test_bad_labels(tmp_path: Path) -> None:
         ("a.csv", "text,Label\ngood,1\n", r"label in 'label'; .* did you mean Label\?"),
         ("a.csv", "label,text\n1,good\n1,bad\n", "has only the label 1"),
         ("a.csv", "label,text\n" + MANY, "300 different labels"),
-        ("a.txt", "good\t1\n", r"a\.txt has no label in .* the fields seen are text"),
+        ("a.txt", "good\t1\n", r"a\.txt: a \.txt file has texts, but no labels"),
         ("a.jsonl", '{"text": "a", "label": NaN}\n{"text": "b", "label": 1}', "of record 1, in"),
     ):
         (tmp_path / name).write_text(content)
@@ -78,6 +78,7 @@ def write_table(path: Path, rows: str) -> None:
         ([" ", "a", "b", "a"], None),
     ],
 )  # fmt: skip
+@pytest.mark.filterwarnings("ignore:the labels .* are read as one class")
 def test_labels_of_every_format(tmp_path, suffix, values, expected) -> None:
     path = tmp_path / f"a.{suffix}"
     texts = ["t", "u", "v", "w"]
@@ -108,6 +109,10 @@ def test_labels_of_every_type() -> None:
     }
     for label, same in values.items():
         assert set(of_classes(["a"] * len(same), same, ["label"] * len(same)).labels) == {label}
+    with pytest.warns(Note, match="'1', '1.0' are read as one class, '1'"):
+        of_classes(["a"] * 4, ["1", "1.0", " 1", "2"], ["label"] * 4)
+    with warnings.catch_warnings(action="error"):
+        of_classes(["a"] * 4, [1, 1.0, " a", "a"], ["label"] * 4)
 
 
 def test_labels_that_look_alike() -> None:
@@ -116,6 +121,8 @@ def test_labels_that_look_alike() -> None:
         (["so so", "soso", "x"], "'so so', 'soso' differ only"),
         (["01", "1", "2"], "'01', '1' differ only"),
         (["3.1", "3.10", "x"], "'3.1', '3.10' differ only"),
+        (["nai\u0308ve", "na\xefve", "x"], r"'nai\\u0308ve', 'na\\xefve' differ only"),
+        (["pos", "pos\u200b", "x"], r"'pos', 'pos\\u200b' differ only"),
     ):
         found = Labelled(["a text"] * 3, names)
         with pytest.warns(Note, match=told):
@@ -131,10 +138,10 @@ def test_labels_that_look_alike() -> None:
 @pytest.mark.parametrize(
     ("value", "kind"),
     [
-        ("['pos']", "a list"),
-        ("{'pos': 1}", "an object with the fields pos"),
-        ("DATE '2020-01-01'", "a date"),
-        ("NULL", "missing"),
+        ("['pos']", "a list in 2 of 2"),
+        ("{'pos': 1}", "an object with the fields pos in 2"),
+        ("DATE '2020-01-01'", "a date in 2"),
+        ("NULL", "missing in 2"),
     ],
 )
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
@@ -144,7 +151,7 @@ def test_column_without_labels(tmp_path, suffix, value, kind) -> None:
     if "DATE" in value and suffix == "jsonl":  # there it is a string
         assert read_labelled(path, None).labels == ["2020-01-01"] * 2
         return
-    told = rf"label of record 1, .* must be a string or a number, but it is {kind}.*\(several"
+    told = rf"has no label in 'label'; it is {kind}(?s:.*)\(several labels"
     with pytest.raises(UserError, match=told):
         read_labelled(path, None)
 
@@ -196,6 +203,9 @@ def test_forms_of_a_text() -> None:
         assert np.bincount(labels_N[held_out]).tolist() == [24, 24]
     others = ["!!!", "???", "\u0e14\u0e35", "\u0e14\u0e38", "4 £", "4 €"]
     assert len(set(alike(others, "radford"))) == 6
+    conflicts = {"train": Labelled(["a", " A", "b", "c"], ["x", "y", "x", "y"], "mine.csv")}
+    with pytest.warns(Note, match="mine.csv: texts with several labels: 1, such as 'a' with x, y;"):
+        with_held_out(conflicts | {"test": conflicts["train"]}, "none", "test")
     once = Labelled(["a", " A", "b", "c"], ["x", "x", "y", "y"])
     same_N = digests(once.texts, "none")
     assert folds(codes(once.labels, "xy"), same_N, 5) is None
