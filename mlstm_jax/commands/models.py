@@ -125,8 +125,12 @@ def transfer(
     files = {"train": train, "test": test, "valid": valid}
     labelled = as_labelled(files, text_column, label_column, csv)
 
-    resumes = f"the same command resumes with what is in {out / 'features'}"
-    with interruptible(note=lambda: resumes):
+    def resumes() -> str:
+        if not any((out / "features").glob("*.npz")):
+            return "no features are saved yet; the same command begins again"
+        return f"the same command resumes with the features in {out / 'features'}"
+
+    with interruptible(note=resumes):
         model = reading.load(run)
         sets = with_held_out(labelled, model.cleaning, "test")
         made = run_transfer(
