@@ -17,8 +17,6 @@ from mlstm_jax.errors import UserError, extra, first_line
 if TYPE_CHECKING:
     import duckdb
 
-_ROWS_A_FETCH = 4096
-
 
 def parquet_records(source: Source, recipe: Recipe) -> Iterator[RecordOrReject]:
     """Yield the columns that are read of each record of a file."""
@@ -29,7 +27,7 @@ def parquet_records(source: Source, recipe: Recipe) -> Iterator[RecordOrReject]:
         try:
             names, query = _parquet_rows(con, source, recipe)
             con.execute(query)
-            while rows := con.fetchmany(_ROWS_A_FETCH):
+            while rows := con.fetchmany(4096):
                 for row in rows:
                     yield "", dict(zip(names, row, strict=False))  # DuckDB refuses what is wrong
         except (duckdb.Error, UnicodeError) as error:  # the latter of a file's name

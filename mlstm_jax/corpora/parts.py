@@ -41,12 +41,11 @@ def distributed(
 ) -> Iterator[tuple[int, Piece]]:
     """Yield the documents in pieces, each with the number of its part."""
     key_of = order_key(recipe.seed, recipe.dedupe)
-    for batch in _batches(documents):
-        texts = [text for text, _ in batch]
+    for texts, ratings in _batches(documents):
         rows = np.empty(len(texts), _ROW)
         rows["key"] = np.frombuffer(b"".join(map(key_of, texts)), ">u8").reshape(-1, 2)
         rows["size"] = list(map(len, texts))
-        rows["rating"] = [rating for _, rating in batch]
+        rows["rating"] = ratings
         first_bits = rows["key"][:, 0].astype(np.uint64) >> 48
         part = (first_bits * parts // MOST).astype(np.int64)
         order = np.argsort(part, kind="stable")
@@ -56,19 +55,22 @@ def distributed(
             yield number, Piece(rows[places], text)
 
 
-def _batches(documents: Iterable[CleanDocument]) -> Iterator[list[CleanDocument]]:
-    """Yield lists of a number of documents, and of fewer if they are long."""
-    batch = []
+def _batches(documents: Iterable[CleanDocument]) -> Iterator[tuple[list[bytes], list[float]]]:
+    """Yield texts and ratings of a number of documents, and of fewer if they are long."""
+    texts: list[bytes] = []  # Pairs would be so many objects to collect as garbage.
+    ratings: list[float] = []
     size = 0
-    for document in documents:
-        batch.append(document)
-        size += len(document[0])
-        if len(batch) == _DOCUMENTS_AT_ONCE or size >= _BYTES_AT_ONCE:
-            yield batch
-            batch = []
+    for text, rating in documents:
+        texts.append(text)
+        ratings.append(rating)
+        size += len(text)
+        if len(texts) == _DOCUMENTS_AT_ONCE or size >= _BYTES_AT_ONCE:
+            yield texts, ratings
+            texts = []
+            ratings = []
             size = 0
-    if batch:
-        yield batch
+    if texts:
+        yield texts, ratings
 
 
 def append(folder: Path, number: int, piece: Piece) -> None:

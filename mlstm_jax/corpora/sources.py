@@ -4,6 +4,7 @@ import codecs
 import errno
 import glob
 import gzip
+import io
 import os
 import re
 import shutil
@@ -70,6 +71,10 @@ def known_formats() -> str:
     return f"{lines}, each also with {_GZIP} after it, and {others}"
 
 
+class _Unpacked(gzip.GzipFile):
+    readinto = gzip.GzipFile.readinto1  # gives what comes before damage
+
+
 @dataclass(frozen=True)
 class Source:
     """A file, `pydoc:`, `tfds:NAME[/CONFIG]:SPLIT`, or `-`, standard input."""
@@ -96,7 +101,6 @@ class Source:
 
     @property
     def is_compressed(self) -> bool:
-        """Whether the suffix of a file's name says so."""
         return self.path.suffix.lower() == _GZIP
 
     @property
@@ -120,8 +124,10 @@ class Source:
         """Open the file, or the copy; yield it, and its data unpacked."""
         path = Path(self.copy.name) if self.copy else self.path  # a copy with a place of its own
         with path.open("rb", _BUFFER) as raw:
-            unpacked = gzip.GzipFile(fileobj=raw) if self.is_compressed else raw
-            yield raw, cast(BinaryIO, unpacked)
+            if self.is_compressed:
+                yield raw, cast(BinaryIO, io.BufferedReader(_Unpacked(fileobj=raw), _BUFFER))
+            else:
+                yield raw, raw
 
     def repeatable(self) -> "Source":
         """A source to read many times: standard input as a `copy`, which is to be closed."""
