@@ -84,7 +84,7 @@ def which_model(path: Path) -> str:
     """The end of a message: what to name instead of a path that is not a model."""
     ours = files("model")
     return (
-        "Name the folder that `mlstm-jax train` or `mlstm-jax import` wrote, such as runs/mine, or "
+        "Name the folder that `mlstm-jax train` or `mlstm-jax import` wrote, or "
         f"a pretrained model: {' or '.join(ours)}" + did_you_mean(nearest(str(path), ours))
     )
 

@@ -85,7 +85,8 @@ def _accuracies(result: Result, fitting: str) -> list[list[object]]:
     add("all features", result.test, result.train, result.valid)
     both = result.together
     add("all features and TF-IDF (`--words`)", both["test"], both["train"], both.get("valid"))
-    kept = rows[-1] if result.keeps_words else rows[1]
+    # Words without weight add nothing to what is kept.
+    kept = rows[-1] if result.keeps_words and result.word_weight else rows[1]
     kept[0] = f"**{kept[0]}, kept**"
     kept[-1] = f"**{kept[-1]}**"
     base = result.baseline
