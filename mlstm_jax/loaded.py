@@ -139,7 +139,8 @@ def load_small(path: Path) -> SmallModel | None:
         model = about["model"]
         kind = model.get("kind", "mlstm")
         known = {one.name for one in fields(Sizes)}
-        sizes = _SIZES[kind](**{name: value for name, value in model.items() if name in known})
+        # KeyError: another version has another name for one, which `run.load_run` knows.
+        sizes = _SIZES[kind](**{name: model[name] for name in known})
         if folder.is_dir():
             config = digest.read_json((folder / "config.json").read_bytes())
             if config["model"] != model:

@@ -101,6 +101,12 @@ def test_what_numpy_cannot_read(run, tmp_path) -> None:
     weights.save(tmp_path / "m.safetensors", as_weights(run))
     file = tmp_path / "m.safetensors"
     assert load_small(file) is not None
+    text, arrays = weights.read_safetensors(file)
+    # Of another version, in which a size has another name.
+    weights.write_arrays(
+        tmp_path / "other.safetensors", arrays, {weights.KEY: text.replace('"hidden"', '"units"')}
+    )
+    assert load_small(tmp_path / "other.safetensors") is None
     data = bytearray(file.read_bytes())
     data[-5] ^= 1
     file.write_bytes(data)
