@@ -1,6 +1,7 @@
 """The NumPy twins of the recurrent models, read beside JAX; tests/model/test_language_model.py has
 their equations in float64."""
 
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import mlstm_jax as mlstm
-from mlstm_jax import weights
+from mlstm_jax import digest, weights
 from mlstm_jax.errors import UserError
 from mlstm_jax.loaded import SmallModel, load_small
 from mlstm_jax.model.numpy_model import KINDS
@@ -102,10 +103,10 @@ def test_what_numpy_cannot_read(run, tmp_path) -> None:
     file = tmp_path / "m.safetensors"
     assert load_small(file) is not None
     text, arrays = weights.read_safetensors(file)
-    # Of another version, in which a size has another name.
-    weights.write_arrays(
-        tmp_path / "other.safetensors", arrays, {weights.KEY: text.replace('"hidden"', '"units"')}
-    )
+    about = weights.metadata(text)  # of another version, in which a size has another name
+    about["model"]["units"] = about["model"].pop("hidden")
+    about = {weights.KEY: json.dumps(digest.sealed(about))}
+    weights.write_arrays(tmp_path / "other.safetensors", arrays, about)
     assert load_small(tmp_path / "other.safetensors") is None
     data = bytearray(file.read_bytes())
     data[-5] ^= 1
