@@ -252,7 +252,7 @@ def test_labels_and_paths_are_checked_before_jax_starts(tmp_path, monkeypatch) -
     for call, texts, message in (
         (model.transfer, (TEXTS, np.arange(10) / 7), "numbers, not classes"),
         (model.transfer, (TEXTS, [1, *[0] * 9]), "'1' has only one text"),
-        (partial(model.transfer, out=tmp_path / "file"), (TEXTS, LABELS), "file exists"),
+        (partial(model.transfer, out=tmp_path / "file"), (TEXTS, LABELS), "file is a file"),
         (partial(model.finetune, **tuned), (TEXTS, np.arange(10) / 7), "numbers, not classes"),
         (partial(model.finetune, **tuned), (TEXTS, [1] * 10), "only the label 1"),
         (partial(model.finetune, out=tmp_path / "file"), (TEXTS, LABELS), "file is a file"),
