@@ -106,11 +106,10 @@ def classify(texts: Iterable[str]) -> list[dict[str, float]]:
 
 def _is_file(text: str) -> bool:
     """Whether an argument names a file, which may be missing, and is not a text."""
-    path = Path(text)
-    if text == "-" or (path.suffix.lower() in _loaded()[0]["formats"] and " " not in text):
+    if text == "-" or re.fullmatch(r"\S+\.[A-Za-z]\w{1,5}", text):
         return True
     with contextlib.suppress(OSError):  # a text is too long for a name
-        return path.is_file()
+        return Path(text).is_file()
     return False
 
 

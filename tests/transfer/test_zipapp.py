@@ -101,6 +101,7 @@ def test_labels_of_a_file(program: Path, tmp_path: Path, suffix: str) -> None:
 
 REFUSED = {
     "missing.csv": (None, "No such file"),
+    "misspelt.cvs": (None, "unknown kind; known kinds are"),
     "empty.csv": (b"", "has no text"),
     "head.csv": (b"text\n", "has no text"),
     "latin.txt": (b"caf\xe9\n", "is not UTF-8"),
