@@ -328,9 +328,10 @@ class Checkpoints:
             except Exception as error:  # Orbax, TensorStore and JSON raise different types.
                 failure = error
                 time.sleep(pause)
-        kind = FileError if is_of_process(failure) else Damaged
         message = f"the checkpoint of step {step} cannot be read ({_brief(failure)})"
-        raise kind(f"{message}. {remedy(failure)}." if kind is FileError else message) from failure
+        if is_of_process(failure):
+            raise FileError(f"{message}. {remedy(failure)}.") from failure
+        raise Damaged(message) from failure
 
 
 def _parts_of(state: Any) -> dict[str, Any]:

@@ -53,16 +53,24 @@ def bases(of: type) -> list[type]:
     return [one for one in reversed(of.__mro__) if one.__module__.startswith("mlstm_jax")]
 
 
+def members(of: Any) -> dict[str, Any]:
+    """The public members of a module, or of a class and those that it is made of."""
+    found = {}
+    for part in bases(of) if inspect.isclass(of) else [of]:
+        for name, member in vars(part).items():
+            module = str(getattr(member, "__module__", None))
+            is_own = inspect.isclass(of) or module.startswith(of.__name__)
+            if is_own and not name.startswith("_"):
+                found[name] = member
+    return found
+
+
 def functions(of: Any) -> Iterator[Any]:
     """A function itself; the public methods of a class, and functions of a module."""
     if inspect.isfunction(of):
         yield of
         return
-    for part in bases(of) if inspect.isclass(of) else [of]:
-        for name, member in vars(part).items():
-            is_own = inspect.isclass(of) or getattr(member, "__module__", None) == of.__name__
-            if is_own and inspect.isfunction(member) and not name.startswith("_"):
-                yield member
+    yield from filter(inspect.isfunction, members(of).values())
 
 
 def require_complete(function: Any) -> None:
@@ -114,7 +122,11 @@ def folder(run: Run, text_file: Path, tmp_path_factory: pytest.TempPathFactory) 
 def examples_of(name: str) -> Iterator[doctest.DocTest]:
     finder = doctest.DocTestFinder(exclude_empty=True)
     if name in MODULES:
-        first, *others = finder.find(public(name), name)  # the module's own, which they assume
+        module = public(name)
+        first = finder.find(module, name)[0]  # the module's own, which the others assume
+        others = []
+        for member, of in members(module).items():
+            others += finder.find(of, member, module=inspect.getmodule(of))
         doctest.DocTestRunner().run(first, clear_globs=False)
         for one in others:
             one.globs |= first.globs

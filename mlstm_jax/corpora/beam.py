@@ -3,15 +3,16 @@
 Its workers read sources and write parts by path, so both must be in places that all workers see.
 """
 
+import json
 import os
-import pickle
 import shlex
 import socket
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import astuple
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -60,14 +61,14 @@ def sort_with_beam(sources: Sequence[Source], job: Job) -> Iterator[SortedDocume
     counts = []
     files: set[Path] = set()
     errors = []
-    for file in told:
+    for file, source in zip(told, sources, strict=True):
         _require_here(file)
-        wrong, written, rejected, one = pickle.loads(file.read_bytes())
-        errors += wrong
-        files.update(written)
-        for reject in rejected:
-            job.rejects.add(reject)
-        counts.append(one)
+        result = _Result(*json.loads(file.read_text(encoding="utf-8")))
+        errors += result.errors
+        files.update(map(Path, result.parts))
+        for reject in result.rejected:
+            job.rejects.add(Reject(*reject))
+        counts.append(SourceCounts(source, *result.counts))
     if errors:
         raise UserError(min(errors))
     documents = 0
@@ -82,6 +83,15 @@ def sort_with_beam(sources: Sequence[Source], job: Job) -> Iterator[SortedDocume
 def _require_here(part: Path) -> None:
     if not part.exists():
         raise UserError(f"{part} was written by a worker, but is not here. {_SHARED}")
+
+
+class _Result(NamedTuple):
+    """What a worker tells about a source: as JSON, since others may write to a shared folder."""
+
+    errors: list[str]
+    parts: list[str]  # the files of its documents
+    rejected: list[Reject]
+    counts: tuple[Any, ...]  # the fields of SourceCounts behind the source
 
 
 def _read(told: tuple[str, Source], recipe: Recipe, count: int) -> Iterator[tuple[str, Any]]:
@@ -107,7 +117,7 @@ def _read(told: tuple[str, Source], recipe: Recipe, count: int) -> Iterator[tupl
                 "workers must see the sources under the same paths."
             )
         errors.append(text)
-    yield file, (errors, sorted(map(Path, found)), rejected, counts)
+    yield file, _Result(errors, sorted(found), rejected, astuple(counts)[1:])
 
 
 def _write_part(group: tuple[str, Iterable[Any]], recipe: Recipe) -> None:
@@ -123,7 +133,7 @@ def _write_part(group: tuple[str, Iterable[Any]], recipe: Recipe) -> None:
                 rows, text = parts.in_order(parts.joined(values), recipe)
                 np.savez(file, rows=rows, text=np.frombuffer(text, np.uint8))
             else:
-                pickle.dump(next(iter(values)), file)
+                file.write(json.dumps(next(iter(values))).encode())
     except KnownError as error:
         raise RuntimeError(f"{_OF_WORKER} {socket.gethostname()}: {error}") from error
 

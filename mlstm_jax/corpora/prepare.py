@@ -78,27 +78,12 @@ def prepare(
         ['train', 'valid', 'test']
     """
     options = dataclasses.replace(options, **changes)
-    is_given = isinstance(sources, Mapping)
-    splits: Mapping[Any, Sources] = sources if isinstance(sources, Mapping) else {"": sources}
-    names_of = {}
-    for split, names in splits.items():
-        is_table = hasattr(names, "columns") or hasattr(names, "dtype")
-        require(not is_table, "sources", type(names).__name__, "files; write the texts to one")
-        given = [names] if isinstance(names, (str, Path)) else list(names)
-        for name in given:
-            require_kind("sources", name, str | Path)
-        names_of[split] = list(map(str, given))
-    if not any(names_of.values()):
-        raise UserError("no source given; name text files, or pydoc:")
+    names_of = _names_of(sources)
     # So that the temporary folder goes next to it, even for "." or a link; and the corpus replaces
     # the folder, so "." would still be the old one.
     out = Path(os.path.realpath(out))
-    scratch_beside = out
-    if options.temp_dir:
-        scratch_beside = Path(os.path.realpath(options.temp_dir), out.name)
-        parent = scratch_beside.parent
-        is_writable = os.path.isdir(parent) and os.access(parent, os.W_OK)
-        require(is_writable, "temp_dir", str(options.temp_dir), "a writable folder")
+    scratch_beside = _scratch_beside(out, options.temp_dir)
+    is_given = isinstance(sources, Mapping)
     if is_given:
         _require_given(names_of, options)
     remove_leftovers(out)  # may restore an old corpus
@@ -136,6 +121,32 @@ def prepare(
     for text in job.rejects.notes():
         note(text)
     return Corpus(out, manifest)
+
+
+def _names_of(sources: Sources | Mapping[SplitName, Sources]) -> dict[str, list[str]]:
+    """The names of the sources of each split, or of ""; UserError if they are no names."""
+    splits: Mapping[Any, Sources] = sources if isinstance(sources, Mapping) else {"": sources}
+    names_of = {}
+    for split, names in splits.items():
+        is_table = hasattr(names, "columns") or hasattr(names, "dtype")
+        require(not is_table, "sources", type(names).__name__, "files; write the texts to one")
+        given = [names] if isinstance(names, (str, Path)) else list(names)
+        for name in given:
+            require_kind("sources", name, str | Path)
+        names_of[split] = list(map(str, given))
+    if not any(names_of.values()):
+        raise UserError("no source given; name text files, or pydoc:")
+    return names_of
+
+
+def _scratch_beside(out: Path, temp_dir: Path | None) -> Path:
+    """What the folder of temporary files is named after; UserError if it cannot be written."""
+    if not temp_dir:
+        return out
+    folder = Path(os.path.realpath(temp_dir))
+    is_writable = os.path.isdir(folder) and os.access(folder, os.W_OK)
+    require(is_writable, "temp_dir", str(temp_dir), "a writable folder")
+    return folder / out.name
 
 
 def usual_split(documents: int) -> SplitWeights:
