@@ -18,6 +18,7 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -61,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     terminal.open_streams()
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     prefix = "mlstm-jax" if words[0].startswith("-") else f"mlstm-jax {words[0]}"
+    terminal.spell_options = partial(_with_options, name=words[0])
     error: KnownError | None = None
     code: object = None
     try:
@@ -81,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         error = error or explained(lost)
     if error:
         code = error.exit_code
-        terminal.tell(f"{prefix}: {_with_options(terminal.message(error), words[0])}")
+        terminal.tell(f"{prefix}: {terminal.message(error)}")
     terminal.flush_at_end(sys.stderr)
     if isinstance(error, Interrupted) and arguments is None:
         for number in WEIGHTS:
@@ -178,7 +180,7 @@ def _notes(name: str) -> Iterator[None]:
 
         def print_note(text: Any, category: type[Warning], *rest: Any, **more: Any) -> None:
             if issubclass(category, Note):
-                terminal.tell(f"note: {_with_options(terminal.message(text), name)}")
+                terminal.tell(f"note: {terminal.message(text)}")
             else:
                 show(text, category, *rest, **more)
 

@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -23,6 +23,9 @@ _MARKUP = re.compile(r"[\\`*_\[\]|~]")
 
 _SECONDS_BETWEEN_PLAIN_LINES = 10.0
 SLOW_SECONDS = 2.0
+
+# How messages spell options: as in Python, `text_column`, unless the command line sets its own way.
+spell_options: Callable[[str], str] = str
 
 
 def printable(text: object) -> str:
@@ -42,7 +45,7 @@ def markdown(text: object) -> str:
 
 def message(text: object) -> str:
     """A message with escapes and further lines indented, so that none looks like another."""
-    return printable(text).replace("\n", "\n  ")
+    return spell_options(printable(text)).replace("\n", "\n  ")
 
 
 def show(text: object, *, end: str = "\n") -> None:

@@ -239,6 +239,16 @@ def test_other_devices_on_one(corpus, tmp_path, launcher) -> None:
         assert "number of devices is 1 on process 1" in text
 
 
+def test_options_in_a_message_of_a_process(corpus, tmp_path, launcher) -> None:
+    """It spells them as the command line does, although no error reaches `cli.main`."""
+    file = runs.write_config(runs.make_config(corpus, tmp_path / "run"), tmp_path / "config.py")
+    options = {"index": 1, "processes": 2, "timeout-seconds": 1, "coordinator": runs.free_address()}
+    words = [f"--distributed.{name}={value}" for name, value in options.items()]
+    launcher.call(runs.COMMAND, "train", file, *words)
+    [text] = launcher.ended(1)
+    assert "Start all with the same --distributed.processes and run folder" in text
+
+
 @pytest.mark.slow
 def test_killed_five_times(corpus, tmp_path, launcher) -> None:
     launcher.train([runs.make_config(corpus, tmp_path / "calm")] * 2)
