@@ -17,7 +17,7 @@ OURS, BOTH = "states and the pretrained classifier", "all three: the mean of bot
 PANELS = {
     "IMDB": ("reviews of films (IMDB)", 50.0),
     "reviews": ("reviews of electronics\n(125 test texts)", 64.8),
-    "tweets": ("tweets", 69.6),
+    "tweets": ("VADER's tweets", 69.6),
     "authors": ("tweets of two authors", 54.3),
 }
 # Label, and a colour that the colour-blind tell apart (Okabe and Ito).

@@ -116,7 +116,8 @@ def kill_at(child: int, folder: Path, step: int) -> str:
             return f"ended too early ({os.waitstatus_to_exitcode(status)})"
         time.sleep(0.01)
     os.kill(child, signal.SIGKILL)
-    return f"{wait(child)} after step {newest_step(folder)}"
+    how = wait(child)
+    return f"{how} after step {newest_step(folder)} with checkpoint {steps_in(folder / 'out')[-1]}"
 
 
 def train_words(folder: Path, corpus: Path, variant: str) -> list[str]:
