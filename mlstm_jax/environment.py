@@ -69,6 +69,16 @@ def has_started() -> bool:
 _started_in: int | None = None  # the process in which JAX has started
 
 
+def _before_fork() -> None:
+    """Note that JAX has started, in this package or in the program that uses it."""
+    global _started_in
+    if _started_in is None and has_started():
+        _started_in = os.getpid()
+
+
+os.register_at_fork(before=_before_fork)
+
+
 def require_own_jax() -> None:
     """Raise UserError in a forked child whose parent had started JAX.
 
@@ -104,7 +114,6 @@ def prepare(devices: "Devices", *, deterministic: bool = False) -> None:
 
 def local_devices() -> "list[jax.Device]":
     """The devices of this process; JAX starts if it has not."""
-    global _started_in
     import jax
 
     require_own_jax()
@@ -117,15 +126,13 @@ def local_devices() -> "list[jax.Device]":
                 f"`jax.config.update({name!r}, {allowed[0]!r})`."
             )
     try:
-        devices = jax.local_devices()
+        return jax.local_devices()
     except (AssertionError, RuntimeError) as error:  # JAX asserts that it has such a plug-in.
         raise UserError(
             f"JAX cannot start with JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')!r} "
             f"({first_line(error)}). Install JAX for this device (mlstm-jax[cuda13]), set "
             "JAX_PLATFORMS to cpu, or unset it."
         ) from error
-    _started_in = os.getpid()
-    return devices
 
 
 def _make_virtual(count: int) -> None:

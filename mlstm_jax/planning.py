@@ -253,6 +253,7 @@ def plan(
         corpus_bytes = open_corpus(corpus).manifest.splits["train"].bytes
     if devices is None:
         devices = [count for count in _DEVICES if _can_share(config, machine, count)]
+        devices = devices or [1]  # whose error says what is wrong
     devices = list(devices)
     for count in devices:
         require_kind("devices", count, Count)

@@ -183,6 +183,7 @@ def test_table_of_a_sweep(tmp_path: Path) -> None:
     for row in ("1e-2", "5e-3", "paper"):
         write_run(tmp_path / "rates" / row / "sqrt")
     assert list(analysis.grid(tmp_path / "rates").index) == ["paper", "5e-3", "1e-2"]
+    assert analysis.formatted(table.astype(object)).equals(analysis.formatted(table))
     shown = analysis.formatted(table)
     assert shown.loc["64"].to_dict() == {"linear": "Div", "sqrt": "2.000"}
     assert shown.loc["512"].to_dict() == {"linear": "–", "sqrt": "2.250"}

@@ -153,5 +153,6 @@ def formatted(table: pd.DataFrame, digits: int = 3) -> pd.DataFrame:
         >>> analysis.formatted(pd.DataFrame({"Adam": [1.2345, np.inf]}))["Adam"].tolist()
         ['1.234', 'Div']
     """
+    table = table.astype(float)
     text = table.map(f"{{:.{digits}f}}".format)
     return text.mask(np.isinf(table), "Div").mask(table.isna(), "–")

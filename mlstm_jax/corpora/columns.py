@@ -85,6 +85,9 @@ def _column_names(con: "duckdb.DuckDBPyConnection", path: str) -> list[str]:
 def tfds_records(source: Source, recipe: Recipe) -> Iterator[RecordOrReject]:
     """Yield the features that are read of each example of `tfds:NAME[/CONFIG]:SPLIT`."""
     name, _, split = source.name.removeprefix(TFDS.suffix).partition(":")
+    if not name or not split:
+        form = "tfds:NAME[/CONFIG]:SPLIT, such as tfds:imdb_reviews:train"
+        raise UserError(f"{source} is not of the form {form}.")
     with extra("tfds", f"{source} needs TensorFlow Datasets"):
         import tensorflow_datasets as tfds
         from tensorflow_datasets.core.read_only_builder import builder_from_files
@@ -96,7 +99,7 @@ def tfds_records(source: Source, recipe: Recipe) -> Iterator[RecordOrReject]:
     except (tfds.core.DatasetNotFoundError, NotImplementedError, ValueError, KeyError) as error:
         make = f"tensorflow_datasets.builder({name!r}, file_format='array_record')"
         raise UserError(
-            f"{source} cannot be read from {folder}: {first_line(error)}. If it is not prepared "
+            f"{source} cannot be read from {folder} ({first_line(error)}). If it is not prepared "
             f"there as ArrayRecord files, do so once, which may download it: in Python, {make}"
             ".download_and_prepare(); or set TFDS_DATA_DIR to its folder."
         ) from error

@@ -12,6 +12,7 @@ import stat
 import sys
 import tempfile
 import zlib
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -158,11 +159,15 @@ def _format_of(start: bytes) -> Format:
 
 
 def manifest_names(sources: Sequence[Source]) -> list[str]:
-    """The name of each source in a manifest: a file's name, with folders if names repeat."""
+    """The name of each source in a manifest: a file's name, and folders only where it repeats."""
     names = [source.place[-1] for source in sources]
-    if len(set(names)) < len(names):
-        top = os.path.commonpath([Path(*source.place) for source in sources if source.is_file])
-        names = ["/".join(source.place).removeprefix(f"/{top}/") for source in sources]
+    depth = 1
+    while len(set(names)) < len(names):
+        depth += 1
+        times = Counter(names)
+        for number, source in enumerate(sources):
+            if times[names[number]] > 1:
+                names[number] = "/".join(source.place[-depth:])
     return [name.encode("utf-8", "replace").decode() for name in names]  # not every one is UTF-8
 
 

@@ -13,7 +13,7 @@ from mlstm_jax.corpora import local
 from mlstm_jax.corpora.documents import Recipe
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.corpora.readers import read_source
-from mlstm_jax.corpora.sources import Source, find_sources
+from mlstm_jax.corpora.sources import Source, find_sources, manifest_names
 from mlstm_jax.errors import Note, UserError
 from tests.tables import attributes
 
@@ -176,8 +176,11 @@ def test_names_in_the_manifest(tmp_path: Path) -> None:
         small(tmp_path / place / "text.txt")
     small(tmp_path / os.fsdecode(b"caf\xe9.txt"))
     manifest = prepare([str(tmp_path)], tmp_path / "out", split=(1, 0, 0)).manifest
-    names = ["a/1/text.txt", "a/2/text.txt", "b/2/text.txt", "caf?.txt"]
+    names = ["1/text.txt", "a/2/text.txt", "b/2/text.txt", "caf?.txt"]
     assert attributes(manifest.sources, "name") == names
+    # A whole path would reveal whose machine it was.
+    apart = [Source("/home/ann/1/text.txt"), Source("/data/2/text.txt"), Source("pydoc:")]
+    assert manifest_names(apart) == ["1/text.txt", "2/text.txt", "pydoc:"]
     # Lines have no ratings.
     assert len(list((tmp_path / "out").iterdir())) == 7
 

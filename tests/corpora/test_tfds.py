@@ -48,12 +48,12 @@ def test_reviews_downloaded_by_hand(tmp_path, folder, monkeypatch):
     import examples.amazon_reviews  # noqa: F401
 
     write_layouts(tmp_path / "in")
-    absent = r"{}:train cannot be read from .*/tfds: .*download_and_prepare\(\)"
+    absent = r"{}:train cannot be read from .*/tfds \(.*download_and_prepare\(\)"
     for name, message in (
         ("amazon_reviews:train", absent.format("amazon_reviews")),
         ("imdb_reviews:train", absent.format("imdb_reviews")),
         ("glue/sst2:train", absent.format("glue/sst2")),
-        ("imdb_reviews", "tfds:imdb_reviews cannot be read from"),
+        ("imdb_reviews", "tfds:imdb_reviews is not of the form tfds:NAME"),
     ):
         with pytest.raises(UserError, match=message):
             prepare([f"tfds:{name}"], tmp_path / "out", split=(1, 0, 0))

@@ -205,6 +205,9 @@ def test_plan_without_devices() -> None:
     assert {line.split()[-2] for line in str(rows).splitlines()[4:8]} == {"1.00"}  # epochs of a run
     with pytest.raises(UserError, match=r"data\.batch is 24"):
         planning.plan(config, "h200", devices=[16])
+    # No number of devices fits, and the reason is told.
+    with pytest.raises(UserError, match=r"train\.micro_batches is 5"):
+        planning.plan(vary(config, train__micro_batches=5), "h200")
 
 
 _H200 = json.loads((MACHINES / "h200.json").read_text())
