@@ -261,8 +261,9 @@ class Checkpoints:
             # Another version may have written other diagnostics.
             paths = [path.partition("/") for path in record.sums["state"]]
             names = [name for item, _, name in paths if item == "tally"]
-            tally = dict.fromkeys(names, np.zeros((), np.float32)) | targets["state"]["tally"]
-            targets["state"]["tally"] = {name: tally[name] for name in names}
+            known = targets["state"]["tally"]
+            unknown = np.zeros((), np.float32)
+            targets["state"]["tally"] = {name: known.get(name, unknown) for name in names}
         leaves = jax.tree.leaves(carry)
         if leaves:
             rows = leaves[0].shape[:1]

@@ -87,8 +87,9 @@ def verified(values: Any) -> dict[str, Any]:
         raise InvalidField("it is not an object with named fields")
     if FIELD not in values:
         raise InvalidField(f"it has no {FIELD}: this version did not write it, or it was edited")
-    inner = sealed(values)
-    if values[FIELD] != inner.pop(FIELD):
+    inner = dict(values)
+    found = inner.pop(FIELD)
+    if found != of_json(inner):
         raise InvalidField(f"its content does not match its {FIELD}: it was damaged or edited")
     return inner
 

@@ -38,7 +38,7 @@ class Interrupted(KnownError):
 
 
 class _Received(KeyboardInterrupt):
-    """No KeyboardInterrupt: where C runs Python code, Python ends the process with it at exit."""
+    """Not KeyboardInterrupt itself, with which Python ends a process at exit where C runs it."""
 
 
 def _handle(

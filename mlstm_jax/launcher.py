@@ -32,7 +32,8 @@ def process_info(options: Distributed, environment: Mapping[str, str]) -> tuple[
     for size_name, rank_name in _LAUNCHERS:
         if rank_name in environment and environment.get(size_name, "1") != "1":
             count = count or _number(size_name, environment)
-            index = _number(rank_name, environment) if index is None else index
+            if index is None:
+                index = _number(rank_name, environment)
             break
     if index is None and _KUBERNETES in environment:  # which does not give the number
         index = _number(_KUBERNETES, environment)

@@ -146,7 +146,8 @@ def load_small(path: Path) -> SmallModel | None:
             if config["model"] != model:
                 return None
         params = weights.unflatten(weights.flatten(weights.from_int8(stored)))
-        source, first_start = about["source"], about.get("first_start")
+        source = about["source"]
+        first_start = about.get("first_start")
         found = SmallModel(folder, kind, sizes, about["cleaning"], params, source, first_start)
         is_known = about["format"] == weights.FORMAT and found.cleaning in get_args(Cleaning)
         # So the arrays are as `export` wrote them, of these shapes.

@@ -74,7 +74,8 @@ def names_meant(name: str, known: Collection[str]) -> list[str]:
     full = {one.rpartition(".")[2]: one for one in inside or known}
     begin = last.rstrip("s")
     longer = [word for word in full if word.startswith(begin) and len(begin) > 2]
-    return [full[word] for word in longer or nearest(last, full)][:2]
+    alike = longer or nearest(last, full)
+    return [full[word] for word in alike[:2]]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -156,9 +156,11 @@ class ProgressLine:
             counts = [progress.DownloadColumn(), progress.TransferSpeedColumn()]
         left = progress.TimeRemainingColumn()
         self._plain = [described, *counts, left]
+        elapsed = progress.TimeElapsedColumn()
+        bar = [described, progress.BarColumn(24), *counts, elapsed, left]
         # The speed counts from the first update: the first step includes compilation.
         self._progress = progress.Progress(
-            *(described, progress.BarColumn(24), *counts, progress.TimeElapsedColumn(), left),
+            *bar,
             progress.TextColumn("left"),
             console=shown,
             disable=not self._is_live,

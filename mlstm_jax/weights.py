@@ -267,9 +267,10 @@ def save(path: Path, weights: ModelWeights, dtype: str = "float32") -> None:
         "source": weights.source,
         "fingerprint": now,
     }
-    # Rounded parameters have another fingerprint, and have read the same texts.
-    if first_start := weights.first_start or (before if before != now else None):
-        about["first_start"] = first_start
+    if weights.first_start:
+        about["first_start"] = weights.first_start
+    elif before != now:  # Rounded parameters have read the same texts.
+        about["first_start"] = before
     text = json.dumps(digest.sealed(about), sort_keys=True)
     with output.atomic_file(path) as partial:
         write_arrays(partial, flat, {KEY: text})

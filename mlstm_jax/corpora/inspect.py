@@ -51,7 +51,8 @@ def inspect(
     manifest = opened.manifest
     train = opened.split("train")
     # Without a training split, describe the first split that has documents.
-    shown = next((split for split in map(opened.split, SPLITS) if len(split.bytes)), train)
+    with_text = [name for name in SPLITS if manifest.splits[name].bytes]
+    shown = opened.split(with_text[0]) if with_text else train
     sizes = {}
     for name, split in manifest.splits.items():
         sizes[name] = {"documents": split.documents, "bytes": split.bytes}
@@ -147,5 +148,7 @@ def format_summary(summary: dict[str, Any]) -> str:
         )
     for text in summary["samples"]:
         words = " ".join(text.split())
-        lines.append(f"sample: {words[:100]}{' …' if len(words) > 100 else ''}")
+        if len(words) > 100:
+            words = f"{words[:100]} …"
+        lines.append(f"sample: {words}")
     return "\n".join(lines)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, NamedTuple
 
 from mlstm_jax import output
 from mlstm_jax.corpora import parts
@@ -32,12 +32,23 @@ _PROGRAM = "from mlstm_jax.corpora.local import work; work()"
 OnReject = Callable[[Reject], None]
 
 
+class _Task(NamedTuple):
+    """What a process reads: sources, into the files of so many parts in a folder of its own."""
+
+    sources: Sequence[Source]
+    recipe: Recipe
+    parts: int
+    folder: Path
+
+
 @contextmanager
 def sort_here(sources: Sequence[Source], job: Job) -> Iterator[SortedDocuments]:
     """Read all sources into files of parts in the folder `scratch`, and yield what to write."""
     recipe = job.recipe
     count = parts.count(sources, _MOST_PARTS)
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    cores = os.cpu_count() or 1
+    if sys.platform == "linux":
+        cores = len(os.sched_getaffinity(0))  # those that this process may use
     most = min(job.options.workers or cores, len(sources))
     workers = max(1, min(most, text_size(sources) // _BYTES_A_WORKER))
     by_size = sorted(sources, key=lambda source: -source.size)
@@ -45,10 +56,10 @@ def sort_here(sources: Sequence[Source], job: Job) -> Iterator[SortedDocuments]:
     tasks = []
     for number, folder in enumerate(folders):
         folder.mkdir(parents=True)
-        tasks.append((by_size[number::workers], recipe, count, folder))
+        tasks.append(_Task(by_size[number::workers], recipe, count, folder))
     # The first process shows how far all are.
     name = f"read, process 1 of {workers}" if workers > 1 else "read"
-    size = sum(source.size for source in tasks[0][0])
+    size = sum(source.size for source in tasks[0].sources)
     with ProgressLine(name, size, of_bytes=True, quiet=job.quiet) as line:
         counts = _read_all(tasks, line.advance, job.rejects.add)
     kept = sum(parts.kept(parts.read_rows(folders, part), recipe) for part in range(count))
@@ -61,23 +72,19 @@ def sort_here(sources: Sequence[Source], job: Job) -> Iterator[SortedDocuments]:
         yield SortedDocuments(counts, kept, in_order)
 
 
-def _read(
-    task: tuple[Sequence[Source], Recipe, int, Path], on_read: OnRead, on_reject: OnReject
-) -> list[SourceCounts]:
-    """Add the documents of sources to the files of so many parts in a folder."""
-    sources, recipe, count, folder = task
+def _read(task: _Task, on_read: OnRead, on_reject: OnReject) -> list[SourceCounts]:
     read = []
-    for source in sources:
+    for source in task.sources:
         counts = SourceCounts(source)
-        documents = counts.read(recipe, on_reject, on_read)
-        for number, piece in parts.distributed(documents, recipe, count):
-            with output.write_errors(folder):
-                parts.append(folder, number, piece)
+        documents = counts.read(task.recipe, on_reject, on_read)
+        for number, piece in parts.distributed(documents, task.recipe, task.parts):
+            with output.write_errors(task.folder):
+                parts.append(task.folder, number, piece)
         read.append(counts)
     return read
 
 
-def _read_all(tasks: Sequence[Any], on_read: OnRead, on_reject: OnReject) -> list[SourceCounts]:
+def _read_all(tasks: Sequence[_Task], on_read: OnRead, on_reject: OnReject) -> list[SourceCounts]:
     """Run the first task here, and each other one in a process."""
     first, *others = tasks
     with ExitStack() as stack:
@@ -88,19 +95,20 @@ def _read_all(tasks: Sequence[Any], on_read: OnRead, on_reject: OnReject) -> lis
                 told = pickle.load(result)
             except EOFError as error:
                 raise KnownError(
-                    f"{task[0][0]}: the process that reads it, or a source after it, has ended; "
-                    "was it killed, or memory too small? Use fewer `workers`."
+                    f"{task.sources[0]}: the process that reads it, or a source after it, has "
+                    "ended; was it killed, or memory too small? Use fewer `workers`."
                 ) from error
             if isinstance(told, BaseException):
                 raise told
-            counts += told[0]
-            for reject in told[1]:
+            counts_there, rejected = told
+            counts += counts_there
+            for reject in rejected:
                 on_reject(reject)
     return counts
 
 
 @contextmanager
-def _process(task: Any) -> Iterator[IO[bytes]]:
+def _process(task: _Task) -> Iterator[IO[bytes]]:
     """Start a process for a task, and yield where it writes the result; it is killed at the end."""
     with subprocess.Popen(
         [sys.executable, "-c", _PROGRAM],

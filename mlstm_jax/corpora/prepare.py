@@ -159,8 +159,9 @@ def _require_given(splits: Collection[str], options: PrepareOptions) -> None:
     for name in splits:
         require(name in SPLITS, "split", name, f"one of {', '.join(SPLITS)}")
     for option in ("split", "dedupe", "seed", "engine"):
-        # With `dedupe` none, nothing changes either.
-        if getattr(options, option) not in (getattr(DEFAULTS, option), "none"):
+        value = getattr(options, option)
+        is_unset = value == getattr(DEFAULTS, option)
+        if not is_unset and value != "none":  # With `dedupe` none, nothing changes either.
             raise UserError(f"`{option}` cannot be used with given splits: they stay as they are.")
 
 

@@ -73,11 +73,14 @@ def _no_text(source: Source, recipe: Recipe, fields: Sequence[str], kinds: Count
         return f"{source} has no record: it is empty, or has only a header; leave it out."
     found = [name for name in recipe.text_columns if name in fields]
     columns = found or recipe.text_columns
+    wanted = " or ".join(columns)
     others = ", ".join(f"{kind} in {n:,}" for kind, n in kinds.items())
+    seen = ", ".join(fields) or "(none)"
+    end = "." if found else alike(columns, fields)
     return (
-        f"{source}: none of its {kinds.total():,} records has text in {' or '.join(columns)} "
-        f"({others}); the fields seen are {', '.join(fields) or '(none)'}. Write strings there, "
-        f"or name another field with `text_column`{'.' if found else alike(columns, fields)}"
+        f"{source}: none of its {kinds.total():,} records has text in {wanted} ({others}); the "
+        f"fields seen are {seen}. Write strings there, or name another field with "
+        f"`text_column`{end}"
     )
 
 

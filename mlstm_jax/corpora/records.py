@@ -246,21 +246,25 @@ class Rejects:
 
     def describe(self) -> str:
         """The counts and first places of each kind, as text."""
-        return "\n".join(f"  {self._places(*one)}" for one in sorted(self.counts.items()))
+        lines = [f"  {self._places(kind, count)}" for kind, count in sorted(self.counts.items())]
+        return "\n".join(lines)
 
     def notes(self) -> list[str]:
         """A note of each kind: the first, and how many more there are."""
         texts = []
         for kind, count in sorted(self._noted.items()):
-            texts.append(self._in_order(kind)[0].message)
+            text = self._in_order(kind)[0].message
             if count > 1:
-                texts[-1] += f" {self._places(kind, count)}"
+                text += f" {self._places(kind, count)}"
+            texts.append(text)
         return texts
 
     def _places(self, kind: str, count: int) -> str:
         """How many of a kind there are, and where the first are."""
         places = "; ".join(reject.place for reject in self._in_order(kind)[:_SHOWN])
-        return f"{count:,} {kind}: {places}{', ...' if count > _SHOWN else ''}"
+        if count > _SHOWN:
+            places += ", ..."
+        return f"{count:,} {kind}: {places}"
 
 
 def check_rejects_file(file: Path) -> None:

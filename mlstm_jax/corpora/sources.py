@@ -109,11 +109,15 @@ class Source:
         """The format of a file by its suffix, of a copy by its beginning."""
         if self.copy:
             return _format_of(os.pread(self.copy.fileno(), _START, 0))
+        if self.name == "-":
+            return UNKNOWN
         if not self.is_file:
-            return {"-": UNKNOWN, PYDOC.suffix: PYDOC}.get(self.name, TFDS)
+            return PYDOC if self.name == PYDOC.suffix else TFDS
         path = self.path.with_suffix("") if self.is_compressed else self.path
         found = FORMATS.get(path.suffix.lower(), UNKNOWN)
-        return found if found.has_lines or not self.is_compressed else UNKNOWN
+        if self.is_compressed and not found.has_lines:
+            return UNKNOWN
+        return found
 
     @property
     def size(self) -> int:
@@ -176,10 +180,12 @@ def check_source(source: Source, *, or_stdin: bool = False) -> None:
 
     `or_stdin`: its user may also name standard input, or take a text itself for a source.
     """
-    if source.is_file and (wrong := _unusable(source, source.path)):
-        if or_stdin and not source.path.exists():
-            wrong += " To pass a text itself, pipe it: echo TEXT | mlstm-jax classify sentiment -"
-        raise UserError(f"{source}: {wrong}")
+    wrong = _unusable(source, source.path) if source.is_file else None
+    if not wrong:
+        return
+    if or_stdin and not source.path.exists():
+        wrong += " To pass a text itself, pipe it: echo TEXT | mlstm-jax classify sentiment -"
+    raise UserError(f"{source}: {wrong}")
 
 
 def _unusable(source: Source, path: Path) -> str | None:

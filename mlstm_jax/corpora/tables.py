@@ -71,11 +71,16 @@ def csv_records(
     lines_of_text = (line[1] for line in scan() if not isinstance(line, Reject))
     first = next(filter(str.strip, lines_of_text), "")
     named = _SEPARATOR.fullmatch(first)
-    given = recipe.delimiter or (named[1] if named else None)
-    form = usual._replace(delimiter=given) if given else _with_delimiter(usual, first)
-    if form != usual and not given and source != STDIN:
-        why = f"its first line has the delimiter {form.delimiter!r}, so it is used, not "
-        yield reject("another delimiter", source, "", f"{why}{usual.delimiter!r}.", is_note=True)
+    if recipe.delimiter:
+        form = usual._replace(delimiter=recipe.delimiter)
+    elif named:
+        form = usual._replace(delimiter=named[1])
+    else:
+        form = _with_delimiter(usual, first)
+        if form != usual and source != STDIN:
+            why = f"its first line has the delimiter {form.delimiter!r}, so it is used, not "
+            why += f"{usual.delimiter!r}."
+            yield reject("another delimiter", source, "", why, is_note=True)
     if recipe.quoting:
         form = form._replace(quoted=recipe.quoting == "yes")
     elif form.delimiter == "\t":
@@ -96,7 +101,10 @@ def _with_delimiter(usual: CsvFormat, header: str) -> CsvFormat:
     """The format with the delimiter that gives the header a text column, or else most columns."""
     formats = [usual, *(usual._replace(delimiter=one) for one in DELIMITERS)]
     most = max(formats, key=lambda one: header.count(one.delimiter))
-    return next((one for one in formats if one.has_text_column(header)), most)
+    for one in formats:
+        if one.has_text_column(header):
+            return one
+    return most
 
 
 def _is_quoted(form: CsvFormat, header: str, lines: Iterator[Line]) -> bool:

@@ -87,7 +87,10 @@ class Pieces:
 
     def take(self, count: int) -> Iterator[Piece]:
         """Yield the next `count` documents, or as many as there are."""
-        while count and (piece := self._rest or next(self._pieces, None)):
+        while count:
+            piece = self._rest or next(self._pieces, None)
+            if piece is None:
+                return
             rows, text = piece
             taken = min(count, len(rows))
             end = int(rows["size"][:taken].sum())

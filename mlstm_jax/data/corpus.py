@@ -211,7 +211,9 @@ def open_corpus(path: Path, *, verify: bool = False) -> Corpus:
         is_whole = splits.keys() == set(SPLITS)
         for name, split in splits.items():
             files = files_of(name)
-            is_whole &= {files.bytes, files.offsets} <= split.crc32.keys() <= FILES
+            needed = {files.bytes, files.offsets}
+            if not (split.crc32.keys() >= needed and split.crc32.keys() <= FILES):
+                is_whole = False
         if not is_whole:
             raise InvalidField(f"splits must be {', '.join(SPLITS)}, and name their files")
     if verify:
