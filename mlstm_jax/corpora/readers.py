@@ -5,7 +5,6 @@ Only a newline ends a line, so that line numbers match an editor's.
 
 import io
 import math
-import reprlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -20,6 +19,7 @@ from mlstm_jax.corpora.records import (
     RecordOrReject,
     Rejects,
     alike,
+    as_json,
     json_records,
     reject,
     text_records,
@@ -138,7 +138,7 @@ def read_source(
             elif text is None:
                 yield None
             else:
-                excerpt = reprlib.repr(text)
+                excerpt = as_json(text)
                 why = f"its text is {excerpt[:EXCERPT]}, not a string"
                 yield reject("text of another type", source, where, why, excerpt)
     except GZIP_ERRORS as error:

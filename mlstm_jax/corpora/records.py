@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import reprlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -185,12 +184,20 @@ def _object(
 ) -> RecordOrReject:
     if isinstance(value, _Repeating) and (twice := value.fields.intersection(fields)):
         why = f"its field {min(twice)} occurs more than once; keep only the correct one."
-        return reject("field twice", source, where, why, reprlib.repr(dict(value)))
+        return reject("field twice", source, where, why, as_json(value))
     if isinstance(value, dict):
         return where, value
-    excerpt = reprlib.repr(value)
+    excerpt = as_json(value)
     why = f"{excerpt[:40]} is not a record; a record is a JSON object, such as"
     return reject("not a JSON object", source, where, f'{why} {{"text": "..."}}', excerpt)
+
+
+def as_json(value: object) -> str:
+    """A value of a record as JSON, for a message."""
+    try:
+        return json.dumps(value, default=str)
+    except RecursionError:  # Before Python 3.12 writing it may need more of the stack than reading.
+        return "[[..."
 
 
 class Rejects:
@@ -237,7 +244,9 @@ class Rejects:
             self.write()
             option = "`max_reject_fraction` "
             advice += f"\nAll are in {self._file}. Correct the files, or raise the fraction to skip"
-            advice += " these records. If quotes have no meaning in tables, add `quoting` no."
+            advice += " these records."
+            if any("CSV" in kind for kind in self.counts):
+                advice += " If quotes have no meaning in the files, add `quoting` no."
         raise UserError(
             f"{len(self):,} of {records:,} records cannot be read, a fraction of "
             f"{len(self) / records:.2g}, which is over {option}{most:g}.\n"
