@@ -82,8 +82,8 @@ def test_rejects_of_other_json(tmp_path: Path) -> None:
     """Their beginning is JSON, as in the file, and no advice is about tables."""
     line = json.dumps([True, None, "a long string of which the middle must stay"])
     source = tmp_path / "lists.jsonl"
-    source.write_text(f"{line}\n")
-    with pytest.raises(UserError, match="1 of 1 records cannot be read") as told:
+    source.write_text(f'{{"text": "good"}}\n{line}\n')
+    with pytest.raises(UserError, match="1 of 2 records cannot be read") as told:
         prepare([str(source)], tmp_path / "out")
     assert "quoting" not in str(told.value)
     assert json.loads((tmp_path / "out.rejects.jsonl").read_text())["excerpt"] == line
