@@ -135,7 +135,7 @@ def read_safetensors(path: Path) -> tuple[str | None, Arrays]:
     """Our metadata text in a .safetensors file, or None, and the arrays."""
     from safetensors import safe_open
 
-    with _reading(path, "cannot be read"), safe_open(path, "np") as file:
+    with _reading(path, "cannot be read as .safetensors"), safe_open(path, "np") as file:
         text = (file.metadata() or {}).get(KEY)
         return text, {name: file.get_tensor(name) for name in list(file.keys())}
 
@@ -182,12 +182,17 @@ def sizes(where: str, arrays: Mapping[str, Any], name: str, count: int) -> tuple
 
 def check_names(where: str, actual: Collection[str], wanted: Collection[str]) -> None:
     """Raise UserError, with the first few differences, unless the names are the wanted ones."""
-    for what, wrong in (
-        ("is missing", set(wanted).difference(actual)),
-        ("has the unexpected", set(actual).difference(wanted)),
-    ):
-        if wrong:
-            raise UserError(f"{where}it {what} {first_of([*map(_brief, sorted(wrong))])}.")
+    wrong = []
+    if missing := set(wanted).difference(actual):
+        wrong.append(f"is missing {_preview(missing)}")
+    if unexpected := set(actual).difference(wanted):
+        wrong.append(f"has the unexpected {_preview(unexpected)}")
+    if wrong:
+        raise UserError(f"{where}it {' and '.join(wrong)}.")
+
+
+def _preview(names: Collection[str]) -> str:
+    return first_of([_brief(name) for name in sorted(names)])
 
 
 def _brief(text: str) -> str:

@@ -5,7 +5,7 @@ Everything below works with resolved configs only.
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from mlstm_jax.config import MLSTM, Config
 from mlstm_jax.errors import require
@@ -44,11 +44,7 @@ def resolve(config: Config, hardware: Hardware, before: Config | None = None) ->
     if devices.kernels == "auto":
         kernels = before.devices.kernels if before else "auto"
         if kernels == "auto":
-            capability = hardware.capability
-            # The kernels have trained on an H100.
-            is_proven = capability == (9, 0) and not pallas.missing(model.hidden, capability)
-            chosen = is_proven or precision.recurrent == "fp8"
-            kernels = "pallas" if chosen and isinstance(model, MLSTM) else "xla"
+            kernels = _fastest_kernels(config, hardware.capability)
         devices = dataclasses.replace(devices, kernels=kernels)
     places = data.window
     if before and type(before.model) is type(model):
@@ -65,6 +61,20 @@ def resolve(config: Config, hardware: Hardware, before: Config | None = None) ->
     )
     _require_fit(config, hardware.devices)
     return config
+
+
+def _fastest_kernels(
+    config: Config, capability: tuple[int, int] | None
+) -> Literal["xla", "pallas"]:
+    """The kernels of a new run."""
+    recurrent = config.precision.recurrent
+    if not isinstance(config.model, MLSTM) or recurrent == "fp8_emulated":
+        return "xla"
+    if recurrent == "fp8":
+        return "pallas"
+    # They have trained on an H100.
+    is_proven = capability == (9, 0) and not pallas.missing(config.model.hidden, capability)
+    return "pallas" if is_proven else "xla"
 
 
 def _require_fit(config: Config, device_count: int) -> None:

@@ -36,14 +36,16 @@ def missing(hidden: int, capability: tuple[int, int] | None, *, fp8: bool = Fals
     if pl is None:
         return f"jax.experimental.pallas, but jax {jax.__version__} has none"
     # Mosaic of jax 0.10 ends the process if it compiles for less than 9.0.
-    least = (9, 0)
-    if not jax.__version__.startswith("0.10."):
-        least = (8, 9) if fp8 else (8, 0)
+    newest = (8, 9) if fp8 else (8, 0)
+    least = (9, 0) if jax.__version__.startswith("0.10.") else newest
     gpu = f"an NVIDIA GPU of compute capability {least[0]}.{least[1]} or later"
     if capability is None:
         return f"{gpu}, but JAX found none"
     if capability < least:
-        return f"{gpu}, but this one has {capability[0]}.{capability[1]}"
+        problem = f"{gpu}, but this one has {capability[0]}.{capability[1]}"
+        if capability >= newest:
+            problem += f"; with jax 0.11 or later {newest[0]}.{newest[1]} is enough"
+        return problem
     if hidden < LEAST_UNITS:
         return f"a `model.hidden` of {LEAST_UNITS} or more, but it is {hidden}"
     return None

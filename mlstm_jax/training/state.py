@@ -127,12 +127,17 @@ def _require_shapes(config: Config, theirs: Arrays) -> None:
     """Raise UserError if the initial parameters have other shapes than the run."""
     shapes = {name: array.shape for name, array in theirs.items()}
     for name, other, shape in differing(shapes, expected_shapes(config.model)):
-        if not name.startswith("label_"):
-            raise UserError(
-                f"`train.start_from` {config.train.start_from} is another model: {name} has the "
-                f"shape {other}, but this run needs {shape}; set the same model, hidden, "
-                "embedding, layers and positions."
-            )
+        if name.startswith("label_"):
+            continue
+        problem = f"{name} has the shape {other}, but this run needs {shape}"
+        if other is None:
+            problem = f"{name} is missing"
+        elif shape is None:
+            problem = f"this run lacks {name}"
+        raise UserError(
+            f"`train.start_from` {config.train.start_from} is another model: {problem}; set the "
+            "same model, hidden, embedding, layers and positions."
+        )
 
 
 def parameter_count(config: Config) -> int:

@@ -17,7 +17,7 @@ import pytest
 import mlstm_jax as mlstm
 from mlstm_jax import host, run
 from mlstm_jax.checkpoint import Checkpoints
-from mlstm_jax.config import BERT, Config, Model, Transformer, differences, to_json, vary
+from mlstm_jax.config import BERT, LSTM, Config, Model, Transformer, differences, to_json, vary
 from mlstm_jax.config.resolve import Hardware, resolve
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.data.corpus import open_corpus
@@ -95,7 +95,7 @@ def test_positions_of_a_transformer(tmp_path: Path) -> None:
         ({"model": Transformer()}, (9, 0), "xla"),
         ({"devices__kernels": "xla"}, (9, 0), "xla"),
         ({"precision__recurrent": "fp8"}, (8, 9), "pallas"),
-        ({"precision__recurrent": "fp8_emulated"}, None, "xla"),
+        ({"precision__recurrent": "fp8_emulated"}, (9, 0), "xla"),
     ],
 )
 def test_chosen_kernels(fields, capability, kernels) -> None:
@@ -131,6 +131,8 @@ TOO_LARGE = r"needs about [0-9.,]+ GB, but .* is [0-9.]+ GB"
         (START | {"optimizer__name": "lars"}, r"optimizer\.name is 'lars', .* adam, as in "),
         (START | {"train__epochs": 1e-4}, r"train\.epochs is 0\.0001, .* above 0"),
         (START | {"model__hidden": 8}, r"train\.start_from. .* has the shape"),
+        (START | {"model__layers": 2}, r"is another model: layer_1/b is missing; set the same"),
+        (START | {"model": LSTM(hidden=48, embedding=16)}, "another model: this run lacks layer_0"),
         (START | {"optimizer__warmup_steps": 20, "optimizer__decay_steps": None}, "warm-up is 20"),
     ],
 )

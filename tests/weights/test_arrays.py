@@ -67,7 +67,7 @@ LARGE = np.full((4, 256), 1e300)
         ({"embedding_std": 10**400}, {}, r"model\.embedding_std"),
         ({"depth": 1}, {}, r"model\.depth"),
         ("[" * 100_000, {}, "metadata are invalid"),
-        ({}, {"layer_1/b": None}, "missing layer_1/b"),
+        ({}, {"layer_1/b": None, "x": LARGE}, "is missing layer_1/b and has the unexpected x"),
         ({}, dict.fromkeys(map("x{}".format, range(2000)), np.zeros(1)), r"x0, x1, .*, \.\.\."),
         ({}, {"decoder_kernel": LARGE}, "decoder_kernel .* inf or NaN"),
         ({}, {"decoder_kernel": LARGE * np.nan}, "decoder_kernel .* inf or NaN"),
@@ -96,7 +96,7 @@ def test_types_that_numpy_lacks(kind: str, size: int, tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(3 * size))
     # ml_dtypes, where it is imported, teaches NumPy some of them.
-    with pytest.raises(UserError, match=r"m\.safetensors( cannot be read|: a .* must have).*float"):
+    with pytest.raises(UserError, match=r"m\.safetensors( cannot be read as|: a .* must have).*float"):
         weights.checked_arrays(f"{path}: ", weights.read_safetensors(path)[1], {"a": (3,)})
 
 
