@@ -216,9 +216,10 @@ def from_json(text: str | bytes, source: Path) -> Config:
 
 def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a config with the names that their fields have now; see `RENAMED`."""
-    values = {
-        name: dict(part) if isinstance(part, Mapping) else part for name, part in values.items()
-    }
+    values = dict(values)
+    for name, part in values.items():
+        if isinstance(part, Mapping):
+            values[name] = dict(part)  # so that the caller's stays as it is
     for old, new in RENAMED.items():
         section, _, name = old.rpartition(".")
         part = values.get(section) if section else values

@@ -92,7 +92,8 @@ class NumpyModel:
     def start(self, rows: int) -> NumpyCarry:
         """The state of some texts before their first byte, zero."""
         layers, hidden = self.shape
-        return NumpyCarry(*np.zeros((2, layers, rows, hidden), self._dtype))
+        shape = (layers, rows, hidden)
+        return NumpyCarry(np.zeros(shape, self._dtype), np.zeros(shape, self._dtype))
 
     def step(self, bytes_B: NDArray[np.uint8], carry: NumpyCarry) -> Array:
         """Read a byte of each row: change the carry, and return h of the top layer, [B, H]."""
@@ -203,7 +204,9 @@ class _NumpyLayer:
                 matrices[name] = product(v_IO, scale_O)
         if kind == "lstm":
             b_Z = _gates_in_order(b_Z)
-        self._b_h, self._b = np.split(b_Z * half_Z, [only_h])
+        b_Z = b_Z * half_Z
+        self._b_h = b_Z[:only_h]
+        self._b = b_Z[only_h:]
         self._has_b_in_table = bool(tables)
         if tables:
             tables["wx"] += self._b

@@ -14,7 +14,7 @@ would double the time of the gradient. The gradient is finite at a zero column; 
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -285,7 +285,10 @@ def attention(
     units = query.shape[-1]
     fits = mask is None and query.dtype != jnp.float32 and units <= 128 and units % 8 == 0
     # A device that only stands for an absent GPU (benchmarks/compile_without_gpu.py) has none.
-    fits = fits and (gpu_capability(jax.local_devices()[0]) or _AMPERE) >= _AMPERE
+    capability = gpu_capability(jax.local_devices()[0]) or _AMPERE
+    implementation: Literal["cudnn"] | None = None
+    if fits and capability >= _AMPERE and jax.default_backend() == "gpu":
+        implementation = "cudnn"
     return jax.nn.dot_product_attention(
         query,
         key,
@@ -293,7 +296,7 @@ def attention(
         mask=mask,
         is_causal=causal,
         key_value_seq_lengths=lengths_B,
-        implementation="cudnn" if fits and jax.default_backend() == "gpu" else None,
+        implementation=implementation,
     )
 
 

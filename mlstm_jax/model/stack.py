@@ -103,8 +103,10 @@ def with_gradient(kind: "Recurrent", compute: jnp.dtype, loops: Loops) -> Callab
 
     def backward(residuals: Residuals, cotangents: tuple[Tree, Array]) -> tuple[Any, ...]:
         found = loops.backward(residuals, *cotangents)
-        given = (residuals.carry, None if found.x is None else residuals.x)
-        dcarry, dx = jax.tree.map(lambda d, x: d.astype(x.dtype), (found.carry, found.x), given)
+        dcarry = jax.tree.map(lambda d, x: d.astype(x.dtype), found.carry, residuals.carry)
+        dx = None  # of bytes
+        if found.x is not None:
+            dx = found.x.astype(residuals.x.dtype)
         return dcarry, dx, None, found.weights, found.maxima_3
 
     run.defvjp(forward, backward)

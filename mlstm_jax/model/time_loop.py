@@ -94,8 +94,10 @@ def run_window(
         carry, of_step = step(rounded_h, carry, x_B, mask_B)
         if keep == "totals":
             kept = _add(kept, carry.h, mask_B)
-        elif keep != "none":
-            kept = put_step(kept, carry if keep == "each" else of_step, t)
+        elif keep == "each":
+            kept = put_step(kept, carry, t)
+        elif keep == "for gradient":
+            kept = put_step(kept, of_step, t)
         rounded_h = carry.h.astype(compute)
         return rounded_h, carry, put_step(h_TBH, rounded_h, t), kept
 

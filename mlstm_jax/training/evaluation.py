@@ -124,9 +124,10 @@ def report_of(run: Run, corpus: str | Path | None, score: Score, sample: str) ->
     whose = f"{len(data):,} validation bytes{origin}"
     place: list[str] = []
     if not run.imported:
-        has_events = (run.folder / "tensorboard").is_dir()
-        files = "checkpoints/, tensorboard/" if has_events else "checkpoints/"
-        place = ["", f"The run is in {run.folder}: config.json, metrics.jsonl, {files}."]
+        files = "config.json, metrics.jsonl, checkpoints/"
+        if (run.folder / "tensorboard").is_dir():
+            files += ", tensorboard/"
+        place = ["", f"The run is in {run.folder}: {files}."]
     objective = run.config.model.objective
     if objective != "next-byte":
         what = f"{objective.replace('-', ' ')} of {whose}"
@@ -139,7 +140,8 @@ def report_of(run: Run, corpus: str | Path | None, score: Score, sample: str) ->
         f"  {'this model':<12}{score.bpc:8.3f}   {run.origin}",
     ]
     compressed = compressed_bpc(text)
-    lines += [f"  {name:<12}{bpc:8.3f}" for name, bpc in compressed.items()]
+    for name, bpc in compressed.items():
+        lines.append(f"  {name:<12}{bpc:8.3f}")
     lines += ["", "A sample, drawn at temperature 0.7:"]
     lines += textwrap.wrap(sample, 96, initial_indent="  ", subsequent_indent="  ")
     lines += place

@@ -62,12 +62,13 @@ class Reporter:
         """Report what is trained, on which devices, what has changed since the run began, notes."""
         step = self._start.step
         is_finished = step >= self._rows.steps
-        lines = [self._announcement(devices, cluster)]
-        what = "changed since the run began"
         if is_finished:
             more = "To train for more, raise its steps or epochs."
             lines = [f"{self._config.out} is finished: {step:,} steps. {more}"]
             what = "this change had no effect"
+        else:
+            lines = [self._announcement(devices, cluster)]
+            what = "changed since the run began"
         if changed:
             lines.append(f"{what}: {', '.join(changed)}")
         self._progress.say("\n".join(lines + notes))
@@ -81,7 +82,9 @@ class Reporter:
         rows = self._rows
         data = self._config.data
         count = sum(leaf.size for leaf in jax.tree.leaves(self._start.state.params))
-        doing = f"resuming at step {self._start.step:,} of" if self._start.step else "training"
+        doing = "training"
+        if self._start.step:
+            doing = f"resuming at step {self._start.step:,} of"
         size = rows.corpus.manifest.splits["train"].bytes
         where = f"{devices.count} {devices.devices[0].platform} device(s)"
         if cluster.processes > 1:

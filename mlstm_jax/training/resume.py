@@ -137,9 +137,10 @@ def _changed(opt_state: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     def is_kind(part: Any) -> bool:
         return isinstance(part, kind)
 
-    return jax.tree.map(
-        lambda part: change(part) if is_kind(part) else part, opt_state, is_leaf=is_kind
-    )
+    def changed(part: Any) -> Any:
+        return change(part) if is_kind(part) else part
+
+    return jax.tree.map(changed, opt_state, is_leaf=is_kind)
 
 
 def newest_readable(

@@ -82,9 +82,12 @@ def total_steps(train: Train, steps_per_epoch: int, ahead: int = 0) -> int:
 
     UserError if devices cannot count them.
     """
-    steps = train.steps or math.inf
+    limits = []
+    if train.steps is not None:
+        limits.append(train.steps)
     if train.epochs is not None:
-        steps = min(steps, math.ceil(min(train.epochs * steps_per_epoch, 2.0**63)) - ahead)
+        limits.append(math.ceil(min(train.epochs * steps_per_epoch, 2.0**63)) - ahead)
+    steps = min(limits)
     rule = f"so few that they are at most {MOST_STEPS:,} steps"
     require(steps <= MOST_STEPS, "train.epochs", train.epochs, rule)
-    return int(steps)
+    return steps

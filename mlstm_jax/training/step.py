@@ -86,6 +86,21 @@ def _noise(square: Array, mean_square: Array, batches: int, rows: int) -> tuple[
     return signal, trace
 
 
+def _kept_units(config: Config, step: Array, row_B: Array, window: int) -> Array | None:
+    """Draw the units that each row keeps in this window, scaled so that their mean is 1.
+
+    In a recurrent model a row has one mask for all bytes of its window (Gal and Ghahramani 2016,
+    arXiv 1512.05287).
+    """
+    if not config.train.dropout:
+        return None
+    kept = 1 - config.train.dropout
+    keys_B = row_keys(config.train.seed, _DROPOUT, step, row_B)
+    shape = config.model.dropout_shape(window)
+    draw = functools.partial(jax.random.bernoulli, p=kept, shape=shape)
+    return jax.vmap(draw)(keys_B) / jnp.float32(kept)
+
+
 def _gradient_of_rows(
     config: Config,
     model: LanguageModel,
@@ -95,15 +110,7 @@ def _gradient_of_rows(
     row_B: Array,
 ) -> Gradient:
     """Compute the gradient over some rows of this device, the numbers `row_B` of the batch."""
-    # The units that each row keeps, scaled so that their mean is 1. In a recurrent model a row has
-    # one mask for all bytes of its window (Gal and Ghahramani 2016, arXiv 1512.05287).
-    dropout_B = None
-    if config.train.dropout:
-        kept = 1 - config.train.dropout
-        shape = config.model.dropout_shape(batch.inputs_BT.shape[1])
-        keys_B = row_keys(config.train.seed, _DROPOUT, state.step, row_B)
-        draw = functools.partial(jax.random.bernoulli, p=kept, shape=shape)
-        dropout_B = jax.vmap(draw)(keys_B) / jnp.float32(kept)
+    dropout_B = _kept_units(config, state.step, row_B, batch.inputs_BT.shape[1])
     counted_BT = jnp.arange(batch.inputs_BT.shape[1])[None] < batch.targets_B[:, None]
     keys_B = row_keys(config.train.seed, _OBJECTIVE, state.step, row_B)
     objective = OBJECTIVES[config.model.objective]
@@ -162,7 +169,8 @@ def _accumulate(
         sums = jax.tree.map(lambda a, b: a + b / micro_batches, sums, (gradient, means))
         return sums, (after, maxima_3)
 
-    zeros = (jax.tree.map(jnp.zeros_like, params), Means(*[jnp.float32(0)] * 4))
+    zero = jnp.float32(0)
+    zeros = (jax.tree.map(jnp.zeros_like, params), Means(zero, zero, zero, zero))
     (gradient, means), kept = jax.lax.scan(add, zeros, jax.tree.map(split, rows))
     after, maxima_M3 = kept
     maxima_3 = None if maxima_M3 is None else jnp.max(maxima_M3, axis=0)
@@ -194,6 +202,19 @@ def _gradient_of_batch(
     scale = state.loss_scale.scale
     gradient = jax.tree.map(lambda g: g.astype(jnp.float32) / scale, gradient)
     return (gradient, means, after, maxima_3), stop
+
+
+def _update(
+    tx: optax.GradientTransformation, state: TrainState, gradient: Parameters, batch: Batch
+) -> tuple[Parameters, Any, Array]:
+    """The parameters and the optimizer's state after an update; and whether a byte had a target."""
+    updates, opt_state = tx.update(gradient, state.opt_state, state.params)
+    # At the end of an epoch few rows may be left. Most optimizers undo the gradient's own scale, so
+    # their updates are multiplied by the fraction of rows that still read.
+    fraction = batch.active_fraction_B[0]
+    updates = jax.tree.map(lambda update: update * fraction, updates)
+    has_target = fraction > 0  # Each of these rows may have one byte left, without a target.
+    return optax.apply_updates(state.params, updates), opt_state, has_target
 
 
 def make_train_step(config: Config, model: LanguageModel) -> TrainStep:
@@ -249,13 +270,7 @@ def _make_train_step(config: Config, model: LanguageModel) -> TrainStep:
         # the norm exceeds 2^64.
         finite = jnp.isfinite(loss) & jnp.isfinite(square)
 
-        updates, opt_state = tx.update(gradient, state.opt_state, state.params)
-        # At the end of an epoch few rows may be left. Most optimizers undo the gradient's own
-        # scale, so their updates are multiplied by the fraction of rows that still read.
-        fraction = batch.active_fraction_B[0]
-        updates = jax.tree.map(lambda update: update * fraction, updates)
-        has_target = fraction > 0  # Each of these rows may have one byte left, without a target.
-        params = optax.apply_updates(state.params, updates)
+        params, opt_state, has_target = _update(tx, state, gradient, batch)
         history_U3 = state.maxima_U3
         if history_U3 is not None:
             positions = batch.inputs_BT.size // micro_batches

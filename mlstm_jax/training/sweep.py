@@ -54,8 +54,7 @@ def in_folders(runs: Runs, out: Path) -> Runs:
     folders: dict[str | None, str] = {}  # of the runs so far, by the `out` of their config
     for key, config in runs.items():
         fits = isinstance(config, Config) and isinstance(key, tuple) and len(key) == 2
-        for label in key if fits else ():
-            fits = fits and isinstance(label, str) and label.strip(".") != "" and "/" not in label
+        fits = fits and all(map(_names_folder, key))
         require(fits, "a key of `runs`", key, "(ROW, COLUMN), of a Config; each names a folder")
         folder = str(out / key[0] / key[1])
         start = config.train.start_from
@@ -64,6 +63,10 @@ def in_folders(runs: Runs, out: Path) -> Runs:
         folders[config.out] = folder
         placed[key] = configs.vary(config, out=folder, train__start_from=start)
     return placed
+
+
+def _names_folder(label: Any) -> bool:
+    return isinstance(label, str) and label.strip(".") != "" and "/" not in label
 
 
 def prepare(runs: Runs) -> None:
@@ -135,11 +138,12 @@ def require_same_run(config: Config) -> None:
     different = list(itertools.chain(*differences(trained, resolved)))
     before = newest_record(run_folder)
     if before and not different:
-        then = {"corpus": before.meta.corpus, "start_from": before.meta.start}
-        now: dict[str, str | None] = dict.fromkeys(then)
-        now["corpus"] = open_corpus(Path(config.data.corpus)).identity
+        start = None
         if config.train.start_from is not None:
-            now["start_from"] = _fingerprint(config.train.start_from)
+            start = _fingerprint(config.train.start_from)
+        corpus = open_corpus(Path(config.data.corpus)).identity
+        then = {"corpus": before.meta.corpus, "start_from": before.meta.start}
+        now = {"corpus": corpus, "start_from": start}
         for name, old, new in differing(then, now):
             different.append(f"fingerprint of {name}: {str(old)[:12]}… → {str(new)[:12]}…")
     if different:

@@ -262,7 +262,9 @@ def _rise_of_rate(rows: Rows, rates: schedule.Rates, step: int) -> list[str]:
     """A note if changes of a run's config more than double the learning rate at `step`."""
     config = rows.config
     before = run_folder.config_of(Path(config.out))
-    if not before or not step or vary(before, data__corpus=config.data.corpus).data != config.data:
+    if before is None or step == 0:
+        return []
+    if vary(before, data__corpus=config.data.corpus).data != config.data:
         return []
     per_epoch = rows.stream.steps_per_epoch
     steps = total_steps(before.train, per_epoch, rows.stream.position(0))
