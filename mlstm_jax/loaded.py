@@ -21,7 +21,7 @@ from mlstm_jax.fields import InvalidField
 from mlstm_jax.model import numpy_products
 from mlstm_jax.model.architecture import Sizes
 from mlstm_jax.model.numpy_model import KINDS, NumpyModel
-from mlstm_jax.options import Cleaning
+from mlstm_jax.options import Cleaning, renamed
 
 WEIGHTS = "weights.safetensors"
 
@@ -139,11 +139,10 @@ def load_small(path: Path) -> SmallModel | None:
         model = about["model"]
         kind = model.get("kind", "mlstm")
         known = {one.name for one in fields(Sizes)}
-        # KeyError: another version has another name for one, which `run.load_run` knows.
         sizes = _SIZES[kind](**{name: model[name] for name in known})
         if folder.is_dir():
             config = digest.read_json((folder / "config.json").read_bytes())
-            if config["model"] != model:
+            if renamed(config)["model"] != model:
                 return None
         params = weights.unflatten(weights.flatten(weights.from_int8(stored)))
         source = about["source"]

@@ -7,7 +7,7 @@ options of `prepare`.
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from mlstm_jax.errors import nearest, require
 from mlstm_jax.fields import Between, Checked, Count, Fraction, Positive, Seed
@@ -47,6 +47,10 @@ OPTIMIZERS = {
     "muon": OptimizerKind(1, (*_ADAM, *_DECAY, *_MUON)),
 }
 
+# Fields of configs of earlier versions by their dotted names, and what each is called now, in its
+# section.
+RENAMED: dict[str, str] = {}
+
 # What other programs call an option or a field.
 _ELSEWHERE = {
     "units": "hidden",
@@ -61,6 +65,20 @@ _ELSEWHERE = {
     "output": "out",
     "force": "overwrite",
 }
+
+
+def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a config, or of sections of one, with the names that their fields have now."""
+    values = dict(values)
+    for name, part in values.items():
+        if isinstance(part, Mapping):
+            values[name] = dict(part)  # so that the caller's stays as it is
+    for old, new in RENAMED.items():
+        section, _, name = old.rpartition(".")
+        part = values.get(section) if section else values
+        if isinstance(part, dict) and name in part:
+            part[new.rpartition(".")[2]] = part.pop(name)
+    return values
 
 
 def names_meant(name: str, known: Collection[str]) -> list[str]:

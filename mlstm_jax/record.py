@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from mlstm_jax import digest
 from mlstm_jax.digest import Extent
-from mlstm_jax.options import Cleaning
+from mlstm_jax.options import Cleaning, renamed
 
 FOLDER = "checkpoints"
 SET_ASIDE = "set-aside"
@@ -89,7 +89,8 @@ def read_record(folder: Path, step: int) -> Record:
     path = folder / FOLDER / str(step) / ITEM / FILE
     content = digest.read_json(path.read_bytes())
     meta = Meta(**content.pop("meta"))
-    meta = meta._replace(metrics=Extent(*meta.metrics))
+    rows = renamed({"data": meta.rows})["data"]
+    meta = meta._replace(metrics=Extent(*meta.metrics), rows=rows)
     record = Record(meta=meta, **content)
     if record.step != step:
         raise ValueError(f"it is the checkpoint of step {record.step} under another name")

@@ -30,7 +30,7 @@ from mlstm_jax import digest, fields, output
 from mlstm_jax.errors import UserError, first_line, first_of, require
 from mlstm_jax.fields import Between
 from mlstm_jax.model.architecture import Architecture, Tree
-from mlstm_jax.options import Cleaning
+from mlstm_jax.options import Cleaning, renamed
 
 FORMAT = 1
 KEY = "mlstm_jax"  # of the metadata
@@ -293,14 +293,11 @@ class _Metadata:
 
 def load_weights(path: Path) -> ModelWeights:
     """Read a file of this format; a UserError names the array or field that is wrong."""
-    # Here: NumPy's reader imports this file, and no config.
-    from mlstm_jax.config import renamed
-
     text, stored = read_safetensors(path)
     if text is None:
         raise UserError(f"{path} has no {KEY!r} metadata, so it is not a model of this program.")
     with fields.named(f"{path}: its metadata are invalid"):
-        about = fields.build(_Metadata, renamed(metadata(text)))
+        about = fields.build(_Metadata, metadata(text))
     flat = from_int8(stored)
     params = unflatten(checked_arrays(f"{path}: ", flat, expected_shapes(about.model)))
     if about.fingerprint not in (None, fingerprint(params)):
@@ -312,14 +309,17 @@ def load_weights(path: Path) -> ModelWeights:
 
 
 def metadata(text: str) -> dict[str, Any]:
-    """The metadata in a file; InvalidField if they are no object, or do not match a checksum."""
+    """The metadata in a file, with the names that fields have now.
+
+    InvalidField if they are no object, or do not match a checksum.
+    """
     values = fields.parse(text)
     if not isinstance(values, dict) or digest.FIELD in values:  # other programs may omit it
         values = digest.verified(values)
     model = values.get("model")
     if isinstance(model, dict) and model.get("binary_labels") == 0:
         del model["binary_labels"]  # the head of earlier versions, which this model lacks
-    return dict(values)
+    return renamed(values)
 
 
 def read_openai(folder: Path) -> ModelWeights:

@@ -1,6 +1,6 @@
 """Write the configs of all studies and pretrained models as this version does: `make reseal`.
 
-To be run after a field of a config was renamed (`RENAMED` in mlstm_jax/config/sections.py).
+To be run after a field of a config was renamed (`RENAMED` in mlstm_jax/options.py).
 """
 
 import gzip

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import mlstm_jax
-from mlstm_jax import cli, commands, config
+from mlstm_jax import cli, commands, config, options
 from mlstm_jax.corpora.sources import FORMATS
 from mlstm_jax.errors import UserError
 
@@ -196,7 +196,7 @@ def test_words_of_options(command, capsys) -> None:
 
 
 def test_former_name_of_a_field(monkeypatch, refused) -> None:
-    monkeypatch.setitem(config.RENAMED, "train.rounds", "train.epochs")
+    monkeypatch.setitem(options.RENAMED, "train.rounds", "train.epochs")
     assert "did you mean --train.epochs?" in refused("train", "--train.rounds", 3)
     with pytest.raises(UserError, match=r"'rounds'; did you mean epochs\?"):
         mlstm_jax.vary(mlstm_jax.Config(), train__rounds=3)

@@ -62,7 +62,8 @@ def parse(command: Callable[..., None], words: Sequence[str], program: str) -> C
     if {"-h", "--help"} & set(words):
         command.__annotations__["config"] = _NAMED
         return commands.parse(command, ["--help"], program, config="quickstart")
-    from mlstm_jax.config import RENAMED, Config, flatten, load_file, vary
+    from mlstm_jax.config import Config, flatten, load_file, vary
+    from mlstm_jax.options import RENAMED
 
     command.__annotations__["config"] = Annotated[Config, arg(name="")]
     kinds = [word for word in words if word.startswith("model:")]

@@ -17,7 +17,6 @@ from flax.traverse_util import flatten_dict
 from mlstm_jax import digest, fields, shipped
 from mlstm_jax.config.sections import (
     MOST_STEPS,
-    RENAMED,
     Data,
     Devices,
     Distributed,
@@ -32,7 +31,7 @@ from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.gated import GRU, LSTM
 from mlstm_jax.model.mlstm import MLSTM
 from mlstm_jax.model.transformer import BERT, Transformer
-from mlstm_jax.options import OPTIMIZERS, Compute, names_meant
+from mlstm_jax.options import OPTIMIZERS, RENAMED, Compute, names_meant, renamed
 
 Model = MLSTM
 
@@ -212,20 +211,6 @@ def from_json(text: str | bytes, source: Path) -> Config:
     advice = "; use that version, or begin a new run with the parameters that it exports"
     with fields.named(f"{source} was written by another version of mlstm_jax", advice):
         return fields.build(Config, renamed(values))
-
-
-def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a config with the names that their fields have now; see `RENAMED`."""
-    values = dict(values)
-    for name, part in values.items():
-        if isinstance(part, Mapping):
-            values[name] = dict(part)  # so that the caller's stays as it is
-    for old, new in RENAMED.items():
-        section, _, name = old.rpartition(".")
-        part = values.get(section) if section else values
-        if isinstance(part, dict) and name in part:
-            part[new.rpartition(".")[2]] = part.pop(name)
-    return values
 
 
 def function_of(config: Config) -> dict[str, Any]:

@@ -12,9 +12,6 @@ from mlstm_jax.fields import Between, Checked, Count, Fraction, Positive, Seed
 from mlstm_jax.model.architecture import ObjectiveName
 from mlstm_jax.options import OPTIMIZERS, Compute, OptimizerKind
 
-# Fields of earlier versions by their dotted names, and what each is called now, in its section.
-RENAMED: dict[str, str] = {}
-
 # Devices count steps in int32.
 MOST_STEPS = 2**31 - 1
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import mlstm_jax as mlstm
-from mlstm_jax import digest, weights
+from mlstm_jax import digest, options, weights
 from mlstm_jax.errors import UserError
 from mlstm_jax.loaded import SmallModel, load_small
 from mlstm_jax.model.numpy_model import KINDS
 from mlstm_jax.model.numpy_products import blocked_product, int8_product
 from mlstm_jax.model.numpy_sampling import Sampling, draw, fold_in, gumbel, threefry
-from mlstm_jax.run import as_weights, write_imported
+from mlstm_jax.run import WEIGHTS, as_weights, write_imported
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.writer import _sample
 from tests.tables import column
@@ -113,6 +113,24 @@ def test_what_numpy_cannot_read(run, tmp_path) -> None:
     file.write_bytes(data)
     with pytest.raises(UserError, match="its arrays do not match its fingerprint"):
         mlstm.load(file)
+
+
+def test_former_name_of_a_field(run, tmp_path, monkeypatch) -> None:
+    """Of a file, and of a folder with a config."""
+    monkeypatch.setitem(options.RENAMED, "model.units", "model.hidden")
+    weights.save(tmp_path / "m.safetensors", as_weights(run))
+    write_imported(tmp_path / "run", as_weights(run))
+    for file in (tmp_path / "m.safetensors", tmp_path / "run" / WEIGHTS):
+        text, arrays = weights.read_safetensors(file)
+        about = json.loads(text.replace('"hidden":', '"units":'))
+        del about["crc32"]
+        text = json.dumps(digest.sealed(about))
+        weights.write_arrays(file, arrays, {weights.KEY: text})
+    assert load_small(tmp_path / "m.safetensors") is not None
+    assert load_small(tmp_path / "run") is not None
+    config = tmp_path / "run/config.json"
+    digest.write_json(config, json.loads(config.read_text().replace('"hidden":', '"units":')))
+    assert load_small(tmp_path / "run") is not None
 
 
 def test_choice_of_the_reader(monkeypatch, tmp_path) -> None:

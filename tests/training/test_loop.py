@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mlstm_jax import environment, guard, run
+from mlstm_jax import digest, environment, guard, options, run
 from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import Devices, Train, vary
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import Note, UserError
-from mlstm_jax.record import read_record, steps_in
+from mlstm_jax.record import FILE, FOLDER, ITEM, read_record, steps_in
 from mlstm_jax.training import rows, run_folder
 from mlstm_jax.training.metrics import METRICS
 from mlstm_jax.training.resume import load_start
@@ -138,6 +138,19 @@ def test_busy_folder_and_finished_run(corpus, straight, tmp_path) -> None:
     with pytest.warns(Note, match=r"this change had no effect: optimizer.learning_rate"):
         run_train(vary(config, optimizer__learning_rate=1e-4), Session(resume=True, quiet=True))
     assert runs.lines_without_time(folder) == before
+
+
+def test_run_with_former_names(corpus, straight, stopped, monkeypatch) -> None:
+    """Fields of the config, of what a checkpoint tells of its rows, and of the model's function."""
+    for old, new in {"model.units": "hidden", "data.width": "window"}.items():
+        monkeypatch.setitem(options.RENAMED, old, old.partition(".")[0] + f".{new}")
+    files = [stopped / "config.json"]
+    files += [stopped / FOLDER / str(step) / ITEM / FILE for step in steps_in(stopped)]
+    for file in files:
+        text = file.read_text().replace('"hidden":', '"units":').replace('"window":', '"width":')
+        digest.write_json(file, json.loads(text))
+    run_train(config_of(corpus, stopped, 40), Session(resume=True, quiet=True))
+    assert_same_run(stopped, straight)
 
 
 def test_longer_run(corpus, straight, tmp_path, monkeypatch) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mlstm_jax as mlstm
-from mlstm_jax import cli, config, digest, run, weights
+from mlstm_jax import cli, digest, options, run, weights
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.loaded import load_small
 from mlstm_jax.training import run_folder
@@ -218,7 +218,7 @@ def test_imported_run(found, tmp_path, refused) -> None:
 
 
 def test_former_name_of_a_field(tmp_path, found, monkeypatch) -> None:
-    monkeypatch.setitem(config.RENAMED, "model.units", "model.hidden")
+    monkeypatch.setitem(options.RENAMED, "model.units", "model.hidden")
     path = tmp_path / "m.safetensors"
     weights.save(path, found)
     text, stored = weights.read_safetensors(path)
