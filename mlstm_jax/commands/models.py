@@ -237,11 +237,13 @@ def export(
         classifier: for a .pyz: folder of `mlstm-jax transfer`; unset: the one that comes with a
             pretrained model.
     """
-    from mlstm_jax.api.arguments import require_export
+    from mlstm_jax.api.arguments import as_classifier, require_export
     from mlstm_jax.api.model import load
 
     if out is not None:
         require_export(out, classifier, overwrite=overwrite)
+        if out.suffix == ".pyz":
+            as_classifier(classifier, run)
     model = load(run, checkpoint)
     written = model.export(out, dtype, classifier=classifier, overwrite=overwrite)
     size = written.stat().st_size

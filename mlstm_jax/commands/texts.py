@@ -234,7 +234,10 @@ def view(
         port: the port; 0 takes a free one.
     """
     from mlstm_jax.api.model import load
+    from mlstm_jax.transfer.classifier import load_classifier
 
+    if classifier is not None:
+        load_classifier(classifier)
     load(run, checkpoint).view(classifier, label=label, host=host, port=port)
 
 
@@ -246,7 +249,8 @@ def _show_table(labelled: "Labelled") -> None:
     from mlstm_jax.transfer.standalone import records
 
     rows = list(records(labelled))
-    width = max(len("label"), *(len(one_line(label)) for _, _, label, _ in rows))
+    labels = ["label", *(one_line(label) for _, _, label, _ in rows)]
+    width = max(map(len, labels))
     lines = [f"{'record':>6}  {'label':<{width}}  {'p':<6}  text"]
     for number, text, label, shares in rows:
         best = f"{shares[label]:.4f}" if shares else ""
@@ -275,10 +279,12 @@ def _classifier_and_input(run: Path, given: tuple[Path, ...]) -> tuple[Path, Pat
     """The folder of the classifier and the file of texts; UserError if they are not both there."""
     own = shipped.classifier(run)
     if own and len(given) == 1:
-        given = (own, *given)
-    is_ordered = len(given) == 2 and not given[0].is_file()
-    if is_ordered and not _is_classifier(run) and not _is_classifier(given[1]):
-        return given[0], given[1]
+        given = (own, given[0])
+    if len(given) == 2:
+        folder, source = given
+        is_turned = folder.is_file() or _is_classifier(run) or _is_classifier(source)
+        if not is_turned:
+            return folder, source
     model = shipped.MODEL if _is_classifier(run) else run
     unset = ", or unset: the model's own" if own else ""
     raise UserError(
@@ -289,4 +295,4 @@ def _classifier_and_input(run: Path, given: tuple[Path, ...]) -> tuple[Path, Pat
 
 
 def _is_classifier(path: Path) -> bool:
-    return (path / "classifier.json").is_file()
+    return (shipped.model(path) / "classifier.json").is_file()

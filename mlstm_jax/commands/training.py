@@ -68,8 +68,10 @@ def parse(command: Callable[..., None], words: Sequence[str], program: str) -> C
     command.__annotations__["config"] = Annotated[Config, arg(name="")]
     kinds = [word for word in words if word.startswith("model:")]
     words = [word for word in words if word not in kinds]
-    is_named = bool(words) and not words[0].startswith("-")
-    config = load_file(words.pop(0) if is_named else _QUICKSTART)
+    config_name = str(_QUICKSTART)
+    if words and not words[0].startswith("-"):
+        config_name = words.pop(0)
+    config = load_file(config_name)
     if "--help-all" in words:
         words = ["--help"]
         program = f"{program} [CONFIG]"
@@ -77,10 +79,10 @@ def parse(command: Callable[..., None], words: Sequence[str], program: str) -> C
         config = _with_kind(config, kinds)
     # The optimizer is chosen first: it unsets the fields that only the config's own has.
     optimizer = argparse.ArgumentParser("mlstm-jax", add_help=False, allow_abbrev=False)
-    optimizer.add_argument("--optimizer.name", dest="optimizer__name")
+    optimizer.add_argument("--optimizer.name", dest="name")
     chosen, words = optimizer.parse_known_args(words)
-    if chosen.optimizer__name is not None:
-        config = vary(config, **vars(chosen))
+    if chosen.name is not None:
+        config = vary(config, optimizer__name=chosen.name)
     options = {word.partition("=")[0].replace("_", "-") for word in words}
     if "--data.batch" in options:
         if "--data.batch-per-device" in options:

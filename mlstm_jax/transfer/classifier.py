@@ -134,10 +134,11 @@ class Classifier(NamedTuple):
     def require_model(self, name: str | Path, run: Loaded) -> None:
         """Raise UserError unless it was created with this run; `name` is for the message."""
         if self.about.fingerprint != run.fingerprint:
+            step = f" {self.about.step}" if self.about.step else ""
             raise UserError(
                 f"{name} does not belong to the parameters of {run.place}; pass the run and "
-                "`checkpoint` that it was created with (of `mlstm-jax finetune`: OUT/run), or "
-                "create it again."
+                f"`checkpoint`{step} that it was created with (of `mlstm-jax finetune`: OUT/run), "
+                "or create it again."
             )
 
     def between(self, classes: Sequence[str]) -> "Classifier":
@@ -213,13 +214,16 @@ class Classifier(NamedTuple):
         if self.deviations_D is not None:
             values["deviations"] = self.deviations_D
         of_words: dict[str, Any] = {}
-        words = self.words
-        if words:
-            values |= {"idf": words.idf_V, "word_weights": words.weights_KV}
-            values["word_intercepts"] = words.intercepts_K
-            of_words = {"counted": words.counted, "vocabulary": words.vocabulary}
-            of_words["word_weight"] = words.weight
-        written: weights.Arrays = {name: np.asarray(x, np.float64) for name, x in values.items()}
+        if self.words:
+            values["idf"] = self.words.idf_V
+            values["word_weights"] = self.words.weights_KV
+            values["word_intercepts"] = self.words.intercepts_K
+            of_words["counted"] = self.words.counted
+            of_words["vocabulary"] = self.words.vocabulary
+            of_words["word_weight"] = self.words.weight
+        written: weights.Arrays = {}
+        for name, value in values.items():
+            written[name] = np.asarray(value, np.float64)
         if self.texts is not None:
             written["texts"] = np.asarray(self.texts, np.uint32)
         described = {
@@ -276,7 +280,7 @@ def load_classifier(folder: Path) -> Classifier:
     where = f"{path}: "
     _, stored = weights.read_safetensors(path)
     texts = stored.pop("texts", None)
-    weights.check_names(where, stored, {"weights", *stored})
+    weights.check_names(where, stored.keys() & {"weights"}, {"weights"})  # the others: below
     _, width = weights.sizes(where, stored, "weights", 2)
     rows = 1 if len(file.classes) == 2 else len(file.classes)
     shapes: dict[str, tuple[int, ...]] = {"weights": (rows, width), "intercepts": (rows,)}
@@ -299,11 +303,11 @@ def load_classifier(folder: Path) -> Classifier:
         loaded["intercepts"],
         file.classes,
         math.inf if file.C is None else file.C,
-        file.softmax,
-        loaded.get("deviations"),
-        words,
-        texts,
-        Description(**about),
+        softmax=file.softmax,
+        deviations_D=loaded.get("deviations"),
+        words=words,
+        texts=texts,
+        about=Description(**about),
     )
 
 

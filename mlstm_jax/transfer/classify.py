@@ -6,7 +6,7 @@ them.
 
 import functools
 import math
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -54,7 +54,8 @@ def label_texts(
         learned[FITTED] = classifier.texts
     familiar = classifier.about.familiar
     total = 0
-    numbers = defaultdict[str, list[int]](list)  # of the texts of each finding, from 1
+    firsts: dict[str, int] = {}  # number of the first text of each finding, from 1
+    counts = Counter[str]()
     for part, read in featurizer.read_each(texts, "classify", quiet=quiet):
         blank_N = read.scored_N == 0  # every cleaning adds a byte to a text
         marked = {_BLANK: blank_N}
@@ -64,17 +65,19 @@ def label_texts(
         for finding, theirs in learned.items():
             marked[finding] = _is_among(found_N, theirs)
         for finding, is_marked_N in marked.items():
-            numbers[finding] += (total + 1 + np.flatnonzero(is_marked_N)).tolist()
+            if is_marked_N.any():
+                firsts.setdefault(finding, total + 1 + int(is_marked_N.argmax()))
+                counts[finding] += int(is_marked_N.sum())
         total += len(part)
         shares_NK = classifier.probabilities(read.features, part)
         by_name = [dict(zip(classifier.classes, row, strict=True)) for row in shares_NK.tolist()]
         for n in np.flatnonzero(blank_N):
             by_name[n] = {}
         yield part, by_name
-    for finding, all_of_it in numbers.items():
-        is_few = finding in learned and is_negligible(len(all_of_it), total)
-        if all_of_it and not is_few:
-            note(sentence(finding, len(all_of_it), total, first=all_of_it[0]))
+    for finding, count in counts.items():
+        if finding in learned and is_negligible(count, total):
+            continue
+        note(sentence(finding, count, total, first=firsts[finding]))
 
 
 def read_with_ratings(run: Loaded) -> Digests:

@@ -142,6 +142,7 @@ def run(
     predicted_N = chosen.probabilities(test.features).argmax(axis=1)
     commonest = int(np.bincount(train.labels).argmax())
     assert choice.held_out_NK is not None
+    sizes = {name: len(part.labels) for name, part in examples.items()}
     baseline = {"C": tfidf.C, "valid": tfidf.accuracy}
     for name in ("train", "test"):
         by_words_N = tfidf.words.probabilities(examples[name].texts).argmax(axis=1)
@@ -150,7 +151,7 @@ def run(
     both = chosen._replace(words=replace(tfidf.words, weight=weight))
     result = Result(
         classes=classes,
-        texts={name: len(examples[name].labels) if name in examples else 0 for name in SPLITS},
+        texts=dict.fromkeys(SPLITS, 0) | sizes,
         state=state,
         features=train.features.shape[1],
         C=chosen.C,
@@ -183,9 +184,10 @@ def _by_units(
 
     ranking = chosen.ranking.tolist()
     best = _best_unit(train)
+    counts = [k for k in TOP_UNITS if k <= len(ranking)]
     return {
         "units": [columns[column] for column in ranking[: max(TOP_UNITS)]],
-        "top_units": {k: accuracy_of(ranking[:k]) for k in TOP_UNITS if k <= len(ranking)},
+        "top_units": {k: accuracy_of(ranking[:k]) for k in counts},
         "best_unit": columns[best],
         "best_unit_test": accuracy_of([best]),
         "histogram": _histogram(train, best, chosen.classes),

@@ -59,7 +59,8 @@ def single_states(state: FeatureState) -> tuple[State, ...]:
 
 def layers_of(model: Sizes, state: FeatureState, *, all_layers: bool) -> list[tuple[State, int]]:
     """Each single state and layer whose units are features: by state, then by layer."""
-    layers = range(0 if all_layers else model.layers - 1, model.layers)
+    lowest = 0 if all_layers else model.layers - 1
+    layers = range(lowest, model.layers)
     return [(single, layer) for single in single_states(state) for layer in layers]
 
 
@@ -190,7 +191,9 @@ class Featurizer:
         for state in self.states:
             layers |= dict.fromkeys(layers_of(model, state, all_layers=all_layers))
         self._layers = list(layers)
-        self.columns = [Column(*one, n) for one in self._layers for n in range(model.hidden)]
+        self.columns = []
+        for state, layer in self._layers:
+            self.columns += [Column(state, layer, unit) for unit in range(model.hidden)]
         needs_totals = any(state in ("mean_h", "max_h") for state, _ in self._layers)
         keep: StateOutput = "totals" if needs_totals else "none"
         if isinstance(run, SmallModel):
@@ -229,7 +232,8 @@ class Featurizer:
         elif not quiet:
             size = sum(map(len, self.run.cleaned(texts)))
         with ProgressLine(name, size, of_bytes=True, quiet=quiet) as line:
-            for part in texts if isinstance(texts, TextFile) else [texts]:
+            parts = texts if isinstance(texts, TextFile) else [texts]
+            for part in parts:
                 yield part, self._read(part, line)
 
     def _read(self, texts: Sequence[str], line: ProgressLine) -> Reading:

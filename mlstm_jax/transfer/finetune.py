@@ -180,11 +180,13 @@ def make_config(run: Run, start: Path, out: Path, classes: int, options: Finetun
     model = dataclasses.replace(run.config.model, classes=classes, rating_head=False)
     split = corpus.open_corpus(out / "corpus").split("train")
     sizes = np.diff(split.offsets.astype(np.int64))
-    windows = int((-(-sizes // window)).sum() if longest else sizes.sum() // window)
+    windows = int(sizes.sum()) // window
+    if longest:  # each text has windows of its own
+        windows = int(np.ceil(sizes / window).sum())
     batch = options.batch or _rows(windows, parallel.local_devices(Devices()).count)
     steps = windows // batch
     rule = f"at most {windows}, the windows of {window} bytes in the training texts"
-    require(steps > 0, "batch", batch, rule)
+    require(steps > 0, "batch", batch, f"{rule}; lower `batch` or `window`, or add texts")
     precision = run.config.precision
     compute = options.compute or precision.compute or host.fastest_compute(model.hidden)
     return Config(

@@ -97,16 +97,19 @@ class Heatmap(NamedTuple):
     def _repr_html_(self) -> str:
         """A part of another page, whose own style it does not change."""
         spans = []
-        is_space = [True, *map(str.isspace, self.texts), True]
-        for n, (text, value) in enumerate(zip(self.texts, self.values.tolist(), strict=True)):
+        befores = [" ", *self.texts]
+        afters = [*self.texts[1:], " "]
+        values = self.values.tolist()
+        for before, text, after, value in zip(befores, self.texts, afters, values, strict=False):
             back = colour(value, self.scale)
-            if self.by_word and is_space[n] and not is_space[n + 1]:
+            in_word = self.by_word and not text.isspace()
+            if in_word and before.isspace():
                 spans.append("<ruby>")
             spans.append(
                 f'<span style="background:{_css(back)};color:{ink(back)}" title="{value:.3f}">'
                 f"{html.escape(shown(text))}</span>"
             )
-            if self.by_word and is_space[n + 2] and not is_space[n + 1]:
+            if in_word and after.isspace():
                 spans.append(f"<rt>{value:+.1f}</rt></ruby>".replace("-", "−"))
         stops = ", ".join(_css(colour(share, 1.0)) for share in np.linspace(-1, 1, 9))
         scale = f"{self.scale:.3g}"

@@ -66,8 +66,9 @@ def alike(texts: Sequence[str], cleaning: Cleaning) -> Digests:
     for text, same in zip(texts, digests(texts, cleaning).tolist(), strict=True):
         plain = _without_breaks(clean(text, cleaning)).decode().casefold()
         left_out = {ord(c): None for c in set(plain) if unicodedata.category(c)[0] in "CPZ"}
-        letters.append(plain.translate(left_out) or str(same))  # such as "!!!"
-        least[letters[-1]] = min(same, least.get(letters[-1], same))
+        left = plain.translate(left_out) or str(same)  # such as "!!!"
+        letters.append(left)
+        least[left] = min(same, least.get(left, same))
     return np.array([least[one] for one in letters], np.uint32)
 
 
@@ -188,7 +189,8 @@ def with_held_out(
     for some in kept.values():
         require_known(some, classes)
     same = {name: digests(some.texts, cleaning) for name, some in kept.items()}
-    alike_N = alike([text for some in kept.values() for text in some.texts], cleaning)
+    together = list(chain.from_iterable(some.texts for some in kept.values()))
+    alike_N = alike(together, cleaning)
     ends = np.cumsum([len(some.texts) for some in kept.values()])
     by_set = dict(zip(kept, np.split(alike_N, ends[:-1]), strict=True))
     if "valid" not in kept:

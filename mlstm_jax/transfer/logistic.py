@@ -132,8 +132,9 @@ def best_fit(
     prior = prior if is_few else None
     candidates: list[tuple[Classifier | None, float]] = [(None, C) for C in Cs]
     if prior:
-        as_is = [0.0] if len(classes) == 2 else []
-        candidates = [(prior, C) for C in (*as_is, *Cs)] + candidates
+        candidates = [(prior, C) for C in Cs] + candidates
+        if len(classes) == 2:
+            candidates.insert(0, (prior, 0.0))
     if valid is None and folds(train.labels, train.same, _FOLDS) is None:
         used, C = candidates[0 if prior else -1]
         return Choice(fit(train, classes, C, used), used is not None, np.nan, None)
@@ -153,7 +154,8 @@ def best_fit(
         # Of few examples, all classified correctly, the standard error is underestimated. So
         # against a prior with the same class names the evidence must then be stronger.
         is_own = {*map(str.casefold, classes)} == {*map(str.casefold, prior.classes)}
-        errors = 3 if is_own and len(train.labels) < _FEW else 1
+        is_underestimated = is_own and len(train.labels) < _FEW
+        errors = 3 if is_underestimated else 1
         limit = errors / np.sqrt(len(labels))
         best = int(np.argmax(above.mean(axis=1) <= limit * above.std(axis=1)))
     used, C = candidates[best]

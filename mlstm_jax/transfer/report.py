@@ -42,10 +42,10 @@ def as_markdown(result: Result, run_name: str, pictures: list[str]) -> str:
     for point in result.learning_curve:
         ends = f"{_percent(point['least'])} to {_percent(point['largest'])}"
         curve.append([f"{int(point['examples']):,}", _percent(point["mean"]), ends])
+    texts = f"{', '.join(counts)} texts of {len(classes)} classes: {', '.join(classes)}"
     parts = [
         f"# Transfer of {markdown(run_name)}",
-        f"{', '.join(counts)} texts of {len(classes)} classes: {', '.join(classes)}"
-        f"{''.join(f'; {markdown(source)}' for source in result.sources)}. Features: the "
+        f"{'; '.join([texts, *map(markdown, result.sources)])}. Features: the "
         f"{STATE_NAMES[result.state]} (`{result.state}`).",
         f"**The classifier kept here is right on {_percent(result.accuracy)}% of the "
         f"{result.texts['test']:,} test texts** (95% interval: {_percent(low)} to "
@@ -86,13 +86,16 @@ def _accuracies(result: Result, fitting: str) -> list[list[object]]:
     both = result.together
     add("all features and TF-IDF (`--words`)", both["test"], both["train"], both.get("valid"))
     # Words without weight add nothing to what is kept.
-    kept = rows[-1] if result.keeps_words and result.word_weight else rows[1]
+    kept = rows[1]
+    if result.keeps_words and result.word_weight:
+        kept = rows[-1]
     kept[0] = f"**{kept[0]}, kept**"
     kept[-1] = f"**{kept[-1]}**"
     base = result.baseline
     add(f"TF-IDF, {words.COUNTED[result.counted]}", base["test"], base["train"], base["valid"])
     for k, score in result.top_units.items():
-        add(f"the {k} features of largest weight" if k > 1 else "the one of largest weight", score)
+        which = "one" if k == 1 else f"{k} features"
+        add(f"the {which} of largest weight", score)
     add(f"the best feature alone, {result.best_unit}", result.best_unit_test)
     add("nothing: always the commonest class", result.majority)
     return rows

@@ -153,11 +153,15 @@ def _json_texts(path: str, lines: Iterable[str], column: str | None) -> Iterator
 
 
 def _column(path: str, names: Sequence[str], column: str | None) -> str:
-    wanted = [name for name in ([column] if column else _COLUMNS) if name in names]
+    known = [column] if column else _COLUMNS
+    wanted = [name for name in known if name in names]
     if not wanted:
         missing = column or " or ".join(_COLUMNS)
         have = ", ".join(names)
-        sys.exit(f"{path} has no column {missing}, but {have}; name the texts with --column.")
+        advice = "name the texts with --column"
+        if len(names) == 1 and re.search("[;\t|]", have):
+            advice = "separate the fields with commas"
+        sys.exit(f"{path} has no column {missing}, but {have}; {advice}.")
     return wanted[0]
 
 

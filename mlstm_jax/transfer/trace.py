@@ -200,7 +200,8 @@ class Reader:
         stream.check = self._check
         # Other models read windows, which must begin at the same places as in the whole text.
         goes_on = self.run.architecture.longest_window is None
-        if goes_on and (piece := text[stream._count : -_LAST_EDITED]):
+        piece = text[stream._count : -_LAST_EDITED]
+        if goes_on and piece:
             values.append(stream.feed(piece).states)
         before = copy.copy(stream)
         values.append(stream.feed(text[stream._count :]).states)
@@ -225,11 +226,9 @@ def generate(reader: Reader, prompt: str, options: SamplingOptions) -> Iterator[
     last = architecture.hidden - 1
     for unit in held:
         require(0 <= unit <= last, "set_unit", unit, f"a unit, 0 to {last}")
-    how = Sampling(
-        np.float32(options.temperature),
-        np.int32(min(options.top_k or VOCABULARY, VOCABULARY)),
-        np.float32(2 if options.top_p is None else options.top_p),
-    )
+    top_k = min(options.top_k or VOCABULARY, VOCABULARY)
+    top_p = 2 if options.top_p is None else options.top_p
+    how = Sampling(np.float32(options.temperature), np.int32(top_k), np.float32(top_p))
     held_H = np.full(architecture.hidden, np.nan, np.float32)
     held_H[list(held)] = list(held.values())
     stop = byte_of(options.stop)

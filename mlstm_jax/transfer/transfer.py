@@ -64,17 +64,12 @@ def transfer(
         chosen = (own.about.state,)
     states = features.features_of(run.architecture, chosen)
     classes = sets.classes
-    texts: dict[str, Labelled] = {n: sets.texts[n] for n in SPLITS if n in sets.texts}
+    texts: dict[str, Labelled] = {name: sets.texts[name] for name in SPLITS if name in sets.texts}
     on_read, on_repeated = classify.note_known(run, sets)
     featurizer = Featurizer(run, states=states, all_layers=options.all_layers)
     quiet = not show_progress
     if out and overwrite:
-        with output.write_errors(out):
-            for path in _results(out):
-                if path.is_dir():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink()
+        _remove_results(out)
     read = _features(out, featurizer, texts, quiet=quiet)
     with ProgressLine("TF-IDF", 1, status="", quiet=quiet):
         tfidf = words.fit(texts["train"], texts.get("valid"), classes, sets.alike["train"])
@@ -110,14 +105,21 @@ def transfer(
         about = Description(state, options.all_layers, run.fingerprint, text_column, step=run.step)
         counted = classifier.words if options.words else None
         classifier = classifier._replace(words=counted, texts=fitted_to, about=about)
-        folder = out / state if out and len(states) > 1 else out
+        folder = out
+        if out and len(states) > 1:
+            folder = out / state
         transferred[state] = Transferred(classifier, result, folder)
         if folder:
-            folder.mkdir(exist_ok=True)
-            (folder / REPORT).unlink(missing_ok=True)
-            classifier.save(folder)
-            write_report(folder, result, run.name)
+            _save(folder, transferred[state], run.name)
     return transferred
+
+
+def _save(folder: Path, made: Transferred, run_name: str) -> None:
+    """Write the classifier and the report, whose last file says that all are complete."""
+    folder.mkdir(exist_ok=True)
+    (folder / REPORT).unlink(missing_ok=True)
+    made.classifier.save(folder)
+    write_report(folder, made.result, run_name)
 
 
 def _prior(own: Classifier | None, units: Sequence[Column]) -> Classifier | None:
@@ -136,10 +138,13 @@ def _prior(own: Classifier | None, units: Sequence[Column]) -> Classifier | None
 def require_out(out: Path, options: TransferOptions, *, overwrite: bool = False) -> None:
     """Raise UserError unless `out` is new, is of an earlier call that was stopped, or replaced."""
     states = options.states or ()
-    folders = [out / state for state in states] if len(states) > 1 else [out]
+    folders = [out]
+    if len(states) > 1:
+        folders = [out / state for state in states]
     is_done = all((folder / REPORT).exists() for folder in folders)
     is_ours = (out / "features").is_dir()
-    if _results(out) and (not is_ours or (is_done and not overwrite)):
+    may_go_on = is_ours and (overwrite or not is_done)
+    if _results(out) and not may_go_on:
         raise UserError(
             f"{out} exists; choose another folder with `out`, or replace one that `transfer` wrote "
             "with `overwrite=True`."
@@ -149,7 +154,18 @@ def require_out(out: Path, options: TransferOptions, *, overwrite: bool = False)
 
 def _results(out: Path) -> list[Path]:
     """What a folder has besides features, which are saved before all else."""
-    return [path for path in out.iterdir() if path.name != "features"] if out.is_dir() else []
+    if not out.is_dir():
+        return []
+    return [path for path in out.iterdir() if path.name != "features"]
+
+
+def _remove_results(out: Path) -> None:
+    with output.write_errors(out):
+        for path in _results(out):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
 def _features(
@@ -172,8 +188,10 @@ def _features(
             )
     if read and not quiet:
         tell(f"reusing the features of the same texts in {out}/features")
-    for name in [name for name in texts if name not in read]:
-        values = featurizer(texts[name].texts, f"features of {name}", quiet=quiet)
+    for name, part in texts.items():
+        if name in read:
+            continue
+        values = featurizer(part.texts, f"features of {name}", quiet=quiet)
         read[name] = values
         if out:  # Save now: they are most of the work, and a later step may fail.
             path = out / "features" / f"{name}.npz"

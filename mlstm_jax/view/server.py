@@ -226,6 +226,7 @@ def show_page(
     if chosen:
         chosen.require_model(str(classifier), loaded)
     address = bind(host, port)
-    viewer = Viewer(loaded, chosen, label, shipped.example(loaded.folder).strip())
-    show(f"{address.url} shows {loaded.name}; Ctrl-C stops it")
-    serve(viewer, address)
+    with address.socket:  # An error must not keep the port.
+        viewer = Viewer(loaded, chosen, label, shipped.example(loaded.folder).strip())
+        show(f"{address.url} shows {loaded.name}; Ctrl-C stops it")
+        serve(viewer, address)

@@ -46,7 +46,9 @@ class Viewer:
         scores = self._scores()
         rule = f"one of {', '.join(scores)}" if scores else "unset: no class has a score"
         require(label is None or label in scores, "label", label, rule)
-        self._label = label or (scores[-1] if scores else None)
+        self._label = label
+        if scores and label is None:
+            self._label = scores[-1]
         self._text = text
         self._state: State = state_of(architecture)
         self._layer = architecture.layers - 1
@@ -103,7 +105,7 @@ class Viewer:
             shown = _characters(*running_score(reader, self._classifier, text, label))
         self._reader = reader  # It keeps this text, which the next one may continue.
         predicts = self.run.architecture.objective == "next-byte"
-        likeliest = np.argsort(-trace.next_V)[: _SHOWN if predicts else 0]
+        likeliest = np.argsort(-trace.next_V)[:_SHOWN].tolist() if predicts else []
         return {
             "state": state,
             "layer": layer,
@@ -115,7 +117,7 @@ class Viewer:
             "broken": is_broken(text),
             "active": [{"unit": int(u), "value": round(float(last_H[u]), 4)} for u in active],
             "next": [
-                {"byte": int(b), "text": _shown(int(b)), "probability": float(trace.next_V[b])}
+                {"byte": b, "text": _shown(b), "probability": float(trace.next_V[b])}
                 for b in likeliest
             ],
         }
@@ -193,4 +195,6 @@ def _argument(request: dict[str, Any], name: str, kind: type[Any], default: Any)
 
 def _shown(byte: int) -> str:
     names = {10: "↵", 32: "␣", 2: "STX", 3: "ETX"}
-    return names.get(byte) or (chr(byte) if 32 < byte < 127 else f"0x{byte:02x}")
+    if 32 < byte < 127:
+        return chr(byte)
+    return names.get(byte, f"0x{byte:02x}")

@@ -155,10 +155,11 @@ def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) 
         scored = model.heatmap("my guitar is good", score=given, label="1")
         assert scored.name == "log-odds of 1"
     (tmp_path / "out/old.png").touch()
+    (tmp_path / "out/plots").symlink_to(tmp_path)
     replaced = {"options": options, "out": tmp_path / "out", "overwrite": True}
     other = model.transfer(test, train, train, **replaced)
     assert other.result == model.transfer(test, train, train, options=options).result
-    assert not (tmp_path / "out/old.png").exists()
+    assert not {"old.png", "plots"} & {path.name for path in (tmp_path / "out").iterdir()}
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/letter.txt").touch()
     with pytest.raises(ValueError, match="choose another folder with `out`"):

@@ -121,5 +121,6 @@ def test_classifier_of_another_model(run) -> None:
     made = PLAIN._replace(about=about)
     made.require_model("it", run)
     other = PLAIN._replace(about=dataclasses.replace(about, fingerprint="another"))
-    with pytest.raises(UserError, match=f"parameters of {run.folder}, step"):
+    message = f"parameters of {run.folder}, step .* and `checkpoint` {run.step} that it was"
+    with pytest.raises(UserError, match=message):
         other.require_model("it", run)

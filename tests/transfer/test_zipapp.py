@@ -108,7 +108,8 @@ REFUSED = {
     "texts.csv.gz": (b"\x1f\x8b", "unknown kind"),
     "array.json": (b'[{"text": "a"},\n{"text": "b"}]\n', "line 1: write a JSON object"),
     "cut.jsonl": (b'{"text": "a"}\n{"te', "line 2: write a JSON object"),
-    "semicolon.csv": (b"id;text\n1;a\n", "has no column text or .*, but id;text"),
+    "semicolon.csv": (b"id;text\n1;a\n", "no column text or .*, but id;text; separate .* commas"),
+    "other.csv": (b"id,words\n1,a\n", "no column text or .*, but id, words; name .* with --column"),
 }
 
 
