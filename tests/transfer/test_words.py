@@ -190,6 +190,10 @@ def test_saved_classifier(model, made) -> None:
     assert row.format(*percent) in report
     alone = as_markdown(replace(made.result, keeps_words=False, test=0.5), "mine", [])
     assert f"kept here is right on 50.0% of the {len(texts)} test texts" in alone
+    unused = as_markdown(replace(made.result, word_weight=0), "mine", [])
+    for said, kept in ((report, False), (alone, True), (unused, True)):
+        assert ("| **all features, kept** |" in said) == kept
+        assert ("| **all features and TF-IDF (`--words`), kept** |" in said) != kept
 
 
 def test_refused_with_words(model, made) -> None:
