@@ -14,7 +14,7 @@ from tyro.conf import Positional, arg
 from mlstm_jax import output, shipped
 from mlstm_jax.commands import Checkpoint, Flag, Flat, Overwrite, RunFolder, TextColumn
 from mlstm_jax.corpora.sources import Source, check_source
-from mlstm_jax.errors import UserError, require
+from mlstm_jax.errors import UserError, extra, require
 from mlstm_jax.options import (
     CSV,
     HEATMAP,
@@ -238,6 +238,9 @@ def view(
 
     if classifier is not None:
         load_classifier(classifier)
+    with extra("view", "the page needs Starlette and uvicorn"):
+        from mlstm_jax.view.server import bind
+    bind(host, port).socket.close()  # A port that is in use is told before a model is loaded.
     load(run, checkpoint).view(classifier, label=label, host=host, port=port)
 
 

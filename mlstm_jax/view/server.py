@@ -9,7 +9,7 @@ import json
 import socket
 import threading
 from collections.abc import Awaitable, Callable
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -208,13 +208,12 @@ def serve(viewer: Viewer, address: Address) -> None:
     )
     server = uvicorn.Server(config)
     # A notebook runs its cells in an event loop, and the server needs one of its own.
-    thread = threading.Thread(target=partial(server.run, sockets=[address.socket]), daemon=True)
-    thread.start()
-    try:
-        thread.join()
-    finally:
-        server.should_exit = True
-        thread.join()
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(server.run, sockets=[address.socket])
+        try:
+            running.result()
+        finally:
+            server.should_exit = True
 
 
 def show_page(
