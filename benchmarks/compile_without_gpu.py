@@ -72,7 +72,7 @@ def compile_step(config: Config, machine: Machine, devices: int) -> Compiled:
         model.init_carry(rows),
         _batch(config, rows),
         np.float32(0),
-        schedule.resolve(config.optimizer, config.data.batch, 1_000_000),
+        schedule.rates_of(config.optimizer, config.data.batch, 1_000_000),
     )
     step = make_train_step(config, model)
     return compile_program(machine, step, arguments, devices, donate=(0, 1))

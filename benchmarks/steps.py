@@ -22,7 +22,7 @@ class TrainingStep:
         rows = config.data.batch
         window = config.data.window
         model = LanguageModel(config.model, config.precision, config.train.recompute_every, loops)
-        rates = schedule.resolve(config.optimizer, rows, 1_000_000)
+        rates = schedule.rates_of(config.optimizer, rows, 1_000_000)
         step = make_train_step(config, model)
         self._now = [
             devices.replicate(fresh_state(config, model)),

@@ -40,7 +40,7 @@ def without_rates(optimizer: Optimizer) -> Optimizer:
     return dataclasses.replace(optimizer, **fields)
 
 
-def resolve(optimizer: Optimizer, batch: int, steps: int, steps_per_epoch: float = 0) -> Rates:
+def rates_of(optimizer: Optimizer, batch: int, steps: int, steps_per_epoch: float = 0) -> Rates:
     """The peak rate, and the updates where warm-up and decay end, in a run of `steps` updates.
 
     The rate of the batch B0 is scaled with k = B / B0, of the global batch B, and capped. LEGW (You

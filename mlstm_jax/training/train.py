@@ -198,7 +198,7 @@ def set_up(stack: ExitStack, config: Config, session: Session) -> Loop:
         zeros = model.init_carry(config.data.batch)
         start = start._replace(carry=jax.tree.map(lambda x: x[own], zeros))
     rows = open_rows(config, corpus, start.place)
-    rates = schedule.resolve(
+    rates = schedule.rates_of(
         config.optimizer, config.data.batch, rows.steps, rows.stream.steps_per_epoch
     )
     notes += _rise_of_rate(rows, rates, start.step)
@@ -268,7 +268,7 @@ def _rise_of_rate(rows: Rows, rates: schedule.Rates, step: int) -> list[str]:
         return []
     per_epoch = rows.stream.steps_per_epoch
     steps = total_steps(before.train, per_epoch, rows.stream.position(0))
-    earlier = schedule.resolve(before.optimizer, before.data.batch, steps, per_epoch)
+    earlier = schedule.rates_of(before.optimizer, before.data.batch, steps, per_epoch)
     if (before.optimizer, earlier) == (config.optimizer, rates):
         return []
     was = float(schedule.learning_rate(before.optimizer, earlier, step - 1))

@@ -48,7 +48,7 @@ def built(options: Optimizer, rate: float = 1.0, **how: Any) -> optax.GradientTr
 )
 def test_peak_rates(chosen: dict, expected: float) -> None:
     for batch, rate in ((128, 5e-4), (2048, expected)):
-        assert schedule.resolve(Optimizer(**chosen), batch, 1000, 10).peak == pytest.approx(rate)
+        assert schedule.rates_of(Optimizer(**chosen), batch, 1000, 10).peak == pytest.approx(rate)
 
 
 def test_change_of_batch() -> None:
@@ -127,7 +127,7 @@ def test_records(name: str) -> None:
 )
 def test_refused(chosen: dict, field: str) -> None:
     def begin() -> None:
-        schedule.resolve(Optimizer(**chosen), 8, 100, 1e9)
+        schedule.rates_of(Optimizer(**chosen), 8, 100, 1e9)
         built(Optimizer(**chosen), update_bytes=1024)
 
     with pytest.raises(UserError, match=rf"optimizer\.{field}"):
@@ -140,7 +140,7 @@ OPERATIONS = 8
 
 def rates(steps: int, *at: int, **chosen: Any) -> np.ndarray:
     options = Optimizer(**{"learning_rate": 1.0} | chosen)
-    resolved = schedule.resolve(options, 128, steps, 10)
+    resolved = schedule.rates_of(options, 128, steps, 10)
     return np.array(schedule.learning_rate(options, resolved, np.array(at)))
 
 
@@ -171,7 +171,7 @@ def test_legw() -> None:
     """k times the epochs, each of 1/k of the updates."""
     chosen = Optimizer(scaling="legw", warmup_epochs=0.25)
     for k in (1, 64):
-        assert schedule.resolve(chosen, 128 * k, 10**6, 4096 / k).warmup == 1024
+        assert schedule.rates_of(chosen, 128 * k, 10**6, 4096 / k).warmup == 1024
 
 
 PARAMS = {
@@ -205,7 +205,7 @@ MATRICES = ("layer_0/wh_v", "decoder_kernel")
 def test_equations(name, chosen, random) -> None:
     """Few steps in float64 NumPy; decay and trust ratio on the matrices alone."""
     options = Optimizer(name=name, learning_rate=0.01, **chosen)
-    numbers = schedule.resolve(options, 128, 10)
+    numbers = schedule.rates_of(options, 128, 10)
 
     def rate(n: Any) -> Any:
         return schedule.learning_rate(options, numbers, n)

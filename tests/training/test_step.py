@@ -66,7 +66,7 @@ class Trainer:
             return step(*arguments)
 
         self.step = self.devices.map(counted, donate=(0, 1))
-        rates = schedule.resolve(config.optimizer, config.data.batch, 200)
+        rates = schedule.rates_of(config.optimizer, config.data.batch, 200)
         self.go_on = self.devices.replicate((np.float32(0), rates))
         self.restart()
 

@@ -203,7 +203,7 @@ def test_rates_of_the_papers_fig_5() -> None:
     }
     found: dict[str, list[float]] = {}
     for (_, rule), one in sweep.load_sweep(Path("puri_fig5")).items():
-        rates = schedule.resolve(one.optimizer, one.data.batch, 10**6)
+        rates = schedule.rates_of(one.optimizer, one.data.batch, 10**6)
         found.setdefault(rule, []).append(rates.peak)
     for rule, rates in printed.items():
         assert found[rule] == pytest.approx(rates, rel=0.03)  # printed to two digits
