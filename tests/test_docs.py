@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import importlib
 import re
 import runpy
 from pathlib import Path
@@ -74,6 +75,24 @@ def test_tables_without_blank_lines() -> None:
         text = page.read_text(encoding="utf-8")
         lost = re.findall(r"(?m)^\|.*\|\n\n(\|.*\|)\n(?!\|-)", text)
         assert not lost, page
+
+
+def test_names_in_python_blocks() -> None:
+    """What the pages import of the package, and use of `mlstm`, is there."""
+    names = 0
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("mlstm_jax/models/*/*.md")]
+    pages += [page for page in ROOT.glob("docs/**/*.md") if page.parent.name != "api"]
+    for page in pages:
+        for block in re.findall(r"(?s)```python\n(.*?)```", page.read_text(encoding="utf-8")):
+            for node in ast.walk(ast.parse(block)):
+                if isinstance(node, ast.ImportFrom) and str(node.module).startswith("mlstm_jax"):
+                    module = importlib.import_module(str(node.module))
+                    names += len(node.names)
+                    assert all(hasattr(module, one.name) for one in node.names), page
+                if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "mlstm":
+                    names += 1
+                    assert hasattr(mlstm_jax, node.attr), page
+    assert names > 30
 
 
 def test_outputs_of_notebooks() -> None:
