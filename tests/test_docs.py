@@ -2,7 +2,6 @@
 
 import ast
 import dataclasses
-import importlib
 import re
 import runpy
 from pathlib import Path
@@ -86,9 +85,8 @@ def test_names_in_python_blocks() -> None:
         for block in re.findall(r"(?s)```python\n(.*?)```", page.read_text(encoding="utf-8")):
             for node in ast.walk(ast.parse(block)):
                 if isinstance(node, ast.ImportFrom) and str(node.module).startswith("mlstm_jax"):
-                    module = importlib.import_module(str(node.module))
+                    exec(ast.unparse(node), {})
                     names += len(node.names)
-                    assert all(hasattr(module, one.name) for one in node.names), page
                 if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "mlstm":
                     names += 1
                     assert hasattr(mlstm_jax, node.attr), page
