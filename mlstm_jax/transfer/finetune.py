@@ -16,6 +16,7 @@ measured; it chooses the checkpoint. The folder holds::
 import dataclasses
 import json
 import math
+import signal
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -212,6 +213,7 @@ def make_config(run: Run, start: Path, out: Path, classes: int, options: Finetun
             log_every=max(1, steps // 50),
             eval_every=steps,
             checkpoint_every=max(1, min(steps, 500)),
+            sigterm_exit_code=128 + signal.SIGTERM,  # no success: there is no classifier yet
         ),
     )
 

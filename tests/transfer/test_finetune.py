@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import re
+import signal
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -34,7 +35,7 @@ from mlstm_jax.transfer.labels import Labelled, read_labelled, with_held_out
 from mlstm_jax.weights import flatten
 from tests.tables import column
 from tests.tolerance import assert_close
-from tests.training.runs import lines_of
+from tests.training.runs import COMMAND, lines_of, wait_for_step
 from tests.transfer.pieces import COLUMNS, answers_of, write_reviews
 from tests.transfer.test_kinds import draw
 
@@ -170,6 +171,19 @@ def test_finetune_from_the_outside(tmp_path, random, capsys, monkeypatch, refuse
     assert "began with other parameters (" in error
     assert (out / "run/metrics.jsonl").read_text() == before
     assert json.loads((out / "report.json").read_text()) == result
+
+
+def test_sigterm(tmp_path, random, launcher) -> None:
+    """It stops with a checkpoint, and with no success: there is no classifier."""
+    weights.save(tmp_path / "a.safetensors", as_weights(draw("mlstm", layers=1)))
+    train = write_reviews(tmp_path / "60.csv", random, 60)
+    words = ["finetune", tmp_path / "a.safetensors", "--train", train, *COLUMNS]
+    words += ["--out", tmp_path / "out", "--epochs", 10_000, "--batch", 4, "--window", 32]
+    process = launcher.call(COMMAND, *words)
+    wait_for_step(process, tmp_path / "out/run", 1)
+    process.send_signal(signal.SIGTERM)
+    (text,) = launcher.ended(128 + signal.SIGTERM)
+    assert "with a checkpoint; the same command resumes from there" in text
 
 
 def test_batches_of_few_texts() -> None:
