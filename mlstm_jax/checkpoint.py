@@ -240,9 +240,10 @@ class Checkpoints:
         """
         restored = self._attempt(step, lambda: self._read(step, _parts_of(state), carry))
         fields = restored["state"] | {"params": restored["params"]}
-        # Diagnostics that the version which wrote it did not have begin at zero.
+        # The version that wrote it may lack a metric: its mean over this line is unknown.
         for name, x in state.tally.items():
-            fields["tally"].setdefault(name, np.zeros(x.shape, x.dtype))
+            unknown = np.nan if np.issubdtype(x.dtype, np.floating) else 0
+            fields["tally"].setdefault(name, np.full(x.shape, unknown, x.dtype))
         fields["tally"] = {name: fields["tally"][name] for name in state.tally}
         return state._replace(**fields), restored.get("carry", carry)
 

@@ -219,7 +219,10 @@ def test_diagnostics_of_another_version(saved, tmp_path) -> None:
         checkpoints.save(40, small, saved.carry, saved.devices.join_rows, ABOUT)
     with closing(Checkpoints(folder, RUN, read_only=True)) as checkpoints:
         state, _ = checkpoints.restore(40, saved.state, None)
-    expected = jax.tree.map(np.zeros_like, whole.tally) | kept
+    expected = {}  # a sum that begins within a line is no mean
+    for name, x in whole.tally.items():
+        unknown = np.nan if np.issubdtype(x.dtype, np.floating) else 0
+        expected[name] = kept.get(name, np.full_like(x, unknown))
     jax.tree.map(np.testing.assert_array_equal, state.tally, expected)
     with closing(Checkpoints(saved.folder, RUN, read_only=True)) as checkpoints:
         state, _ = checkpoints.restore(40, small, None)

@@ -11,6 +11,7 @@ import pytest
 
 import mlstm_jax
 from mlstm_jax import config
+from mlstm_jax.corpora.sources import FORMATS
 
 ROOT = Path(__file__).parent.parent
 HOOKS = runpy.run_path(str(ROOT / "docs/hooks.py"))
@@ -91,6 +92,24 @@ def test_names_in_python_blocks() -> None:
                     names += 1
                     assert hasattr(mlstm_jax, node.attr), page
     assert names > 30
+
+
+def test_fields_kinds_and_formats_of_the_pages() -> None:
+    """Each field that a page names is there; each kind and suffix is named."""
+    kinds = config.Architecture.kinds
+    fields: set[str] = set()
+    for kind in kinds.values():
+        fields |= config.flatten(config.Config(model=kind())).keys()
+    named = set()
+    for page in ROOT.glob("docs/**/*.md"):
+        found = re.findall(r"`(\w+\.\w+)[` ]", page.read_text(encoding="utf-8"))
+        named |= {one for one in found if one.split(".")[0] in vars(config.Config())}
+    others = {"txt", "bin", "csv", "jsonl", "py", "md", *dir(mlstm_jax.TrainedModel)}
+    assert {one for one in named - fields if one.split(".")[1] not in others} == set()
+    assert len(named & fields) > 30
+    assert all(f"`{one}`" in (ROOT / "docs/runs.md").read_text(encoding="utf-8") for one in kinds)
+    page = (ROOT / "docs/files.md").read_text(encoding="utf-8")
+    assert all(f"{suffix}`" in page for suffix in FORMATS)
 
 
 def test_outputs_of_notebooks() -> None:

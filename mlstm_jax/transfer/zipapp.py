@@ -35,8 +35,10 @@ def pack(path: Path, loaded: Loaded, classifier: Classifier) -> None:
     name = path.stem
     require(name.isidentifier(), "out", str(path), "a name of letters, digits and _, such as a.pyz")
     kind = loaded.architecture.title.lower()
-    if kind not in numpy_model.KINDS or loaded.architecture.objective != "next-byte":
-        raise UserError(f"a .pyz has a recurrent model of next bytes; this is a model:{kind}.")
+    objective = loaded.architecture.objective
+    if kind not in numpy_model.KINDS or objective != "next-byte":
+        why = f"this is a model:{kind}, trained with {objective}"
+        raise UserError(f"a .pyz has a model of next bytes that NumPy reads; {why}.")
     classifier.require_no_words("a .pyz")
     about = {
         "name": path.name,

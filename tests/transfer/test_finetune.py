@@ -62,7 +62,7 @@ def test_first_parameters(run: Run, tmp_path: Path) -> None:
     of_transformer = Config(model=transformer.config.model, train=start)
     for base, changes, message in (
         (config, {"model__hidden": 1}, "has the shape"),
-        (config, {"model__layers": 1}, "but this run needs None"),
+        (config, {"model__layers": 1}, "this run lacks layer_1/b"),
         (of_transformer, {"model__positions": 32}, r"input/positions has the shape .* \(32, 12\);"),
     ):
         with pytest.raises(UserError, match=message):
