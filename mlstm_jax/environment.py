@@ -28,9 +28,12 @@ _FRACTION_NAMES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 # inside of JAX, and the values that this package computes with.
 _TRANSFERS = (None, "allow", "log")
 _FLAGS: dict[str, tuple[object, ...]] = {
+    "jax_debug_infs": (False,),
+    "jax_debug_nans": (False,),
     "jax_disable_jit": (False,),
     "jax_enable_x64": (False,),
     "jax_high_dynamic_range_gumbel": (False,),
+    "jax_numpy_dtype_promotion": ("standard",),
     "jax_random_seed_offset": (0,),
     "jax_threefry_partitionable": (True,),
     "jax_transfer_guard": _TRANSFERS,

@@ -246,7 +246,10 @@ def test_missing_devices(error, told, monkeypatch) -> None:
     ("flag", "value"),
     [
         ("jax_enable_x64", True),
+        ("jax_debug_infs", True),
+        ("jax_debug_nans", True),
         ("jax_high_dynamic_range_gumbel", True),
+        ("jax_numpy_dtype_promotion", "strict"),
         ("jax_random_seed_offset", 5),
         ("jax_threefry_partitionable", False),
         ("jax_disable_jit", True),

@@ -3,6 +3,7 @@
 Only a newline ends a line, so that line numbers match an editor's.
 """
 
+import codecs
 import io
 import math
 from collections import Counter
@@ -232,8 +233,9 @@ def limited_lines(source: Source, on_read: OnRead | None) -> Iterator[bytes]:
 
 def _decoded(source: Source, number: int, line: bytes) -> Line:
     """A line with its number, or a reject if it is not text."""
+    line = line.removeprefix(codecs.BOM_UTF8)  # also of a file that was appended to another
     try:
-        text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        text = line.decode()
         if "\0" not in text:
             return number, text
         kind = "NUL byte"

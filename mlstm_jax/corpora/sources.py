@@ -36,6 +36,11 @@ _NO_TEXT = {
     b"version https://git-lfs.github.com/spec/": "a pointer of Git LFS; run `git lfs pull`",
     b"/annex/objects/": "a pointer of git-annex; run `git annex get`",
 }
+# Of standard input, whose name does not say it.
+_NOT_PIPED = _NO_TEXT | {
+    b"\x1f\x8b": "compressed with gzip; pipe it through gzip -dc",
+    b"PAR1": "Parquet; name its file",
+}
 # The fields of a CSV header: a word, or several.
 _HEADER_FIELD = re.compile(r"\s*(\"?)[^\W\d]\w*([ _.-]\w+)*\1\s*")
 DELIMITERS = (",", "\t", ";", "|")
@@ -141,6 +146,11 @@ class Source:
         copy = tempfile.NamedTemporaryFile()  # noqa: SIM115
         shutil.copyfileobj(sys.stdin.buffer, copy)
         copy.flush()
+        start = os.pread(copy.fileno(), _START, 0)
+        for beginning, what in _NOT_PIPED.items():
+            if start.startswith(beginning):
+                copy.close()
+                raise UserError(f"{self}: it is not a text, but {what}.")
         return replace(self, copy=cast(BinaryIO, copy))
 
 
@@ -154,6 +164,8 @@ def _format_of(start: bytes) -> Format:
     if text[:1] in suffixes:
         return FORMATS[suffixes[text[:1]]]
     header, *others = text.decode(errors="replace").splitlines() or [""]
+    if header.startswith("sep=") and len(header) == len("sep=,"):  # as Excel writes it
+        return FORMATS[".csv"]
     for delimiter in DELIMITERS:
         fields = header.split(delimiter)
         is_header = len(fields) > 1 and all(map(_HEADER_FIELD.fullmatch, fields))

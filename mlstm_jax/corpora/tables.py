@@ -25,7 +25,7 @@ _JOINED = "fields with line breaks and delimiters"
 # What a second line of a header says about its columns.
 _TYPES = re.compile(
     r"bool(ean)?|categor(y|ical)|char|continuous|date(time)?|discrete|(float|int)(8|16|32|64)?|"
-    r"double|integer|number|numeric|object|real|str(ing)?|text|varchar",
+    r"double|integer|number|numeric|object|real|str(ing)?|text|varchar(\(\d+\))?",
     re.IGNORECASE,
 )
 
@@ -134,6 +134,7 @@ class _Rows:
         self._taken: list[tuple[int, str]] = []  # the lines of the record
         self._unreadable: Reject | None = None  # the line that ended it, as a file's end would
         self.header: list[str] = []
+        self._folded: list[str] = []  # without case
         self._column = 0  # of the text
         self.has_stray_quotes = False  # in a field without quotes around it
         self.has_doubled_quotes = False  # in a field in quotes
@@ -208,6 +209,7 @@ class _Rows:
         if form.source == STDIN:
             advice += " If these are lines of text, write them to a .txt file."
         self.header = [name.strip() for name in row]
+        self._folded = [name.casefold() for name in self.header]
         found = text_columns(form.source, form.recipe, self.header, advice)
         self._column = self.header.index(found[0])
 
@@ -233,15 +235,16 @@ class _Rows:
         """What is noted on a row; with all but _JOINED it is skipped."""
         header = self.header
         delimiter = self._form.delimiter
-        if records == 1 or row[self._column].strip() in header:
+        if records == 1 or row[self._column].strip().casefold() in self._folded:
             names = [name.strip() for name in row]
-            if names == header:
+            folded = [name.casefold() for name in names]
+            if names == header or (len(names) > 1 and folded == self._folded):
                 why = "the header again, as in files that were joined; the line was skipped."
                 return "header again", why
-            if len(names) > 1 and sorted(names) == sorted(header):
+            if len(set(folded).intersection(self._folded)) > 1:
                 why = (
-                    f"another header, {delimiter.join(names)}, whose columns have another order "
-                    "than in the first line; keep the files apart."
+                    f"another header, {delimiter.join(names)}, whose columns are not those of the "
+                    "first line, in its order; keep the files apart."
                 )
                 raise UserError(self._reject("another header", why).message)
             if records == 1 and len(names) > 1 and all(map(_TYPES.fullmatch, names)):

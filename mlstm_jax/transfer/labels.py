@@ -64,7 +64,8 @@ def alike(texts: Sequence[str], cleaning: Cleaning) -> Digests:
     least: dict[str, int] = {}
     letters = []
     for text, same in zip(texts, digests(texts, cleaning).tolist(), strict=True):
-        plain = _without_breaks(clean(text, cleaning)).decode().casefold()
+        plain = _without_breaks(clean(text, cleaning)).decode()
+        plain = unicodedata.normalize("NFKC", plain).casefold()
         left_out = {ord(c): None for c in set(plain) if unicodedata.category(c)[0] in "CPZ"}
         left = plain.translate(left_out) or str(same)  # such as "!!!"
         letters.append(left)

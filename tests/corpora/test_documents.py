@@ -134,7 +134,12 @@ NO = {"quoting": "no"}
         ("a.csv", "text,n\na,1\ntext,n\nb,2\ntext,n\n", {}, ["a", "b"], "line 3: the header"),
         ("a.tsv", "n\ttext\n1\ta\nn\ttext\n2\tb\n", {}, ["a", "b"], "line 3: the header"),
         ("a.csv", "text,n\nstring,int64\na,1\n", {}, ["a"], "line 2: the types of the columns"),
+        ("a.csv", "text,n\nvarchar(20),int\na,1\n", {}, ["a"], "line 2: the types"),
         ("a.csv", "text,n\na,1\nstring,int\n", {}, ["a", "string"], None),
+        ("a.csv", "\ufefftext,n\na,1\n\ufefftext,n\nb,2\n", {}, ["a", "b"], "line 3: the header"),
+        ("a.csv", "text,n\na,1\nText,N\nb,2\n", {}, ["a", "b"], "line 3: the header"),
+        ("a.csv", "text\nText\n", {}, ["Text"], None),
+        ("a.txt", "\ufeffa\n\ufeffb\n", {}, ["a", "b"], None),
         ("a.csv", "text\ntext a\nstring\n", {}, ["text a", "string"], None),
     ],
     ids=lambda value: str(value)[:40],
@@ -172,6 +177,8 @@ def test_pydoc() -> None:
         ("a.csv", "text,text\n1,2\n", r"has 2 columns named text; rename"),
         ("a.csv", "id,stars,text,stars\n1,2,3,4\n", r"has 2 columns named stars"),
         ("a.csv", "text,n\na,1\nn,text\n2,b\n", r"line 3: another header, n,text, whose columns"),
+        ("a.csv", "text,n,z\na,1,2\ntext,n\n", r"line 3: another header, text,n, whose columns"),
+        ("a.csv", "text,n,y\na,1,2\ntext,n,z\n", r"line 3: another header, text,n,z, whose"),
         ("a.csv", "review;n\na;1\n", r"its columns are review, n\. .* delimiter ';'"),
         ("a.csv", "", r"has no record"),
         ("a.csv", "text\n \n", r"none of its 1 records has text in text \(blank in 1\)"),
@@ -211,6 +218,7 @@ def test_longest_line(tmp_path, monkeypatch, name):
         (b"\xef\xbb\xbflabel,text\r\n1,a b\r\n0,c\r\n", ["a b", "c"]),
         (b'"text"\t"label"\n"a"\t"1"\n', ["a"]),
         (b'text\n"a, b"\n', ["a, b"]),
+        (b"sep=|\r\ntext|n\r\na, b|1\r\n", ["a, b"]),
         (b"Well, yes\nno\n", ["Well, yes", "no"]),
         (b"Yes, I am.\nNo, not.\n", ["Yes, I am.", "No, not."]),
         (b"yes,no\nno\n", ["yes,no", "no"]),
@@ -224,6 +232,20 @@ def test_standard_input(monkeypatch, data, expected):
         assert texts(copied) == texts(copied) == expected
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(data))))
     assert texts(STDIN) == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS"),
+        (gzip.compress(b"text\na\n", mtime=0), "compressed with gzip; pipe it through gzip -dc"),
+        (b"PAR1\x15", "Parquet; name its file"),
+    ],
+)
+def test_no_text_on_standard_input(monkeypatch, data, message):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(data))))
+    with pytest.raises(UserError, match=f"^standard input: it is not a text, but {message}"):
+        texts(STDIN)
 
 
 def test_skipped_records(tmp_path: Path) -> None:

@@ -201,6 +201,7 @@ def test_forms_of_a_text() -> None:
     for fitted, held_out in parts:
         assert not set(same_N[fitted]) & set(same_N[held_out])
         assert np.bincount(labels_N[held_out]).tolist() == [24, 24]
+    assert len(set(alike(["caf\u00e9", "cafe\u0301", "\uff43AFE\u0301"], "radford"))) == 1
     others = ["!!!", "???", "\u0e14\u0e35", "\u0e14\u0e38", "4 £", "4 €"]
     assert len(set(alike(others, "radford"))) == 6
     conflicts = {"train": Labelled(["a", " A", "b", "c"], ["x", "y", "x", "y"], "mine.csv")}
