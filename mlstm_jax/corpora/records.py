@@ -129,7 +129,6 @@ def json_records(
             may_be_array = False
             yield number, flat
             continue
-        raw = raw.lstrip("\ufeff")  # of a file that was appended to another
         text = raw.strip()
         if not text:
             continue

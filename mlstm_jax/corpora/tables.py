@@ -242,10 +242,7 @@ class _Rows:
                 why = "the header again, as in files that were joined; the line was skipped."
                 return "header again", why
             if len(set(folded).intersection(self._folded)) > 1:
-                why = (
-                    f"another header, {delimiter.join(names)}, whose columns are not those of the "
-                    "first line, in its order; keep the files apart."
-                )
+                why = f"a header unlike the first, {delimiter.join(names)}; keep the files apart."
                 raise UserError(self._reject("another header", why).message)
             if records == 1 and len(names) > 1 and all(map(_TYPES.fullmatch, names)):
                 return "types", "the types of the columns, no record; the line was skipped."

@@ -16,6 +16,7 @@ measured; it chooses the checkpoint. The folder holds::
 import dataclasses
 import json
 import math
+import shutil
 import signal
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -122,9 +123,15 @@ def finetune(
     counted = None
     if options.words:  # before the hours of training
         counted = words.fit(texts["train"], texts["valid"], classes).words
+    is_new = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
     write_corpus(out / "corpus", texts["train"], texts["valid"], classes, run.cleaning)
-    config = make_config(run, _start(run, out), out, len(classes), options)
+    try:
+        config = make_config(run, _start(run, out), out, len(classes), options)
+    except UserError:
+        if is_new:  # or its corpus would refuse other texts
+            shutil.rmtree(out)
+        raise
     state: State = "mean_h" if config.model.bidirectional else "h"
 
     def measured(

@@ -89,6 +89,14 @@ def test_corpus_of_labelled_texts(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["c"]
 
 
+def test_a_refused_call_leaves_no_folder(run: Run, tmp_path: Path) -> None:
+    some = Labelled(["good", "bad", "fine", "poor"], ["x", "y", "x", "y"])
+    sets = with_held_out({"train": some, "valid": some, "test": some}, "radford", "test")
+    with pytest.raises(UserError, match="batch is 500, but it must be at most"):
+        finetune.finetune(run, sets, tmp_path / "out", FinetuneOptions(batch=500))
+    assert not os.listdir(tmp_path)
+
+
 @pytest.mark.parametrize("count", [2, 3])
 def test_head(random: np.random.Generator, count: int) -> None:
     """Its probabilities are those of the model's own logits at the text's end."""
