@@ -160,6 +160,8 @@ def test_quickstart(text_file, tmp_path, monkeypatch, capsys, printed, refused):
         ("classify reviews-1024 a x.csv --out x.xlsx", "--out is 'x.xlsx', but it must be a .csv"),
         ("classify c x.csv", "`mlstm-jax classify c DIR INPUT`"),
         ("generate reviews-1024 this", "did you mean --prompt this?"),
+        ("generate reviews-1024 --prompt This film", "film belongs to no option; put several"),
+        ("classify sentiment I loved it", "echo TEXT | mlstm-jax classify sentiment -"),
         ("transfer sentiment x.csv", "did you mean --train x.csv?"),
         ("train --train.step 1", "`mlstm-jax train --help-all` lists all"),
         ("classify sentiment --classes negative positive x.csv", "so write it last"),

@@ -61,7 +61,7 @@ def as_texts(texts: Texts, name: str = "texts", *, files: bool = False) -> list[
     if wrong is not None:
         raise UserError(
             f"{name}[{wrong}] has type {type(result[wrong]).__name__}, but it must be a str; leave "
-            'missing texts out, or pass "".'
+            'missing texts out, or pass "", in pandas by .fillna("").'
         )
     return result
 

@@ -104,6 +104,12 @@ def parse(
     except SystemExit as stop:
         # The parser shows the error of an options class in a box, where names stay Python's.
         cause = stop.__context__ and stop.__context__.__context__
+        leftover = re.search(r"Unrecognized options: (\S+)", said.getvalue())
+        if leftover:
+            cause = UserError(
+                f"{leftover[1]} belongs to no option; put several words in quotes, such as 'two "
+                f"words'. `{program} --help` lists the options."
+            )
         if not isinstance(cause, UserError):
             raise
         said = io.StringIO()

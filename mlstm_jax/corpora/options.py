@@ -31,7 +31,7 @@ class PrepareOptions(CsvOptions):
             makes only a test set. Valid and test get at least one document each unless their
             weight is 0. Unset: 20,1,1, or 1000,1,1 from 100,000 distinct documents on.
         seed: seed of the document order, which depends only on the seed and the documents.
-        clean: radford: unescape HTML, newlines to spaces, strip, pad; none: keep the text.
+        clean: radford: unescape HTML (tags stay), newlines to spaces, strip, pad; none: keep all.
         dedupe: keep one of several equal documents. normalized: ignore differences in case
             and white space; exact: compare bytes; none: keep all. Paper: duplicates removed.
             Unset: normalized, or none if the splits are given.

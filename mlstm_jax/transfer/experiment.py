@@ -37,6 +37,7 @@ class Result:
         valid: on the validation texts; cross-validated where there are none.
         test: on the test texts, from the features alone; see `accuracy`.
         majority: test accuracy of always predicting the most common class of train.
+        pretrained: test accuracy of the model's own classifier, unchanged; None without one.
         has_prior: whether the model's own classifier, or a fit with its log-odds, was chosen.
         units: by the absolute value of their weight, the largest first.
         baseline: of TF-IDF, C and the accuracies of train, valid and test.
@@ -64,6 +65,7 @@ class Result:
     valid: float
     test: float
     majority: float
+    pretrained: float | None
     has_prior: bool
     units: list[Column]
     baseline: dict[str, float]
@@ -139,6 +141,9 @@ def run(
     by_units = _by_units(train, test, chosen, columns)
     on_part(len(CS) + 1, "learning curve")
     learning_curve = _learning_curve(train, valid, test, chosen, prior)
+    pretrained = None
+    if prior and len(classes) == 2:
+        pretrained = fit(train, classes, 0.0, prior).score(test)
     predicted_N = chosen.probabilities(test.features).argmax(axis=1)
     commonest = int(np.bincount(train.labels).argmax())
     assert choice.held_out_NK is not None
@@ -159,6 +164,7 @@ def run(
         valid=choice.accuracy,
         test=chosen.score(test),
         majority=float((test.labels == commonest).mean()),
+        pretrained=pretrained,
         has_prior=choice.has_prior,
         baseline=baseline,
         counted=tfidf.words.counted,

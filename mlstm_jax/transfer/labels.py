@@ -268,7 +268,7 @@ def _require_folds(labelled: Labelled, same_N: Digests) -> None:
         if count < 2:
             raise UserError(
                 f"{labelled.name}: the class {label!r} has only one text, but cross-validation "
-                "needs two; add texts of this class, or pass `valid`."
+                "needs two; correct the name, add texts of this class, or pass `valid`."
             )
 
 

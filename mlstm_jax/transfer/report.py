@@ -93,6 +93,8 @@ def _accuracies(result: Result, fitting: str) -> list[list[object]]:
     kept[-1] = f"**{kept[-1]}**"
     base = result.baseline
     add(f"TF-IDF, {words.COUNTED[result.counted]}", base["test"], base["train"], base["valid"])
+    if result.pretrained is not None:
+        add("the classifier that comes with the model, unchanged", result.pretrained)
     for k, score in result.top_units.items():
         which = "one" if k == 1 else f"{k} features"
         add(f"the {which} of largest weight", score)
@@ -106,8 +108,7 @@ def _remarks(result: Result, run_name: str, fitting: str) -> list[str]:
     remarks = []
     if result.has_prior and result.C:
         remarks.append(
-            "The log-odds of the model's own classifier are one more feature. It comes with the "
-            "model."
+            "One more feature: the log-odds of the classifier that comes with the model."
         )
     elif result.has_prior:
         remarks.append(

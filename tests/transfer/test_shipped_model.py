@@ -71,6 +71,7 @@ def test_four_labels(model) -> None:
         assert (made.result.has_prior, made.result.C, made.result.test) == (True, 0, 1)
         report = as_markdown(made.result, NAME, [])
         assert "so this is the classifier that comes with the model" in report
+        assert "| the classifier that comes with the model, unchanged |  |  | 100.0 |" in report
         assert "C = 0" not in report
         of_names[praise] = column(model.classify(NEW, made), praise)
     for shares in of_names.values():
