@@ -149,6 +149,7 @@ class Checkpoints:
         import orbax.checkpoint as ocp
 
         assert self.run is not None
+        self.wait()  # The save before may be renaming an old checkpoint, to be deleted.
         self._delete()
         parts = _parts_of(state)
         sums = {name: of_tree(part) for name, part in parts.items()}

@@ -1,7 +1,8 @@
 """The `mlstm-jax` command: run a subcommand, and turn errors into messages and exit codes.
 
 Exit codes: 0 success, 1 failure (such as a run that diverged, or a full disk), 2 a mistake in the
-input, 129 terminal closed, 130 interrupted (Ctrl-C), 143 terminated.
+input, 129 terminal closed, 130 interrupted (Ctrl-C), 141 broken pipe, 143 terminated; of a run that
+stops with a checkpoint, `train.sigterm_exit_code` instead of 129 and 143.
 
 Little is imported at the top, so that help is fast, and Ctrl-C during the imports is caught, too.
 """

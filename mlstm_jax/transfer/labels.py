@@ -1,8 +1,9 @@
 """Texts and the class of each, from a source of any kind that `prepare` reads.
 
 Texts are the same if they are equal apart from case, white space and the line breaks of HTML: where
-texts that a model has learned from are counted. They are alike if they differ only in these and in
-punctuation: for the choice of held-out texts, for cross-validation, and between the sets of a user.
+texts that a model has learned from are counted. They are alike if they differ only in these, in
+punctuation and in Unicode's forms of a character (NFKC): for the choice of held-out texts, for
+cross-validation, and between the sets of a user.
 """
 
 import reprlib
