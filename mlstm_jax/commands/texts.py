@@ -293,8 +293,8 @@ def _classifier_and_input(run: Path, given: tuple[Path, ...]) -> tuple[Path, Pat
     raise UserError(
         f"write `mlstm-jax classify {model} DIR INPUT`, in this order: DIR is a folder of "
         f"`mlstm-jax transfer`{unset}; INPUT is one file of texts, or -. A file to write goes "
-        "after --out. --classes takes all words after it, so write it last. To label a text itself, "
-        f"pipe it: echo TEXT | mlstm-jax classify {model} -"
+        "after --out. --classes takes all words after it, so write it last. To label a text, pipe "
+        f"it: echo TEXT | mlstm-jax classify {model} -"
     )
 
 
