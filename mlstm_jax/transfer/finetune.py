@@ -191,6 +191,7 @@ def make_config(run: Run, start: Path, out: Path, classes: int, options: Finetun
     windows = int(sizes.sum()) // window
     if longest:  # each text has windows of its own
         windows = int(np.ceil(sizes / window).sum())
+    require(windows > 0, "window", window, f"at most {sizes.sum()}, the bytes of the texts")
     batch = options.batch or _rows(windows, parallel.local_devices(Devices()).count)
     steps = windows // batch
     rule = f"at most {windows}, the windows of {window} bytes in the training texts"

@@ -194,6 +194,14 @@ def test_sigterm(tmp_path, random, launcher) -> None:
     assert "with a checkpoint; the same command resumes from there" in text
 
 
+def test_window_longer_than_all_texts(tmp_path, random, refused) -> None:
+    weights.save(tmp_path / "a.safetensors", as_weights(draw("mlstm", layers=1)))
+    train = write_reviews(tmp_path / "60.csv", random, 60)
+    words = ["finetune", tmp_path / "a.safetensors", "--train", train, *COLUMNS]
+    error = refused(*words, "--out", tmp_path / "out", "--window", 100_000)
+    assert "--window is 100000, but it must be at most" in error
+
+
 def test_batches_of_few_texts() -> None:
     for size, devices, rows in ((9999, 1, 32), (9999, 6, 36), (160, 1, 4), (47, 1, 2), (1, 1, 1)):
         assert finetune._rows(size, devices) == rows
