@@ -201,7 +201,7 @@ def set_up(stack: ExitStack, config: Config, session: Session) -> Loop:
     rates = schedule.rates_of(
         config.optimizer, config.data.batch, rows.steps, rows.stream.steps_per_epoch
     )
-    notes += _rise_of_rate(rows, rates, start.step)
+    notes += _rise_of_rate(rows, rates, start.step) + _end_of_rate(rows, rates)
     scorer = Evaluator(model, corpus.split("valid"), config.data.window, devices)
     identity = None
     if cluster.is_first:
@@ -276,6 +276,17 @@ def _rise_of_rate(rows: Rows, rates: schedule.Rates, step: int) -> list[str]:
     if now <= 2 * was:
         return []
     return [f"with these changes the learning rate rises from {was:.2g} to {now:.2g}"]
+
+
+def _end_of_rate(rows: Rows, rates: schedule.Rates) -> list[str]:
+    """A note if the learning rate is zero in the last updates of the run."""
+    end = int(rates.decay)
+    if end >= rows.steps or schedule.learning_rate(rows.config.optimizer, rates, end) > 0:
+        return []
+    return [
+        f"the learning rate is 0 after {end:,} of {rows.steps:,} updates; raise or unset "
+        "optimizer.decay_steps"
+    ]
 
 
 def _resolve(config: Config, cluster: Cluster, devices: Parallel) -> Config:

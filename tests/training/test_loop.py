@@ -226,6 +226,15 @@ def test_rate_that_rises(corpus, tmp_path: Path) -> None:
     assert note == "with these changes the learning rate rises from 0.00025 to 0.0034"
 
 
+@pytest.mark.parametrize("name", ["linear", "triangular"])
+def test_rate_that_ends_early(name, corpus, tmp_path, capsys) -> None:
+    """The rest of the run would change nothing; the triangular rate keeps a 32nd of the peak."""
+    changes = {"optimizer__decay_steps": 5, "optimizer__schedule": name}
+    run_train(config_of(corpus, tmp_path / "run", 10, **changes))
+    note = "the learning rate is 0 after 5 of 10 updates; raise or unset optimizer.decay_steps"
+    assert (note in capsys.readouterr().err) == (name == "linear")
+
+
 def test_rate_that_hardly_rises(corpus, tmp_path: Path) -> None:
     run_train(config_of(corpus, tmp_path / "run", 10))
     run_train(config_of(corpus, tmp_path / "run", 20, optimizer__learning_rate=6e-3))
