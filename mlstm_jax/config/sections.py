@@ -265,7 +265,7 @@ class Train(Checked, section="train"):
         label_weight: How many bytes one label counts as, with model.rating_head (the squared error
             of a rating, in standard deviations of the training split) or model.classes (nats).
         micro_batches: Number k of parts into which each device's rows are split (gradient
-            accumulation): one update of the same gradient, to rounding, in 1/k of the temporary memory.
+            accumulation): one update of the same gradient, to rounding, in 1/k of the temporaries.
         start_from: Run folder, trained or imported, from whose parameters the run starts; the sizes
             of the model must be the same. The label head is not copied. Unset: random initial
             parameters.
