@@ -9,7 +9,7 @@ Expected:  BPC 1.102, 1.090, 1.104, 1.116, 1.132
 from mlstm_jax.config import load_file, vary
 
 # 3e-3 decays to zero over 100,000 updates for every batch size; at most three epochs.
-base = load_file("amazon_4096")
+base = vary(load_file("amazon_4096"), optimizer__decay_steps=100_000)
 runs = {
     (str(batch), "3e-3"): vary(base, data__batch=batch, data__batch_per_device=None)
     for batch in (2048, 4096, 8192, 16384, 32768)
