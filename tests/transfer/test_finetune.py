@@ -93,7 +93,7 @@ def test_a_refused_call_leaves_no_folder(run: Run, tmp_path: Path) -> None:
     some = Labelled(["good", "bad", "fine", "poor"], ["x", "y", "x", "y"])
     sets = with_held_out({"train": some, "valid": some, "test": some}, "radford", "test")
     with pytest.raises(UserError, match="batch is 500, but it must be at most"):
-        finetune.finetune(run, sets, tmp_path / "out", FinetuneOptions(batch=500))
+        finetune.finetune(run, sets, tmp_path / "out", FinetuneOptions(batch=500, window=4))
     assert not os.listdir(tmp_path)
 
 
