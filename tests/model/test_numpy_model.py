@@ -29,6 +29,11 @@ TEXTS = ["my guitar is good", "", "the café works very well as expected", "x" *
 TERMS = 2 * 3 * 12 * 40  # products of two layers, in the steps that a state remembers
 
 
+@pytest.fixture(autouse=True)
+def strict_types() -> None:
+    """No model is loaded where JAX is strict, as it is for the other tests of this folder."""
+
+
 @pytest.fixture(params=KINDS)
 def both(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[mlstm.TrainedModel, ...]:
     """An exported model, read by NumPy and by JAX."""
