@@ -11,7 +11,6 @@ from mlstm_jax.config import load_file, vary
 
 base = vary(
     load_file("amazon_4096"),
-    optimizer__decay_steps=None,
     train__steps=None,
     train__epochs=1.0,
     data__batch_per_device=None,

@@ -108,7 +108,7 @@ def _remarks(result: Result, run_name: str, fitting: str) -> list[str]:
     remarks = []
     if result.has_prior and result.C:
         remarks.append(
-            "One more feature: the log-odds of the classifier that comes with the model."
+            "The log-odds of the classifier that comes with the model are one more feature."
         )
     elif result.has_prior:
         remarks.append(
