@@ -110,7 +110,7 @@ def test_fields_kinds_and_formats_of_the_pages() -> None:
     assert len(named & fields) > 30
     assert all(f"`{one}`" in (ROOT / "docs/runs.md").read_text(encoding="utf-8") for one in kinds)
     page = (ROOT / "docs/files.md").read_text(encoding="utf-8")
-    assert all(f"{suffix}`" in page for suffix in FORMATS)
+    assert all(f"`a{suffix}`" in page for suffix in FORMATS)
 
 
 def test_outputs_of_notebooks() -> None:
