@@ -26,9 +26,9 @@ from mlstm_jax.model.kernels import PALLAS
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.mlstm import STACKED
 from mlstm_jax.model.pallas import Grid, pl, require_gpu
+from mlstm_jax.parallel import AXIS, map_by_shard_map
 from mlstm_jax.planning import Machine
 from mlstm_jax.training import schedule
-from mlstm_jax.training.parallel import AXIS, map_by_shard_map
 from mlstm_jax.training.state import state_shapes
 from mlstm_jax.training.step import make_train_step
 

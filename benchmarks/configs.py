@@ -24,7 +24,7 @@ from steps import TrainingStep
 from mlstm_jax import host
 from mlstm_jax.config import Config, load_file, load_json, vary
 from mlstm_jax.config.resolve import Hardware, resolve
-from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.parallel import Parallel
 
 
 def spread(values: list[float]) -> dict[str, float]:

@@ -22,8 +22,8 @@ from measure import machine, write_results
 from mlstm_jax.config import Config, Model
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.parallel import Parallel
 from mlstm_jax.run import Run, load_run
-from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer.features import Featurizer, TextFile
 from mlstm_jax.transfer.reader import ROWS
 

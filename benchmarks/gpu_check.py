@@ -59,8 +59,8 @@ from mlstm_jax.model.kernels import INTERPRETED, PALLAS  # noqa: E402
 from mlstm_jax.model.language_model import LanguageModel  # noqa: E402
 from mlstm_jax.model.mlstm import MLSTM, STACKED  # noqa: E402
 from mlstm_jax.model.stack import Loops, Weights, run_layer  # noqa: E402
+from mlstm_jax.parallel import Parallel  # noqa: E402
 from mlstm_jax.training import metrics  # noqa: E402
-from mlstm_jax.training.parallel import Parallel  # noqa: E402
 from mlstm_jax.training.train import train as run_train  # noqa: E402
 
 Result = dict[str, Any]

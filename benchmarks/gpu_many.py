@@ -222,7 +222,7 @@ def measure_sums(given: argparse.Namespace) -> None:
     import numpy as np
     from measure import machine
 
-    from mlstm_jax.training.parallel import AXIS, Parallel
+    from mlstm_jax.parallel import AXIS, Parallel
 
     found = jax.local_devices()
     size = 1000 if given.small else 4096 * 4096

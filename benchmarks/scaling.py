@@ -63,7 +63,7 @@ def main() -> None:
     from measure import write_results
     from steps import TrainingStep
 
-    from mlstm_jax.training.parallel import Parallel
+    from mlstm_jax.parallel import Parallel
 
     def trainer(count: int) -> Any:
         """Return a function that takes some steps on `count` devices."""

@@ -9,8 +9,8 @@ from mlstm_jax.config import Config
 from mlstm_jax.data.stream import Batch
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.stack import Loops
+from mlstm_jax.parallel import Parallel
 from mlstm_jax.training import schedule
-from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.state import fresh_state
 from mlstm_jax.training.step import make_train_step
 

@@ -28,7 +28,7 @@ from mlstm_jax.model import stack
 from mlstm_jax.model.kernels import PALLAS
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.pallas import missing
-from mlstm_jax.training.parallel import Parallel
+from mlstm_jax.parallel import Parallel
 
 IMPLEMENTATIONS = ["ours", "pallas", "fp8", "autodiff", "torch"]
 

@@ -15,8 +15,8 @@ from mlstm_jax import checkpoint, digest
 from mlstm_jax.checkpoint import CheckpointFailed, Checkpoints, Damaged, OtherRun, kept_steps
 from mlstm_jax.config import Config, Model, Precision
 from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.parallel import Parallel
 from mlstm_jax.record import Meta, read_record
-from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.state import TrainState, fresh_state
 from tests.marks import FAILED_READS
 

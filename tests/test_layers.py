@@ -22,6 +22,7 @@ LAYERS = [
     {"run"},
     {"loaded"},
     {"checkpoint", "record", "weights"},
+    {"parallel"},
     {"distributed", "launcher", "environment", "host"},
     {"corpora"},
     {"data"},
@@ -90,6 +91,21 @@ def test_circles() -> None:
     TopologicalSorter(graph()).prepare()
 
 
+READING = ("classify", "features", "heatmap", "reader", "trace", "writer")
+
+
+def test_reading_needs_no_training() -> None:
+    """What reads texts, with NumPy or JAX, imports nothing of training, not even late."""
+    needed: set[str] = set()
+    waiting = {f"mlstm_jax.transfer.{name}" for name in READING}
+    while waiting:
+        one = waiting.pop()
+        needed.add(one)
+        waiting |= graph().get(one, set()) - needed
+    assert "mlstm_jax.parallel" in needed
+    assert not {one for one in needed if one.startswith("mlstm_jax.training")}
+
+
 def test_imports_inside_functions() -> None:
     """Only what needs an optional package or a long time, and all that a command runs."""
     found = {
@@ -115,8 +131,8 @@ UNSTABLE = {
     ("jax._src", "launcher.py"),
     ("jax.experimental.layout", "model/ops.py"),
     ("jax.experimental.pallas", "model/pallas.py"),
-    ("jax.pmap", "training/parallel.py"),
-    ("jax.shard_map", "training/parallel.py"),
+    ("jax.pmap", "parallel.py"),
+    ("jax.shard_map", "parallel.py"),
     ("jaxlib", "store.py"),
 }
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from mlstm_jax import cli, config, run, terminal, weights
+from mlstm_jax.parallel import Parallel
 from mlstm_jax.terminal import ProgressLine
-from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer import reader
 from mlstm_jax.transfer.classifier import Classifier, Description
 from mlstm_jax.weights import ModelWeights

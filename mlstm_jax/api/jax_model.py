@@ -6,24 +6,25 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from operator import index
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax import environment, fields
+from mlstm_jax import environment, fields, parallel
 from mlstm_jax import run as runs
 from mlstm_jax.api.arguments import as_texts, noted
 from mlstm_jax.config import Devices
 from mlstm_jax.corpora.documents import cleaned_spans
 from mlstm_jax.errors import UserError
 from mlstm_jax.options import Cleaning, ReadingCompute, SplitName
+from mlstm_jax.parallel import Parallel
 from mlstm_jax.terminal import ProgressLine
-from mlstm_jax.training import parallel
-from mlstm_jax.training.evaluation import Evaluator, Score, corpus_of
-from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer.features import state_of
 from mlstm_jax.transfer.reader import TextReader
+
+if TYPE_CHECKING:
+    from mlstm_jax.training.evaluation import Evaluator, Score
 
 # More are hardly faster on a CPU (reader.py), and the states of a window take their memory.
 _SPAN_ROWS = 8
@@ -41,7 +42,7 @@ class JaxModel:
     """The methods of `TrainedModel` that need JAX; it says what they do."""
 
     run: runs.Run
-    _evaluators: dict[object, Evaluator] = field(default_factory=dict)
+    _evaluators: dict[object, "Evaluator"] = field(default_factory=dict)
 
     @cached_property
     def _devices(self) -> Parallel:
@@ -65,7 +66,9 @@ class JaxModel:
 
     def evaluate(
         self, split: SplitName, *, corpus: str | Path | None, show_progress: bool = False
-    ) -> Score:
+    ) -> "Score":
+        from mlstm_jax.training.evaluation import Evaluator, corpus_of
+
         scored, _ = corpus_of(self.run, corpus)
         key = (scored.identity, split)
         if key not in self._evaluators:

@@ -188,3 +188,22 @@ def parameter_shapes(architecture: Architecture) -> Parameters:
     """Only the shapes and types of a model's parameters, as a tree."""
     model = LanguageModel(architecture, NumberTypes())
     return jax.eval_shape(lambda: model.init_parameters(jax.random.key(0)))
+
+
+def reset(carry: Carry, reset_B: Any) -> Carry:
+    """Zero the state of the rows that start a shard or a separate document."""
+
+    def zero(x: Array) -> Array:
+        return jnp.where(jnp.expand_dims(reset_B, range(1, x.ndim)), 0, x).astype(x.dtype)
+
+    return jax.tree.map(zero, carry)
+
+
+def cross_entropy(logits: Array, targets: Any) -> Array:
+    """−log softmax(logits) at the targets: logits [..., V] → float32 [...].
+
+    Optax's reads the targets' logits with a gather, whose gradient is slow on GPUs.
+    """
+    is_target = jax.nn.one_hot(targets.astype(jnp.int32), logits.shape[-1], dtype=jnp.bool_)
+    target_logits = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
+    return jax.nn.logsumexp(logits, axis=-1) - target_logits

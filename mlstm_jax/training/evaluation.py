@@ -19,9 +19,9 @@ from mlstm_jax.data.corpus import Corpus, Split, open_corpus, open_corpus_of
 from mlstm_jax.data.stream import EVALUATION_ROWS, EvaluationStream, prefetch
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.parallel import Parallel
 from mlstm_jax.run import Run
 from mlstm_jax.training.metrics import BITS_PER_NAT
-from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.step import make_evaluation_step
 
 COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {

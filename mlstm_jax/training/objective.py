@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from mlstm_jax.model.architecture import VOCABULARY, ObjectiveName
+from mlstm_jax.model.language_model import cross_entropy
 
 Array = jax.Array
 
@@ -74,16 +75,6 @@ def row_keys(seed: int | Array, use: int, step: Array, row_B: Any) -> Array:
     key = jax.random.key(seed, impl="threefry2x32")
     key = jax.random.fold_in(jax.random.fold_in(key, use), step)
     return jax.vmap(jax.random.fold_in, (None, 0))(key, row_B)
-
-
-def cross_entropy(logits: Array, targets: Any) -> Array:
-    """−log softmax(logits) at the targets: logits [..., V] → float32 [...].
-
-    Optax's reads the targets' logits with a gather, whose gradient is slow on GPUs.
-    """
-    is_target = jax.nn.one_hot(targets.astype(jnp.int32), logits.shape[-1], dtype=jnp.bool_)
-    target_logits = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
-    return jax.nn.logsumexp(logits, axis=-1) - target_logits
 
 
 def weighted(nats_BT: Array, weight_BT: Array) -> Array:

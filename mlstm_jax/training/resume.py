@@ -17,10 +17,10 @@ from mlstm_jax.data.stream import Place
 from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.model.language_model import LanguageModel, Parameters
+from mlstm_jax.parallel import Parallel
 from mlstm_jax.record import FOLDER, SET_ASIDE, Meta
 from mlstm_jax.terminal import tell
 from mlstm_jax.training import metrics
-from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.state import TrainState, fresh_state, state_shapes
 from mlstm_jax.weights import fingerprint, flatten
 

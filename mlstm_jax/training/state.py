@@ -17,9 +17,9 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.model import fp8
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import VOCABULARY, LanguageModel, Parameters, parameter_shapes
+from mlstm_jax.parallel import Parallel
 from mlstm_jax.training import optimizer
 from mlstm_jax.training.metrics import Tally, empty_tally
-from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.schedule import without_rates
 from mlstm_jax.weights import Arrays, expected_shapes, flatten, unflatten
 

@@ -17,11 +17,17 @@ import optax
 from mlstm_jax.config import Config, Data, Train
 from mlstm_jax.data.stream import Batch, EvaluationBatch
 from mlstm_jax.model import fp8
-from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
+from mlstm_jax.model.language_model import (
+    Carry,
+    LanguageModel,
+    Parameters,
+    cross_entropy,
+    reset,
+)
+from mlstm_jax.parallel import AXIS, PROGRAMS, sum_over_devices
 from mlstm_jax.training import optimizer
 from mlstm_jax.training.metrics import Tally, add_to_tally, empty_tally
-from mlstm_jax.training.objective import OBJECTIVES, cross_entropy, label_losses, row_keys, weighted
-from mlstm_jax.training.parallel import AXIS, PROGRAMS, sum_over_devices
+from mlstm_jax.training.objective import OBJECTIVES, label_losses, row_keys, weighted
 from mlstm_jax.training.schedule import Rates, learning_rate, without_rates
 from mlstm_jax.training.state import TrainState, adjust_loss_scale
 
@@ -61,15 +67,6 @@ TrainStep = Callable[..., tuple[TrainState, Carry, StepMetrics]]
 
 def _select(condition: Array, yes: Any, no: Any) -> Any:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
-
-
-def reset(carry: Carry, reset_B: Any) -> Carry:
-    """Zero the state of the rows that start a shard or a separate document."""
-
-    def zero(x: Array) -> Array:
-        return jnp.where(jnp.expand_dims(reset_B, range(1, x.ndim)), 0, x).astype(x.dtype)
-
-    return jax.tree.map(zero, carry)
 
 
 def _noise(square: Array, mean_square: Array, batches: int, rows: int) -> tuple[Array, Array]:

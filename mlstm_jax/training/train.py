@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mlstm_jax import environment, guard, host
+from mlstm_jax import environment, guard, host, parallel
 from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import Config, vary
 from mlstm_jax.config.resolve import Hardware, resolve
@@ -26,11 +26,11 @@ from mlstm_jax.errors import UserError, note
 from mlstm_jax.guard import Watchdog
 from mlstm_jax.model import kernels, pallas
 from mlstm_jax.model.language_model import LanguageModel, Parameters
+from mlstm_jax.parallel import Parallel
 from mlstm_jax.terminal import ProgressLine
-from mlstm_jax.training import metrics, parallel, resume, run_folder, schedule
+from mlstm_jax.training import metrics, resume, run_folder, schedule
 from mlstm_jax.training.evaluation import Evaluator, Score
 from mlstm_jax.training.metrics import MetricsLog
-from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.report import Diverged, Reporter, interruption
 from mlstm_jax.training.rows import Rows, meta_of, open_rows, total_steps
 from mlstm_jax.training.state import TrainState, require_memory

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlstm_jax import host, output, weights
+from mlstm_jax import host, output, parallel, weights
 from mlstm_jax.config import Config, Data, Devices, Optimizer, Train
 from mlstm_jax.corpora.documents import Recipe, clean
 from mlstm_jax.corpora.parts import sorted_here
@@ -36,7 +36,6 @@ from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.options import Cleaning, FinetuneOptions, State
 from mlstm_jax.output import atomic_directory
 from mlstm_jax.run import Run, as_weights, load_run
-from mlstm_jax.training import parallel
 from mlstm_jax.training.train import Session, train
 from mlstm_jax.transfer import classify, words
 from mlstm_jax.transfer.classifier import Classifier, Description, Examples, of_softmax

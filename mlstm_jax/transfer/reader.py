@@ -21,18 +21,15 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax import environment
+from mlstm_jax import environment, parallel
 from mlstm_jax.config import Devices
 from mlstm_jax.model.architecture import StateOutput, Totals
-from mlstm_jax.model.language_model import Carry, LanguageModel
+from mlstm_jax.model.language_model import Carry, LanguageModel, cross_entropy, reset
 from mlstm_jax.model.numpy_model import Summary
 from mlstm_jax.model.stack import Recurrent
+from mlstm_jax.parallel import Parallel
 from mlstm_jax.run import Run
 from mlstm_jax.terminal import told_if_slow
-from mlstm_jax.training import parallel
-from mlstm_jax.training.objective import cross_entropy
-from mlstm_jax.training.parallel import Parallel
-from mlstm_jax.training.step import reset
 
 ROWS = (1, 8, 16, 32, 64, 256)  # of the programs, on each device
 _WINDOWS = (16, 128)

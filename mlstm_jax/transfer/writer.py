@@ -17,9 +17,9 @@ from mlstm_jax.model.architecture import VOCABULARY
 from mlstm_jax.model.language_model import Carry, LanguageModel
 from mlstm_jax.model.numpy_model import Each
 from mlstm_jax.model.numpy_sampling import BLOCK, Drawn, Request, Sampling
+from mlstm_jax.parallel import Parallel
 from mlstm_jax.run import Run
 from mlstm_jax.terminal import told_if_slow
-from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer.reader import TextReader
 
 

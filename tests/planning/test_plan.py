@@ -15,9 +15,8 @@ from mlstm_jax.config import Config, Data, Model, Optimizer, Precision, Train, T
 from mlstm_jax.config.resolve import Hardware, resolve
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
-from mlstm_jax.model.language_model import LanguageModel, parameter_shapes
+from mlstm_jax.model.language_model import LanguageModel, cross_entropy, parameter_shapes
 from mlstm_jax.planning import load_machine
-from mlstm_jax.training.objective import cross_entropy
 from mlstm_jax.training.optimizer import orthogonalise
 from mlstm_jax.training.state import memory_bytes, parameter_count
 

@@ -18,9 +18,9 @@ import numpy as np
 from mlstm_jax import run
 from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import Config, Data, Devices, Model, Optimizer, Train, vary
+from mlstm_jax.parallel import Parallel
 from mlstm_jax.record import FOLDER, steps_in
 from mlstm_jax.training import metrics
-from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.state import state_shapes
 
 Process = subprocess.Popen[bytes]

@@ -19,8 +19,8 @@ from mlstm_jax.commands import training as commands
 from mlstm_jax.config import Config, Model, Optimizer, others_fields, vary
 from mlstm_jax.errors import UserError
 from mlstm_jax.options import OPTIMIZERS
+from mlstm_jax.parallel import Parallel
 from mlstm_jax.training import optimizer, schedule
-from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.resume import rescale_second_moment
 from mlstm_jax.training.state import TrainState
 from mlstm_jax.weights import named

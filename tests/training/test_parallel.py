@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mlstm_jax import parallel
 from mlstm_jax.config import Distributed
 from mlstm_jax.distributed import Cluster
-from mlstm_jax.training import parallel
-from mlstm_jax.training.parallel import Parallel, ReplicasDiffer, fold, require_equal_replicas
+from mlstm_jax.parallel import Parallel, ReplicasDiffer, fold, require_equal_replicas
 
 EARLY = ["decoder", "layer_0/wmh_v", "layer_0/wh_v", "of another model"]
 
@@ -105,7 +105,7 @@ def test_copy_of_the_first_device(random: np.random.Generator) -> None:
 REFUSED = """
 import jax
 import mlstm_jax as mlstm
-from mlstm_jax.training import parallel
+from mlstm_jax import parallel
 
 traced = []
 program = jax.jit(lambda x: traced.append(x) or x + 1)
@@ -134,7 +134,7 @@ RUNS = """
 import mmap, sys
 from pathlib import Path
 import mlstm_jax as mlstm
-from mlstm_jax.training import parallel
+from mlstm_jax import parallel
 
 # Neighbours of one kind would be one mapping.
 kinds = [mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE]

@@ -14,14 +14,15 @@ import optax
 import pytest
 
 from mlstm_jax import config as configs
+from mlstm_jax import parallel
 from mlstm_jax.config import BERT, Config, Data, Model, Optimizer, Precision, Train
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.data.stream import Batch
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import Carry, LanguageModel
-from mlstm_jax.training import parallel, schedule
+from mlstm_jax.parallel import Parallel
+from mlstm_jax.training import schedule
 from mlstm_jax.training.objective import label_losses
-from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.training.rows import open_rows
 from mlstm_jax.training.state import TrainState, adjust_loss_scale, fresh_state
 from mlstm_jax.training.step import StepMetrics, make_train_step

@@ -13,8 +13,8 @@ import pytest
 
 from mlstm_jax import cli, host
 from mlstm_jax.errors import Note, UserError
+from mlstm_jax.parallel import Parallel
 from mlstm_jax.run import Run, load_run, with_compute
-from mlstm_jax.training.parallel import Parallel
 from mlstm_jax.transfer import features
 from mlstm_jax.transfer.features import Featurizer, TextFile, features_key
 from mlstm_jax.transfer.reader import ROWS, cheapest_rows, read_steps

@@ -15,7 +15,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +24,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mlstm_jax import environment
 from mlstm_jax.config import Devices
-from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.model.ops import gpu_capability
+
+if TYPE_CHECKING:
+    from mlstm_jax.distributed import Cluster
 
 Array = jax.Array
 
@@ -252,7 +254,7 @@ def _gather_folds(state: Any) -> Array:
     return jax.lax.all_gather(fold(state), AXIS)
 
 
-def require_equal_replicas(cluster: Cluster, devices: Parallel, step: int, state: Any) -> None:
+def require_equal_replicas(cluster: "Cluster", devices: Parallel, step: int, state: Any) -> None:
     """Raise ReplicasDiffer unless all devices hold the same state; all processes must call it.
 
     The copies start from one state and apply one gradient, so they stay equal bit for bit. A device
@@ -282,7 +284,7 @@ def local_devices(devices: Devices) -> Parallel:
     return Parallel(_selected(devices))
 
 
-def connect_devices(cluster: Cluster, devices: Devices) -> Parallel:
+def connect_devices(cluster: "Cluster", devices: Devices) -> Parallel:
     """The devices of all processes of a run that the config selects."""
     selected = _selected(devices)
     kinds = sorted({device.device_kind for device in selected})
