@@ -1,6 +1,7 @@
 """A text byte by byte: states, log-probabilities, words, and a text that comes in pieces."""
 
 import contextlib
+import itertools
 from itertools import pairwise
 from typing import Any
 
@@ -14,9 +15,7 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.run import Run
 from mlstm_jax.transfer.trace import Reader, Stream
 from tests.tolerance import assert_close, bound
-from tests.transfer.test_kinds import draw, untrained
-
-__all__ = ["untrained"]
+from tests.transfer.test_kinds import draw
 
 pytestmark = pytest.mark.numeric
 
@@ -72,15 +71,21 @@ def test_log_probabilities(model, read) -> None:
         model.bits_per_character([])
 
 
-def test_pieces_of_a_text(model, random) -> None:
+@pytest.mark.parametrize(
+    ("kind", "given"), [(None, TEXT), ("lstm", TEXT), ("transformer", TEXT[:20])]
+)
+def test_pieces_of_a_text(kind, given, run, random) -> None:
     """Byte by byte, and in random pieces, some of which are empty or longer than a window."""
-    text = model.cleaned(TEXT)
-    scores = model.log_probabilities(TEXT)
+    model = mlstm.TrainedModel(draw(kind) if kind else run)
+    # A Transformer's products have other shapes for other pieces.
+    terms = 4 * 64 if kind == "transformer" else 0
+    text = model.cleaned(given)
+    scores = model.log_probabilities(given)
     few = [0, *np.sort(random.integers(0, len(text), 3)), len(text)]
     many = [0, *np.sort(random.integers(0, len(text), 60)), len(text)]
     each = range(len(text) + 1)
-    for state, places in [("mean_h", each), ("mean_h", few), ("c", many), ("h", few)]:
-        states = model.states(TEXT, state)
+    for state, places in [("mean_h", each), ("mean_h", few), (None, many), ("h", few)]:
+        states = model.states(given, state)
         reader = model.reader(state)
         found = []
         assert not reader.state.any()
@@ -88,28 +93,9 @@ def test_pieces_of_a_text(model, random) -> None:
             reader.feed(text[a:b])
             found.append((reader.states, reader.scores))
             if b:
-                np.testing.assert_array_equal(reader.state, states[b - 1])
+                assert_close(reader.state, states[b - 1], terms)
         for whole, pieces in zip((states, scores), zip(*found, strict=True), strict=True):
-            np.testing.assert_array_equal(np.concatenate(pieces), whole)
-
-
-def test_pieces_of_other_kinds(untrained: Run) -> None:
-    model = mlstm.TrainedModel(untrained)
-    text = b"\n my guitar is good "
-    if untrained.config.model.objective != "next-byte":
-        assert model.states("my guitar is good").shape == (len(text), model.hidden)
-        with pytest.raises(UserError, match="reading byte by byte needs a model that predicts"):
-            model.reader()
-        return
-    whole = model.reader().feed(text)
-    reader = model.reader()
-    pieces = []
-    for start in range(0, len(text), 3):
-        reader.feed(text[start : start + 3])
-        pieces.append(reader.states.copy())
-    # A Transformer's products have other shapes for other pieces.
-    terms = 0 if untrained.config.model.longest_window is None else 4 * 64
-    assert_close(np.concatenate(pieces), whole.states, terms)
+            assert_close(np.concatenate(pieces), whole, terms)
 
 
 @pytest.mark.parametrize("kind", [None, "bert", "transformer"])
@@ -148,24 +134,23 @@ def test_texts_that_begin_alike(kind, run, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("is_overtaken", [False, True])
-def test_stopped_and_overtaken_reads(is_overtaken, run, monkeypatch) -> None:
+@pytest.mark.parametrize("window", [0, 1])
+def test_stopped_and_overtaken_reads(window, is_overtaken, run) -> None:
     """Ctrl-C in the middle of a text, or a thread that reads with the same reader meanwhile."""
-    feed = Stream.feed
     typed = clean(TEXT, "radford")
     text = typed[:60]
     other = typed[:32] + b"X" * 30  # both go on from the first 32 bytes
+    windows = itertools.count()
+
+    def check() -> None:
+        if next(windows) == window:
+            if not is_overtaken:
+                raise KeyboardInterrupt
+            reader(other)
+
     reader = Reader(run)
     reader(typed[:40])
-
-    def disturbed(stream: Stream, piece: bytes) -> Stream:
-        monkeypatch.setattr(Stream, "feed", feed)
-        if is_overtaken:
-            reader(other)
-            return feed(stream, piece)
-        feed(stream, piece)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Stream, "feed", disturbed)
+    reader = reader.checked(check)
     with contextlib.suppress(KeyboardInterrupt):
         reader(text if is_overtaken else other)
     np.testing.assert_array_equal(reader(text).values_TH, Reader(run)(text).values_TH)

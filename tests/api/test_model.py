@@ -3,6 +3,8 @@
 import copy
 import pickle
 import re
+import sys
+from functools import partial
 from pathlib import Path
 
 import joblib
@@ -29,12 +31,16 @@ def test_repr_and_parameters(model: mlstm.TrainedModel) -> None:
 
 
 def test_progress(model, monkeypatch, capsys) -> None:
-    monkeypatch.setattr("mlstm_jax.terminal._SECONDS_BETWEEN_PLAIN_LINES", 0.0)
-    texts = ["a text of any length "] * 500  # 23 bytes after cleaning
-    model.encode(texts, show_progress=True)
-    assert "encode  11.5/11.5 kB" in capsys.readouterr().err
-    model.bits_per_character(texts, show_progress=True)
-    assert "score  11.5/11.5 kB" in capsys.readouterr().err
+    """It ends at its total: bytes that are left out are done, too."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    texts = ["I loved it, and so did my family. " * 100, "Good."]
+    label = partial(mlstm.load("sentiment").classify, at_most=40)
+    calls = {"encode": model.encode, "score": model.bits_per_character, "classify": label}
+    for name, read in calls.items():
+        read(texts, show_progress=True)
+        said = capsys.readouterr().err
+        assert name in said
+        assert re.findall(r"([\d.]+)/([\d.]+) kB", said)[-1] == ("3.4", "3.4")
 
 
 def test_heat_map_in_a_notebook(model: mlstm.TrainedModel, tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 import gzip
 import json
 import os
-import re
-import sys
 import warnings
 from itertools import islice
 from pathlib import Path
@@ -165,13 +163,3 @@ def test_ends_of_a_long_text(tmp_path, capsys) -> None:
     assert f"{answer['positive']:.4f}" in capsys.readouterr().out
     with pytest.raises(UserError, match="at_most is 0"):
         model.classify([text], at_most=0)
-
-
-def test_progress_of_long_texts(monkeypatch, capsys) -> None:
-    """It ends at its total: bytes that are left out are done, too."""
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    text = "I loved it, and so did my family. "
-    mlstm.load(shipped.MODEL).classify([text * 100, "Good."], at_most=40, show_progress=True)
-    shown = re.findall(r"([\d.]+)/([\d.]+) kB", capsys.readouterr().err)
-    done, total = shown[-1]
-    assert done == total

@@ -1,5 +1,6 @@
 """Features, heat maps and text of every kind of model; here untrained."""
 
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+import mlstm_jax as mlstm
 from mlstm_jax import weights
 from mlstm_jax.config import Config
 from mlstm_jax.corpora.documents import prompt_bytes
@@ -18,7 +20,7 @@ from mlstm_jax.options import HeatmapOptions, SamplingOptions
 from mlstm_jax.run import Run, as_weights, load_run
 from mlstm_jax.transfer.classifier import Classifier, Description
 from mlstm_jax.transfer.features import Featurizer
-from mlstm_jax.transfer.heatmap import as_html, heat, score_heat
+from mlstm_jax.transfer.heatmap import as_html, heat
 from mlstm_jax.transfer.trace import Reader, generate
 from mlstm_jax.view.viewer import Viewer
 from tests.tables import attributes, draw_arrays
@@ -75,14 +77,22 @@ def test_features_and_heat_maps(untrained: Run) -> None:
     assert shown.scale == pytest.approx(np.abs(shown.values).max())
 
 
-def test_score_of_a_bidirectional_model() -> None:
+def test_model_without_next_bytes() -> None:
     run = draw("bert")
-    about = Description("mean_h", False, "any", None)
-    weights_KD = np.linspace(0, 1, 12)[None]
-    classifier = Classifier(weights_KD, np.zeros(1), ["no", "yes"], 1.0, about=about)
-    with pytest.raises(UserError, match="a score after each character needs a model that"):
-        score_heat(Reader(run), TEXTS[0], classifier)
+    model = mlstm.TrainedModel(run)
+    assert model.states("a café").shape == (len(b"\n a caf.. "), 12)
+    about = Description("mean_h", False, run.fingerprint, None)
+    classifier = Classifier(np.ones((1, 12)), np.zeros(1), ["no", "yes"], 1.0, about=about)
     assert Viewer(run, classifier).model({})["scores"] == []
+    for read, task in (
+        (model.reader, "reading byte by byte"),
+        (partial(model.log_probabilities, "a"), "reading byte by byte"),
+        (partial(model.bits_per_character, ["a"]), "scoring a text"),
+        (partial(model.heatmap, "a", score=classifier), "a score after each character"),
+        (partial(model.generate, "a"), "generating text"),
+    ):
+        with pytest.raises(UserError, match=f"{task} needs a model that predicts the next byte"):
+            read()
 
 
 def test_missing_state(untrained: Run) -> None:
@@ -93,13 +103,11 @@ def test_missing_state(untrained: Run) -> None:
         Featurizer(untrained, states=(wrong,))
 
 
-def test_sample(untrained: Run) -> None:
+@pytest.mark.parametrize("kind", ["lstm", "mlstm", "transformer"])
+def test_sample(kind: str) -> None:
     """At temperature 0 each byte is the likeliest after the text so far."""
+    untrained = draw(kind)
     reader = Reader(untrained)
-    if untrained.config.model.bidirectional:
-        with pytest.raises(UserError, match="generating text needs a model that predicts the next"):
-            next(generate(reader, "the", SamplingOptions(bytes=5)))
-        return
     (drawn,) = whole(generate(reader, "the", SamplingOptions(bytes=5, temperature=0)))
     for n in range(5):
         assert reader(b"\n the" + drawn[:n]).next_V.argmax() == drawn[n]
