@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -36,7 +37,7 @@ from mlstm_jax.weights import flatten
 from tests.tables import column
 from tests.tolerance import assert_close
 from tests.training.runs import COMMAND, lines_of, wait_for_step
-from tests.transfer.pieces import COLUMNS, answers_of, write_reviews
+from tests.transfer.pieces import COLUMNS, write_reviews
 from tests.transfer.test_kinds import draw
 
 pytestmark = pytest.mark.numeric
@@ -89,11 +90,18 @@ def test_corpus_of_labelled_texts(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["c"]
 
 
-def test_a_refused_call_leaves_no_folder(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (FinetuneOptions(batch=500, window=4), "batch is 500, but it must be at most"),
+        (FinetuneOptions(window=100_000), "window is 100000, but it must be at most"),
+    ],
+)
+def test_a_refused_call_leaves_no_folder(options, message, run, tmp_path) -> None:
     some = Labelled(["good", "bad", "fine", "poor"], ["x", "y", "x", "y"])
     sets = with_held_out({"train": some, "valid": some, "test": some}, "radford", "test")
-    with pytest.raises(UserError, match="batch is 500, but it must be at most"):
-        finetune.finetune(run, sets, tmp_path / "out", FinetuneOptions(batch=500, window=4))
+    with pytest.raises(UserError, match=message):
+        finetune.finetune(run, sets, tmp_path / "out", options)
     assert not os.listdir(tmp_path)
 
 
@@ -133,73 +141,90 @@ def test_calibration(random) -> None:
     np.testing.assert_array_equal(finetune.calibrated(unsure, valid).weights_KD, weights_KD / 4)
 
 
-def test_finetune_from_the_outside(tmp_path, random, capsys, monkeypatch, refused) -> None:
-    """A model so small, and so few texts, that word counts do better."""
-    weights.save(tmp_path / "a.safetensors", as_weights(draw("mlstm", layers=1)))
-    run = load_run(tmp_path / "a.safetensors")
-    monkeypatch.setattr(terminal, "_SECONDS_BETWEEN_PLAIN_LINES", 0.0)
-    train = write_reviews(tmp_path / "60.csv", random, 60)
-    valid = write_reviews(tmp_path / "30.csv", random, 30)
-    out = tmp_path / "out"
-    command = ["finetune", str(run.folder), "--train", str(train), "--valid", str(valid), *COLUMNS]
+def write_model(folder: Path, factor: float = 1) -> Path:
+    """A model so small that word counts tell classes better."""
+    base = as_weights(draw("mlstm", layers=1))
+    path = folder / f"{factor}.safetensors"
+    params = jax.tree.map(partial(np.multiply, factor), base.params)
+    weights.save(path, base._replace(params=params))
+    return path
+
+
+def command(folder: Path, model: Path) -> list[str]:
+    files = f"--train {folder}/60.csv --valid {folder}/30.csv --out {folder}/out"
     how = "--epochs 2 --batch 4 --window 32 --label-weight 300 --learning-rate 2e-3 --words"
-    command += ["--out", str(out), *how.split()]
-    cli.main(command)
-    told, said = capsys.readouterr()
+    return ["finetune", str(model), *COLUMNS, *files.split(), *how.split()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the command was called; what it wrote is in `said`."""
+    folder = tmp_path_factory.mktemp("finetuned")
+    random = np.random.default_rng(0)
+    write_reviews(folder / "60.csv", random, 60)
+    write_reviews(folder / "30.csv", random, 30)
+    with pytest.MonkeyPatch.context() as patch, (folder / "said").open("w") as said:
+        patch.setattr(terminal, "_SECONDS_BETWEEN_PLAIN_LINES", 0.0)
+        with redirect_stdout(said), redirect_stderr(said):
+            cli.main(command(folder, write_model(folder)))
+    return folder
+
+
+def read_report(folder: Path) -> Any:
+    return json.loads((folder / "out/report.json").read_text())
+
+
+def test_best_epoch(folder) -> None:
+    """It has the smallest loss of the labels; word counts do better."""
+    said = (folder / "said").read_text()
     assert re.search(r"train +\d+/\d+ .*bpc \d\.\d{3}  label loss \d\.\d{3}", said)
     assert re.search(r"validation bpc \d\.\d+  label loss \d\.\d{3}  accuracy \d\.\d{3}", said)
-    assert "accuracy train 1.000, valid 1.000; Classifier of 12 features and " in told
-    result = json.loads((out / "report.json").read_text())
-    assert (result["classes"], result["word_weight"]) == (["fair", "fine", "poor"], 1)
-    assert result["without_words"]["valid"] < result["accuracy"]["valid"] == 1
-    tuned = load_run(out / "run")
-    assert tuned.config.train.start_from == str(run.folder)
-    assert tuned.config.train.label_weight == 300
-    scores = lines_of(out / "run")["eval"]
+    assert "accuracy train 1.000, valid 1.000; Classifier of 12 features and " in said
+    report = read_report(folder)
+    tuned = load_run(folder / "out/run")
+    scores = lines_of(tuned.folder)["eval"]
     assert len(scores) == 3  # of two epochs, and the last step
     best = min(scores, key=itemgetter("label_loss"))
-    assert (best["step"], best["accuracy"]) == (tuned.step, result["without_words"]["valid"])
-    assert tuned.step == result["step"]
-    cli.main(["classify", str(out / "run"), str(out / "classifier"), str(valid)])
-    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
-    assert column(rows, "label") == column(answers_of(valid), "verdict")
-    texts = read_labelled(train, "review", "verdict")
-    others = read_labelled(valid, "review", "verdict")
-    counts = words.fit(texts, others, result["classes"]).words.probabilities(others.texts)
-    for name, shares_N in zip(result["classes"], counts.T, strict=True):
+    assert best["step"] == tuned.step == report["step"]
+    assert best["accuracy"] == report["without_words"]["valid"] < report["accuracy"]["valid"] == 1
+    assert (report["classes"], report["word_weight"]) == (["fair", "fine", "poor"], 1)
+    assert tuned.config.train.start_from == str(folder / "1.safetensors")
+    assert tuned.config.train.label_weight == 300
+
+
+def test_answers_of_words(folder, printed) -> None:
+    train = read_labelled(folder / "60.csv", "review", "verdict")
+    valid = read_labelled(folder / "30.csv", "review", "verdict")
+    answers = printed("classify", folder / "out/run", folder / "out/classifier", folder / "30.csv")
+    rows = list(csv.DictReader(answers.splitlines()))
+    assert column(rows, "label") == valid.labels
+    counts = words.fit(train, valid, valid.classes).words.probabilities(valid.texts)
+    for name, shares_N in zip(valid.classes, counts.T, strict=True):
         found = np.array(column(rows, f"p({name})"), float)
         np.testing.assert_allclose(found, shares_N, rtol=0, atol=1e-4)  # of four decimals
-    # The same command again finds it finished; with another model it is refused.
-    before = (out / "run/metrics.jsonl").read_text()
-    cli.main(command)
+
+
+def test_same_command_again(folder, capsys, refused) -> None:
+    """It finds the run finished; with another model it is refused."""
+    metrics = folder / "out/run/metrics.jsonl"
+    before = (metrics.read_text(), read_report(folder))
+    cli.main(command(folder, folder / "1.safetensors"))
     assert "steps. To train for more, raise" in capsys.readouterr().err
-    other = jax.tree.map(partial(np.multiply, 2), as_weights(run).params)
-    weights.save(tmp_path / "b.safetensors", as_weights(run)._replace(params=other))
-    error = refused("finetune", tmp_path / "b.safetensors", *command[2:])
+    error = refused(*command(folder, write_model(folder, 2)))
     assert "began with other parameters (" in error
-    assert (out / "run/metrics.jsonl").read_text() == before
-    assert json.loads((out / "report.json").read_text()) == result
+    assert (metrics.read_text(), read_report(folder)) == before
 
 
 def test_sigterm(tmp_path, random, launcher) -> None:
     """It stops with a checkpoint, and with no success: there is no classifier."""
-    weights.save(tmp_path / "a.safetensors", as_weights(draw("mlstm", layers=1)))
     train = write_reviews(tmp_path / "60.csv", random, 60)
-    words = ["finetune", tmp_path / "a.safetensors", "--train", train, *COLUMNS]
+    words = ["finetune", write_model(tmp_path), "--train", train, *COLUMNS]
     words += ["--out", tmp_path / "out", "--epochs", 10_000, "--batch", 4, "--window", 32]
     process = launcher.call(COMMAND, *words)
     wait_for_step(process, tmp_path / "out/run", 1)
     process.send_signal(signal.SIGTERM)
     (text,) = launcher.ended(128 + signal.SIGTERM)
     assert "with a checkpoint; the same command resumes from there" in text
-
-
-def test_window_longer_than_all_texts(tmp_path, random, refused) -> None:
-    weights.save(tmp_path / "a.safetensors", as_weights(draw("mlstm", layers=1)))
-    train = write_reviews(tmp_path / "60.csv", random, 60)
-    words = ["finetune", tmp_path / "a.safetensors", "--train", train, *COLUMNS]
-    error = refused(*words, "--out", tmp_path / "out", "--window", 100_000)
-    assert "--window is 100000, but it must be at most" in error
 
 
 def test_batches_of_few_texts() -> None:

@@ -26,6 +26,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import uvicorn
 
 import mlstm_jax
 from mlstm_jax.commands import texts as command
@@ -41,6 +42,23 @@ from mlstm_jax.view.viewer import Viewer
 from mlstm_jax.weights import fingerprint
 from tests.tables import attributes, column
 from tests.tolerance import bound
+
+
+@pytest.fixture(scope="module", autouse=True)
+def servers() -> Iterator[None]:
+    """They end with these tests: at its exit Python would wait for their threads."""
+    started = []
+
+    class Server(uvicorn.Server):
+        def __init__(self, config: uvicorn.Config) -> None:
+            super().__init__(config)
+            started.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uvicorn, "Server", Server)
+        yield
+    for one in started:
+        one.should_exit = True
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +78,7 @@ def page(run: Run, classifier: Path) -> str:
 
 
 def address_of(view: Callable[[], None]) -> str:
-    """Serve a page in a thread that ends with this process; the address that it prints."""
+    """Serve a page in a thread; the address that it prints."""
     said: SimpleQueue[str] = SimpleQueue()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server, "show", said.put)
@@ -96,7 +114,7 @@ def test_method_in_a_notebook(run: Run) -> None:
 
 @contextmanager
 def serving(run: Run, host: str = "127.0.0.1") -> Iterator[server.Address]:
-    """Serve a page by a thread, which ends with this process; its address."""
+    """Serve a page by a thread; its address."""
     address = server.bind(host, 0)
     threading.Thread(target=server.serve, args=(Viewer(run, None), address), daemon=True).start()
     yield address
