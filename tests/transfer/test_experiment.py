@@ -2,10 +2,9 @@
 
 import dataclasses
 import json
-import os
 import re
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
 from unittest.mock import ANY
 
 import numpy as np
@@ -13,7 +12,6 @@ import pytest
 
 from mlstm_jax import cli
 from mlstm_jax.run import Run, with_compute
-from mlstm_jax.transfer import transfer
 from mlstm_jax.transfer.classifier import load_classifier
 from mlstm_jax.transfer.features import Featurizer, features_key
 from tests.corpora.written import contents, jsonl
@@ -21,23 +19,27 @@ from tests.tables import column
 from tests.transfer.pieces import COLUMNS, answers_of, write_reviews
 
 
-def test_transfer_and_classify(run, tmp_path, random, capsys, refused) -> None:
-    train = write_reviews(tmp_path / "70.csv", random, 70)
-    test = write_reviews(tmp_path / "100.csv", random, 100)
-    out = tmp_path / "out"
-    with train.open("a") as file:  # Nothing is learned from what `classify` gives no label.
-        file.write("fine, \nfair,&nbsp;\n")
-    paths = ["--train", str(train), "--valid", str(test), "--test", str(test), "--out", str(out)]
-    command = ["transfer", str(run.folder), *paths, *COLUMNS, "--state", "c"]
-    cli.main(command)
-    said, noted = capsys.readouterr()
-    assert re.findall(r"note: .*70\.csv: 1 of 7. records have no text", noted) == 2 * [ANY]
-    result = json.loads((out / "report.json").read_text())
+@pytest.fixture(scope="module")
+def folder(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `transfer` was called; what it wrote is in `said`."""
+    folder = tmp_path_factory.mktemp("experiment")
+    random = np.random.default_rng(0)
+    write_reviews(folder / "100.csv", random, 100)
+    with write_reviews(folder / "70.csv", random, 70).open("a") as file:
+        file.write("fine, \nfair,&nbsp;\n")  # of these nothing is learned
+    files = "--train {0}/70.csv --valid {0}/100.csv --test {0}/100.csv --out {0}/out"
+    words = ["transfer", str(run.folder), *files.format(folder).split(), *COLUMNS, "--state", "c"]
+    with (folder / "said").open("w") as said, redirect_stdout(said), redirect_stderr(said):
+        cli.main(words)
+    return folder
+
+
+def test_report(folder) -> None:
+    result = json.loads((folder / "out/report.json").read_text())
     assert (result["classes"], result["state"]) == (["fair", "fine", "poor"], "c")
     assert result["test"] > 0.8 > result["majority"]
     assert result["baseline"]["test"] > 0.9
-    true = answers_of(test)
-    verdicts = column(true, "verdict")
+    verdicts = column(answers_of(folder / "100.csv"), "verdict")
     counts = [*map(verdicts.count, result["classes"])]
     assert np.sum(result["confusion"], axis=1).tolist() == counts
     assert np.trace(result["confusion"]) == pytest.approx(100 * result["test"])
@@ -45,49 +47,62 @@ def test_transfer_and_classify(run, tmp_path, random, capsys, refused) -> None:
     assert result["learning_curve"][-1]["mean"] == pytest.approx(result["test"])
     assert list(result["top_units"]) == ["1", "2", "5", "10", "50"]
     assert 1 > result["best_unit_test"] >= result["majority"] - 0.05
+    said = (folder / "said").read_text()
+    assert re.findall(r"note: .*70\.csv: 1 of 7. records have no text", said) == 2 * [ANY]
+    assert re.search(r"; 70 of the 72 records of \S*70.csv; 100 of the 100 records of", said)
     assert f"**{100 * result['test']:.1f}**" in said
-    # The report says what word counts would give, which only `words` keeps.
-    assert "all features and TF-IDF (`--words`)" in said
     right, low, high = re.search(r"(\S+)% of the 100 .*: (\S+) to (\S+)%\)", said).groups()
     assert float(right) == pytest.approx(100 * result["test"])
     assert float(low) < float(right) <= float(high)
-    assert re.search(r"; 70 of the 72 records of \S*70.csv; 100 of the 100 records of", said)
-    assert load_classifier(out).words is None
+    # The report says what word counts would give, which only `words` keeps.
+    assert "all features and TF-IDF (`--words`)" in said
+    assert load_classifier(folder / "out").words is None
     for picture in ("best_unit.png", "learning_curve.png"):
-        assert (out / picture).read_bytes().startswith(b"\x89PNG")
-        assert picture in (out / "report.md").read_text()
+        assert (folder / "out" / picture).read_bytes().startswith(b"\x89PNG")
+        assert picture in (folder / "out/report.md").read_text()
 
+
+def test_labels_of_the_test_texts(folder, run, tmp_path) -> None:
+    test = folder / "100.csv"
     labelled = tmp_path / "labelled.csv"
-    cli.main(["classify", str(run.folder), str(out), str(test), "--out", str(labelled)])
+    cli.main(["classify", str(run.folder), str(folder / "out"), str(test), "--out", str(labelled)])
     found = answers_of(labelled)
-    right = np.array(column(found, "label")) == verdicts
-    assert right.mean() == pytest.approx(result["test"])
+    true = answers_of(test)
+    result = json.loads((folder / "out/report.json").read_text())
+    is_right_N = np.array(column(found, "label")) == column(true, "verdict")
+    assert is_right_N.mean() == pytest.approx(result["test"])
     assert column(found, "text") == column(true, "review")
     assert column(found, "record") == [*map(str, range(1, 101))]
     assert list(found[0]) == ["record", "text", "label", "p(fair)", "p(fine)", "p(poor)"]
 
-    # What has no text has no label, and any text makes a line that CSV readers take.
-    records = [{"text": "my guitar is bad"}, {}, {"text": "  "}, {"text": "a\rb"}]
-    odd = jsonl(tmp_path / "odd.jsonl", [*records, {"text": '"a",\nb'}])
-    odd_command = ["classify", str(run.folder), str(out), odd, "--text-column", "text"]
-    capsys.readouterr()
-    cli.main([*odd_command, "--out", str(labelled), "--overwrite"])
+
+def test_odd_texts(folder, run, tmp_path, capsys, refused) -> None:
+    """What has no text has no label, and any text makes a line that CSV readers take."""
+    texts = ["my guitar is bad", None, "  ", "a\rb", '"a",\nb']
+    odd = jsonl(tmp_path / "odd.jsonl", [{"text": text} for text in texts])
+    labelled = tmp_path / "labelled.csv"
+    words = ["classify", str(run.folder), str(folder / "out")]
+    how = ["--text-column", "text", "--out", str(labelled)]
+    cli.main([*words, odd, *how])
     blank = "2 of 5 texts, the first number 2, are blank, and without a label"
     assert blank in capsys.readouterr().err
     assert b"\r\n" not in labelled.read_bytes()
     found = answers_of(labelled)
-    assert column(found, "text") == ["my guitar is bad", "", "  ", "a\rb", '"a",\nb']
+    assert column(found, "text") == [text or "" for text in texts]
     for name in ("label", "p(fair)"):
         assert [*map(bool, column(found, name))] == [True, False, False, True, True]
-    again = ["classify", run.folder, out, labelled, "--text-column", "text", "--out", labelled]
-    assert "is the input, which would be lost" in refused(*again)
+    assert "is the input, which would be lost" in refused(*words, labelled, *how)
+
+
+def test_order_of_words(folder, refused) -> None:
+    out = folder / "out"
+    test = folder / "100.csv"
     for words in ((out, test), ("sentiment", test, out), ("sentiment", out), ("sentiment",)):
         assert "write `mlstm-jax classify sentiment DIR INPUT`, in" in refused("classify", *words)
-    assert "exists; choose another folder" in refused(*command)
 
 
-def test_several_states(run, tmp_path, random, monkeypatch, capsys, refused) -> None:
-    """All layers, of texts without words; stopped between two states."""
+def test_several_states(run, tmp_path, random, capsys, refused) -> None:
+    """All layers, of texts without words; killed before the last report, the same command goes on."""
     letters = np.array(list("acdefghiklmnpqrstvwy"))
     for name, count in (("train", 10), ("test", 6), ("others", 10)):
         lines = ["text,label"]
@@ -95,43 +110,34 @@ def test_several_states(run, tmp_path, random, monkeypatch, capsys, refused) -> 
             text = " ".join([*random.choice(letters, 30), *"ab"[number % 2] * 8])
             lines.append(f"{text},{number % 2}")
         (tmp_path / f"{name}.csv").write_text("\n".join(lines))
-    train = str(tmp_path / "train.csv")
-    test = str(tmp_path / "test.csv")
     out = tmp_path / "out"
-    command = ["transfer", str(run.folder), "--out", str(out), "--all-layers"]
-    command += ["--valid", test, "--test", test]
-    several = [*command, "--state", "mean_h", "c", "c+mean_h"]
-    plain = transfer.write_report
-
-    def stop(folder: Path, *more: Any) -> None:
-        if folder.name == "c":
-            raise ZeroDivisionError
-        plain(folder, *more)
-
-    monkeypatch.setattr(transfer, "write_report", stop)
-    with pytest.raises(ZeroDivisionError):
-        cli.main([*several, "--train", train])
-    assert set(os.listdir(out)) == {"features", "mean_h", "c"}
-    assert not (out / "c/report.md").exists()
+    files = "--out {0}/out --valid {0}/test.csv --test {0}/test.csv --train {0}/train.csv"
+    command = ["transfer", str(run.folder), *files.format(tmp_path).split(), "--all-layers"]
+    several = [*command, "--state", "mean_h", "c+mean_h"]
+    cli.main(several)
+    whole = contents(out)
+    assert f"{out} exists; choose another folder" in refused(*several)
+    (out / "c+mean_h/report.md").unlink()
+    (out / "c+mean_h/report.json").unlink()
     before = contents(out)
-    monkeypatch.setattr(transfer, "write_report", plain)
     # Of other texts, or of other states: nothing is touched.
     for wrong in (
         [*several, "--train", str(tmp_path / "others.csv")],
-        [*several[:-1], "--train", train],
-        [*command, "--state", "c+mean_h", "--train", train],
+        several[:-1],
+        [*command, "--state", "c+mean_h"],
     ):
         assert "repeat the command that created it" in refused(*wrong)
     assert contents(out) == before
 
-    cli.main([*several, "--train", train])
+    cli.main(several)
     said, noted = capsys.readouterr()
     assert f"reusing the features of the same texts in {out / 'features'}" in noted
-    assert said.count("| TF-IDF, sequences of characters |") == 3  # there are no words
+    assert said.count("| TF-IDF, sequences of characters |") == 2  # there are no words
     # Fitted again, they say the same.
-    for name, content in before.items():
-        assert name.endswith(".png") or (out / name).read_bytes() == content
-    assert f"{out} exists; choose another folder" in refused(*several, "--train", train)
+    again = contents(out)
+    assert whole.keys() == again.keys()
+    for name, content in whole.items():
+        assert name.endswith(".png") or again[name] == content
 
     with np.load(out / "features/train.npz") as file:
         kept = dict(file)
@@ -139,7 +145,6 @@ def test_several_states(run, tmp_path, random, monkeypatch, capsys, refused) -> 
     assert set(kept["state"][:128]) == {"mean_h"}
     for state, words, width in (
         ("mean_h", "mean of h over the text", 128),
-        ("c", "cell state c", 128),
         ("c+mean_h", "cell state c after the last byte, and mean of h", 256),
     ):
         found = json.loads((out / state / "report.json").read_text())
@@ -162,6 +167,7 @@ def test_keys_of_features(run: Run) -> None:
     readers = [
         Featurizer(run),
         Featurizer(run, states=["h"]),
+        Featurizer(run, states=["c", "mean_h"]),
         Featurizer(run, all_layers=True),
         Featurizer(dataclasses.replace(run, cleaning="none")),
         Featurizer(with_compute(run, "bf16")),
