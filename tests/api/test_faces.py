@@ -151,14 +151,6 @@ def test_same_refusals(line, name, arguments, field, model, files, tmp_path, mon
     assert not list(tmp_path.iterdir())
 
 
-def test_heat_map_in_another_format(model, tmp_path, monkeypatch, refused) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = ["--text", "a", "--unit", "1", "--out", "x.gif"]
-    assert "x.gif" in refused("heatmap", model.path, *words)
-    with pytest.raises(UserError, match=r"x\.gif"):
-        model.heatmap("a", 1).save("x.gif")
-
-
 # What a command line does not say, and options of another name.
 ONLY_PYTHON = {
     *("self", "fields", "callbacks", "show_progress", "owns_process", "batch_size", "changes"),

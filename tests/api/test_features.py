@@ -113,7 +113,7 @@ def test_fine_tuned_classifier(model, tmp_path, classes) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::mlstm_jax.errors.Note")
-def test_refused_labels(model: mlstm.TrainedModel) -> None:
+def test_refused_labels() -> None:
     for labels, message in (
         (["1", "1.0"], "become the same name as text"),
         ([0.5, 0.7], "continuous"),
@@ -121,8 +121,3 @@ def test_refused_labels(model: mlstm.TrainedModel) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             mlstm.FineTuned("no model").fit(["a"] * len(labels), labels)
-    made = mlstm.FineTuned(model, options=mlstm.FinetuneOptions(batch=10_000))
-    with pytest.raises(ValueError, match=r"batch is 10000, .* at most 3, the windows .*; lower"):
-        made.fit(TEXTS, LABELS)
-    with pytest.raises(NotFittedError):
-        made.predict(TEXTS)

@@ -15,6 +15,8 @@ from sklearn.pipeline import make_pipeline
 
 import mlstm_jax as mlstm
 from mlstm_jax.training.evaluation import Score, report_of
+from mlstm_jax.transfer.classifier import load_classifier
+from tests.tables import praise_and_blame
 from tests.transfer.pieces import shares_of
 
 TEXTS = ["my guitar is good 1.", "", "that strap sounds bad 12.", "the café works great 3." * 20]
@@ -56,6 +58,8 @@ def test_heat_map_in_a_notebook(model: mlstm.TrainedModel, tmp_path: Path) -> No
     made.save(tmp_path / "heat.html")
     with pytest.raises(ValueError, match=r"heat\.html exists; .* replace it with `overwrite=True`"):
         made.save(tmp_path / "heat.html")
+    with pytest.raises(ValueError, match=r"path is .*heat\.gif', but it must be an \.html file"):
+        made.save(tmp_path / "heat.gif")
     page = (tmp_path / "heat.html").read_text(encoding="utf-8")
     assert page.startswith("<!DOCTYPE html>")
     assert part in page
@@ -125,22 +129,20 @@ def test_report(model: mlstm.TrainedModel) -> None:
         assert (f"The run is in {run.folder}" in text) == is_run
 
 
-def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) -> None:
-    def examples(first: int, count: int) -> tuple[list[str], list[int]]:
-        texts = []
-        for number in range(first, first + count, 2):
-            texts += [f"my guitar is good {number}.", f"my guitar is bad {number + 1}."]
-        return texts, [1, 0] * (count // 2)
+def examples(first: int, count: int) -> tuple[list[str], list[int]]:
+    return praise_and_blame(first, first + count), [1, 0] * count
 
-    train = examples(0, 10)
-    test = examples(100, 30)
-    options = mlstm.TransferOptions(state="mean_h")
-    kept = model.transfer(train, test, test, options=options, out=tmp_path / "out")
+
+MEAN_H = mlstm.TransferOptions(state="mean_h")
+
+
+def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) -> None:
+    train = examples(100, 5)
+    test = examples(200, 15)
+    kept = model.transfer(train, test, test, options=MEAN_H, out=tmp_path / "out")
     assert kept.result.test > 0.9
-    with pytest.raises(ValueError, match=r"exists; .* replace .* with `overwrite=True`"):
-        model.transfer(train, test, out=tmp_path / "out")
     # In memory as in a file, 1.0 is 1, and a space is no part of a label.
-    made = model.transfer((train[0], [" 1 ", 0.0] * 5), test, test, options=options)
+    made = model.transfer((train[0], [" 1 ", 0.0] * 5), test, test, options=MEAN_H)
     assert made.folder is None
     assert made.result == kept.result
     # What a notebook shows: the accuracy, its interval and the classes, no arrays.
@@ -151,7 +153,7 @@ def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) 
     assert "2 classes: 0, 1" in repr(made.classifier)
     assert "array(" not in repr([made, made.classifier, model.run])
     # Without test texts a fifth of train is held out.
-    held_out = model.transfer(train, options=options).result
+    held_out = model.transfer(train, options=MEAN_H).result
     assert held_out.texts == {"train": 8, "valid": 0, "test": 2}
     shares = made.classifier.probabilities(model.encode(test[0], "mean_h"))
     for given in (made, tmp_path / "out"):
@@ -160,11 +162,22 @@ def test_transfer_of_texts_in_memory(model: mlstm.TrainedModel, tmp_path: Path) 
         np.testing.assert_array_equal(shares_of(found), shares)
         scored = model.heatmap("my guitar is good", score=given, label="1")
         assert scored.name == "log-odds of 1"
+
+
+def test_folder_of_transfer(model: mlstm.TrainedModel, tmp_path: Path) -> None:
+    """What it wrote there is replaced if this is asked for, and nothing of others."""
+    train = examples(100, 5)
+    test = examples(200, 15)
+    how = {"options": MEAN_H, "out": tmp_path / "out"}
+    model.transfer(train, test, test, **how)
+    with pytest.raises(ValueError, match=r"exists; .* replace .* with `overwrite=True`"):
+        model.transfer(train, test, test, **how)
     (tmp_path / "out/old.png").touch()
     (tmp_path / "out/plots").symlink_to(tmp_path)
-    replaced = {"options": options, "out": tmp_path / "out", "overwrite": True}
-    other = model.transfer(test, train, train, **replaced)
-    assert other.result == model.transfer(test, train, train, options=options).result
+    made = model.transfer(test, train, train, overwrite=True, **how)
+    assert made.result.texts == {"train": 30, "valid": 10, "test": 10}
+    found = load_classifier(tmp_path / "out")
+    np.testing.assert_array_equal(found.weights_KD, made.classifier.weights_KD)
     assert not {"old.png", "plots"} & {path.name for path in (tmp_path / "out").iterdir()}
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/letter.txt").touch()

@@ -94,16 +94,12 @@ def test_wrong_fields(tmp_path, made, change, message) -> None:
         load_classifier(tmp_path)
 
 
-def test_damaged_and_missing_files(tmp_path) -> None:
+def test_missing_files(tmp_path) -> None:
     def load(message: str, folder: str = "") -> None:
         with pytest.raises(UserError, match=message):
             load_classifier(tmp_path / folder)
 
     PLAIN.save(tmp_path)
-    (tmp_path / "classifier.safetensors").write_bytes(b"no")
-    load("cannot be read")
-    (about := tmp_path / "classifier.json").write_text(about.read_text().replace("bad", "Bad"))
-    load(r"classifier\.json: .* does not match its crc32")
     load("has no classifier.json; create one", "none")
     (tmp_path / "tuned/classifier").mkdir(parents=True)
     PLAIN.save(tmp_path / "tuned/classifier")

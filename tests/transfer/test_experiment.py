@@ -102,7 +102,7 @@ def test_order_of_words(folder, refused) -> None:
 
 
 def test_several_states(run, tmp_path, random, capsys, refused) -> None:
-    """All layers, of texts without words; killed before the last report, the same command goes on."""
+    """All layers, of texts without words; the same command goes on where it was killed."""
     letters = np.array(list("acdefghiklmnpqrstvwy"))
     for name, count in (("train", 10), ("test", 6), ("others", 10)):
         lines = ["text,label"]

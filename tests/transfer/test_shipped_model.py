@@ -127,15 +127,6 @@ def test_commands(tmp_path, monkeypatch, printed) -> None:
     assert printed("configs", NAME) == (shipped.model(Path(NAME)) / "card.md").read_text()
 
 
-def test_folder_of_the_same_name(run, tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path(NAME).symlink_to(run.folder)
-    found = mlstm.load(NAME)
-    assert found.hidden == 64
-    with pytest.raises(ValueError, match="comes with no classifier"):
-        found.classify(["a"])
-
-
 # --- the model of three classes
 
 TEXTS = {

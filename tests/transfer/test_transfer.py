@@ -107,17 +107,6 @@ def test_held_units(run: Run) -> None:
     assert found != whole(generate(Reader(run), "my ", dataclasses.replace(how, set_unit=None)))[0]
 
 
-def test_frequencies_of_a_byte(run: Run) -> None:
-    """The first byte's frequencies are softmax of the logits."""
-    reader = Reader(run)
-    logits_V = reader(prompt_bytes("the guitar ", run.cleaning)).logits_V
-    expected = float(jax.nn.softmax(logits_V / jnp.float32(2)).max())
-    how = SamplingOptions(bytes=1, temperature=2.0, samples=64)
-    drawn = whole(generate(reader, "the guitar ", how))
-    share = np.mean(np.frombuffer(b"".join(drawn), np.uint8) == logits_V.argmax())
-    assert abs(share - expected) < 4 * np.sqrt(expected * (1 - expected) / 64)
-
-
 def test_cleaned_prompts() -> None:
     for prompt, cleaning, expected in (
         ("", "radford", b"\n "),
