@@ -1,5 +1,6 @@
 """What can go wrong in one process: damaged checkpoints, full disks, divergence, other rows."""
 
+import json
 import os
 import re
 import resource
@@ -14,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 
-from mlstm_jax import cli, run, weights
+from mlstm_jax import cli, digest, options, run, weights
 from mlstm_jax.checkpoint import CheckpointFailed
 from mlstm_jax.config import Config, Model, Optimizer, Precision, Train, vary
 from mlstm_jax.errors import Note, UserError
@@ -50,6 +51,16 @@ def lose(folder: Path, name: str) -> None:
     shutil.move(folder / name, folder.parent / "lost")
 
 
+FORMER = {"model.units": "model.hidden", "data.width": "data.window"}
+
+
+def write_former_names(folder: Path) -> None:
+    """In the config, in what a checkpoint tells of its rows, and of the model's function."""
+    for file in [folder / "config.json", *folder.glob("checkpoints/*/meta/metadata")]:
+        text = file.read_text().replace('"hidden":', '"units":').replace('"window":', '"width":')
+        digest.write_json(file, json.loads(text))
+
+
 def lose_first_save(folder: Path) -> None:
     """As a kill before the first checkpoint is whole."""
     lose(folder, "checkpoints")
@@ -76,14 +87,17 @@ def take_identity(folder: Path) -> None:
     ("harm", "where", "told"),
     [
         (cut_short, [], "resuming at step 30 of 40"),
+        (write_former_names, [], "resuming at step 30 of 40"),
         (cut_short, [30], r"step 30 cannot be read(?s:.*)resuming from step 20, the newest comp"),
         (lose_first_save, [], "training 40 steps"),
         (fill_disk, [], "could not be written to .*from the checkpoint of step 30"),
     ],
 )
-def test_exact_resumes(harm, where, told, corpus, straight, stopped, capfd) -> None:
+def test_exact_resumes(harm, where, told, corpus, straight, stopped, monkeypatch, capfd) -> None:
     """It ends as the run that nothing happened to; what is damaged is kept."""
     harm(stopped, *where)
+    for old, new in FORMER.items():
+        monkeypatch.setitem(options.RENAMED, old, new)
     run_train(config_of(corpus, stopped, 40))
     said = capfd.readouterr().err
     assert re.search(told, said)

@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mlstm_jax import digest, environment, guard, options, run
+from mlstm_jax import environment, guard, run
 from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import Devices, Train, vary
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import Note, UserError
-from mlstm_jax.record import FILE, FOLDER, ITEM, read_record, steps_in
+from mlstm_jax.record import read_record, steps_in
 from mlstm_jax.training import rows, run_folder
 from mlstm_jax.training.metrics import METRICS
 from mlstm_jax.training.resume import load_start
@@ -64,7 +64,8 @@ def terminal_hangs_up() -> Iterator[None]:
         (signal.SIGTERM, "eval", 50, 0, 22),
         (signal.SIGHUP, "train", 50, 0, 8),  # at the line of step 5, when step 6 has begun
         (signal.SIGINT, "eval", 50, 130, 22),
-        # After the last step, where a sweep would begin its next run.
+        # At and after the last step, where a sweep would begin its next run.
+        (signal.SIGHUP, "train", 8, 0, 8),
         (signal.SIGTERM, "eval", 20, 0, 20),
     ],
 )
@@ -82,7 +83,7 @@ def test_signals(number, kind, steps, code, last_step, corpus, tmp_path, capfd) 
     assert f"{number.name}: stopping with a checkpoint, within three steps" in said
     last = lines_of(tmp_path)["event"][-1]
     is_finished = "is finished" in str(stopped.value)
-    assert is_finished == (steps == 20) == (last["event"] == "finished")
+    assert is_finished == (steps == last_step) == (last["event"] == "finished")
     if not is_finished:
         assert f"{number.name}: stopped at step {last['step']}" in str(stopped.value)
         assert (last["event"], last["signal"]) == ("interrupted", number.name)
@@ -113,10 +114,17 @@ def test_kept_checkpoints(corpus, tmp_path) -> None:
     every = {"train__eval_every": 10, "train__checkpoint_every": 5, "train__keep_checkpoints": 2}
     config = config_of(corpus, folder, 15, **every, train__divergence_steps=100)
     scores = iter([(3.0, 0.5), (2.0, 0.5), (2.5, 0.5), (4.0, 0.5)])
-    session = Session(score_labels=lambda params: next(scores))
+    complete = []
+
+    def look(line: dict[str, Any]) -> None:
+        if line.get("event") == "finished":
+            complete.append(steps_in(folder)[-1])
+
+    session = Session(score_labels=lambda params: next(scores), callbacks=[look])
     run_train(config, session)
     # Another session knows the best, too.
     run_train(vary(config, train__steps=30), session)
+    assert complete == [15, 30]  # A run is finished when its last checkpoint is complete.
     assert column(lines_of(folder)["eval"], "step") == [10, 15, 20, 30]
     # A divergence that is found now may have begun at any step, so the oldest stays, too.
     assert steps_in(folder) == [5, 15, 25, 30]
@@ -138,19 +146,6 @@ def test_busy_folder_and_finished_run(corpus, straight, tmp_path) -> None:
     with pytest.warns(Note, match=r"this change had no effect: optimizer.learning_rate"):
         run_train(vary(config, optimizer__learning_rate=1e-4), Session(resume=True, quiet=True))
     assert runs.lines_without_time(folder) == before
-
-
-def test_run_with_former_names(corpus, straight, stopped, monkeypatch) -> None:
-    """Fields of the config, of what a checkpoint tells of its rows, and of the model's function."""
-    for old, new in {"model.units": "hidden", "data.width": "window"}.items():
-        monkeypatch.setitem(options.RENAMED, old, old.partition(".")[0] + f".{new}")
-    files = [stopped / "config.json"]
-    files += [stopped / FOLDER / str(step) / ITEM / FILE for step in steps_in(stopped)]
-    for file in files:
-        text = file.read_text().replace('"hidden":', '"units":').replace('"window":', '"width":')
-        digest.write_json(file, json.loads(text))
-    run_train(config_of(corpus, stopped, 40), Session(resume=True, quiet=True))
-    assert_same_run(stopped, straight)
 
 
 def test_longer_run(corpus, straight, tmp_path, monkeypatch) -> None:
@@ -217,13 +212,24 @@ def test_start_with_the_optimizer(corpus, straight, tmp_path):
     assert_same_run(again, tmp_path / "run", batch=4)
 
 
-def test_rate_that_rises(corpus, tmp_path: Path) -> None:
-    """A run that has decayed goes on at a rate that its new length decides."""
-    config = vary(config_of(corpus, tmp_path / "run", 20), optimizer__decay_steps=None)
+RISES = "with these changes the learning rate rises from 0.0005 to 0.0043"
+FASTER = {"optimizer__learning_rate": 6e-3}
+
+
+@pytest.mark.parametrize(
+    ("decay_steps", "changes", "expected"),
+    [
+        (None, {"train__steps": 60}, [RISES]),  # It has decayed; its new length decides.
+        (1000, {"train__steps": 20}, []),  # Its decay ends where it did.
+        (1000, {"train__steps": 20} | FASTER, []),  # hardly
+    ],
+)
+def test_rate_that_rises(decay_steps, changes, expected, corpus, tmp_path) -> None:
+    config = config_of(corpus, tmp_path, 10, optimizer__decay_steps=decay_steps)
     run_train(config)
-    run_train(vary(config, train__steps=60))
-    (note,) = lines_of(tmp_path / "run")["event"][-2]["notes"]
-    assert note == "with these changes the learning rate rises from 0.00025 to 0.0034"
+    run_train(vary(config, **changes))
+    resumed = lines_of(tmp_path)["event"][-2]
+    assert (resumed["event"], resumed["notes"]) == ("resumed", expected)
 
 
 @pytest.mark.parametrize("name", ["linear", "triangular"])
@@ -235,19 +241,10 @@ def test_rate_that_ends_early(name, corpus, tmp_path, capsys) -> None:
     assert (note in capsys.readouterr().err) == (name == "linear")
 
 
-def test_rate_that_hardly_rises(corpus, tmp_path: Path) -> None:
-    run_train(config_of(corpus, tmp_path / "run", 10))
-    run_train(config_of(corpus, tmp_path / "run", 20, optimizer__learning_rate=6e-3))
-    resumed = lines_of(tmp_path / "run")["event"][-2]
-    assert "optimizer.learning_rate: 0.005 → 0.006" in resumed["changed"]
-    assert resumed["notes"] == []
-
-
 def test_rate_and_waiting_time(corpus, tmp_path, monkeypatch) -> None:
     """The disk reads the last batch a second after step 2: not while the step compiles."""
     plain = TrainStream.batch
     has_stepped = threading.Event()
-    complete = []
 
     def slow(self: TrainStream, step: int, *arguments: Any) -> Any:
         if step == 3:
@@ -258,13 +255,10 @@ def test_rate_and_waiting_time(corpus, tmp_path, monkeypatch) -> None:
     def look(line: dict[str, Any]) -> None:
         if line["kind"] == "train" and line["step"] == 2:
             has_stepped.set()
-        if line.get("event") == "finished":
-            complete.extend(steps_in(tmp_path))
 
     monkeypatch.setattr(TrainStream, "batch", slow)
     run_train(config_of(corpus, tmp_path, 4, train__log_every=1), Session(callbacks=[look]))
     assert has_stepped.is_set()
-    assert complete == [4]  # A run is finished when its last checkpoint is complete.
     first, *others = lines_of(tmp_path)["train"]
     # The first step of a session includes compilation, so it has no rate.
     assert first["bytes_per_second"] is None

@@ -54,11 +54,11 @@ def test_file_system_without_locks(error, tmp_path, monkeypatch, capsys) -> None
 
 
 def test_refused_start(tmp_path: Path) -> None:
-    """What the message advises, such as another batch, can be done in the same folder."""
+    """What the message advises, such as a smaller model, can be done in the same folder."""
     for name in (".lock", "config.partial"):
         (tmp_path / name).touch()
-    for batch in (8192, 8, 16):
-        config = vary(Config(out=str(tmp_path)), data__batch=batch)
+    for hidden in (8192, 8, 16):
+        config = vary(Config(out=str(tmp_path)), model__hidden=hidden)
         with run_folder.lock(config, resume=False):
             run_folder.write_folder(config)
         # Orbax's name of a checkpoint that is not complete.
