@@ -128,8 +128,21 @@ FULL = SimpleNamespace(write=fail, flush=str)
 TERMINAL = SimpleNamespace(write=fail, flush=str, isatty=lambda: True)
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """A function that sets the time of `time.monotonic`; it is 0 at first."""
+    now = 0.0
+
+    def turn(seconds: float) -> None:
+        nonlocal now
+        now = seconds
+
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    return turn
+
+
 @pytest.mark.parametrize("stream", ["without isatty", FULL, TERMINAL, "closed", None])
-def test_any_stream(stream, monkeypatch, capsys):
+def test_any_stream(stream, clock, monkeypatch, capsys):
     written: list[str] = []
     if stream == "without isatty":
         stream = SimpleNamespace(write=written.append, flush=str)
@@ -137,9 +150,9 @@ def test_any_stream(stream, monkeypatch, capsys):
         stream = io.StringIO()
         stream.close()
     monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setattr(terminal, "_SECONDS_BETWEEN_PLAIN_LINES", 0.0)
     with ProgressLine("train", 3) as progress:
         progress.say("said")
+        clock(60.0)
         progress.update(2)
     terminal.tell("told")
     terminal.leave()
@@ -155,13 +168,11 @@ def test_any_stream(stream, monkeypatch, capsys):
         (True, 3_000_000, 500_000, "train  1.5/3.0 MB  66.7 kB/s  0:00:23 left"),  # 1.5 MB
     ],
 )
-def test_time_left(of_bytes, steps, first, second, monkeypatch, capsys):
-    now = 0.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
+def test_time_left(of_bytes, steps, first, second, clock, capsys):
     with ProgressLine("train", steps, of_bytes=of_bytes) as progress:
-        now = 60.0
+        clock(60.0)
         progress.advance(first)
-        now = 75.0
+        clock(75.0)
         progress.advance(1_000_000 if of_bytes else 10)
     before, after = capsys.readouterr().err.splitlines()
     assert "-:--:-- left" in before
@@ -196,26 +207,19 @@ def test_report_of_odd_labels(hostile_run, tmp_path, capsys) -> None:
     assert set(found["classes"]) == set(names)
 
 
-def test_slow_work(monkeypatch) -> None:
-    said: list[str] = []
-    told = threading.Event()
-
-    def tell(text: str) -> None:
-        said.append(text)
-        told.set()
-
-    monkeypatch.setattr(terminal, "tell", tell)
-    before = threading.enumerate()
+def test_slow_work(monkeypatch, capsys) -> None:
+    before = {*threading.enumerate()}
     with terminal.told_if_slow("too quick"):  # for a test's SLOW_SECONDS
-        (timer,) = set(threading.enumerate()) - {*before}
+        (timer,) = {*threading.enumerate()} - before
     timer.join(60)
     assert not timer.is_alive()
     monkeypatch.setattr(terminal, "SLOW_SECONDS", 0.0)
     with terminal.told_if_slow("known", unless=True):
-        assert {*threading.enumerate()} == {*before}
+        assert {*threading.enumerate()} == before
     with terminal.told_if_slow("compiling it"):
-        assert told.wait(600)
-    assert said == ["compiling it"]
+        for timer in {*threading.enumerate()} - before:
+            timer.join(600)
+    assert capsys.readouterr().err == "compiling it\n"
 
 
 def test_announced_programs(model, monkeypatch) -> None:
