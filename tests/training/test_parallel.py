@@ -18,42 +18,43 @@ from mlstm_jax.distributed import Cluster
 from mlstm_jax.parallel import Parallel, ReplicasDiffer, fold, require_equal_replicas
 
 EARLY = ["decoder", "layer_0/wmh_v", "layer_0/wh_v", "of another model"]
+# So many rows of 32 float32 numbers are just enough for a piece of their own.
+LARGE = parallel.LEAST_BYTES // (32 * 4)
 
 
-def make_trees(devices: int) -> tuple[Any, Any]:
+def make_trees(devices: int, rows: int) -> tuple[Any, Any]:
     draw = np.random.default_rng(0)
 
     def array(*shape: int) -> np.ndarray:
-        return draw.standard_normal((devices, *shape)).astype(np.float32)
+        return draw.random((devices, *shape), np.float32)
 
-    layer = {"wh_v": array(8, 64), "wmh_v": array(8, 16), "b": array(16)}
-    return {"layer_0": layer, "decoder": array(8, 32)}, (array(), array())
+    layer = {"wh_v": array(rows, 64), "wmh_v": array(rows - 1, 32), "b": array(16)}
+    return {"layer_0": layer, "decoder": array(rows, 32)}, (array(), array())
 
 
 def summed(tree: Any, others: Any) -> Any:
     return parallel.sum_over_devices(tree, others, EARLY)
 
 
-def test_pieces_of_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("devices", "rows", "pieces"),
+    [(4, LARGE, [f"{LARGE},32", f"{LARGE},64"]), (4, 8, []), (1, LARGE, [])],
+)
+def test_pieces_of_the_sum(devices, rows, pieces) -> None:
     """With the sums of one piece to the bit; one device has nothing in pieces."""
-    trees = make_trees(4)
-    four = Parallel(jax.local_devices()[:4])
-    one = Parallel(jax.local_devices()[:1])
-    expected = four.map(lambda *x: jax.lax.psum(x, parallel.AXIS))(*trees)
-    for least, barriers in ((1, 3), (8 * 32 * 4, 2), (1 << 20, 0)):
-        monkeypatch.setattr(parallel, "LEAST_BYTES", least)
-        mapped = four.map(functools.partial(summed))
-        jax.tree.map(np.testing.assert_array_equal, mapped(*trees), expected)
-        program = str(jax.make_jaxpr(mapped)(*trees))
-        assert program.count("optimization_barrier") == barriers
-        pieces = []
-        for found in re.findall(r"(?m)^(.*)= psum", program):
-            pieces += [re.findall(r"f32\[([0-9,]*)\]", found)]
-        if barriers == 2:
-            assert pieces[:2] == [["8,32"], ["8,64"]]
-            assert sorted(itertools.chain(*pieces[2:])) == ["", "", "16", "8,16"]
-        program = str(jax.make_jaxpr(one.map(functools.partial(summed)))(*make_trees(1)))
-        assert "optimization_barrier" not in program
+    trees = make_trees(devices, rows)
+    several = Parallel(jax.local_devices()[:devices])
+    mapped = several.map(summed)
+    expected = several.map(lambda *x: jax.lax.psum(x, parallel.AXIS))(*trees)
+    jax.tree.map(np.testing.assert_array_equal, mapped(*trees), expected)
+    program = str(jax.make_jaxpr(mapped)(*trees))
+    assert program.count("optimization_barrier") == len(pieces)
+    sums = [
+        re.findall(r"f32\[([0-9,]*)\]", line) for line in program.splitlines() if "= psum" in line
+    ]
+    assert sums[: len(pieces)] == [[piece] for piece in pieces]
+    whole = [f"{rows},32", f"{rows},64", f"{rows - 1},32", "16", "", ""]
+    assert sorted(itertools.chain(*sums)) == sorted(whole)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, jnp.bfloat16, np.uint8])
