@@ -1,5 +1,6 @@
 """Checkpoints: which are kept, and that none is read as another than was written."""
 
+import functools
 import math
 import shutil
 from contextlib import closing, nullcontext
@@ -56,17 +57,22 @@ def draw_like(tree: Any) -> Any:
     return jax.tree.map(lambda x: random.normal(size=x.shape).astype(x.dtype), tree)
 
 
+@functools.cache
+def drawn() -> tuple[TrainState, Any]:
+    """A small state and carry."""
+    precision = Precision(compute="bf16", recurrent="fp8_emulated")
+    config = Config(model=Model(hidden=16, embedding=8, layers=2), precision=precision)
+    model = LanguageModel(config.model, config.precision)
+    return draw_like(fresh_state(config, model)), draw_like(model.init_carry(8))
+
+
 class Saved:
-    """A small state and carry, and a folder to save them in."""
+    """A folder to save a state and a carry in."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.devices = Parallel(jax.local_devices()[:4])
-        precision = Precision(compute="bf16", recurrent="fp8_emulated")
-        config = Config(model=Model(hidden=16, embedding=8, layers=2), precision=precision)
-        model = LanguageModel(config.model, config.precision)
-        self.state: TrainState = draw_like(fresh_state(config, model))
-        self.carry = draw_like(model.init_carry(8))
+        self.state, self.carry = drawn()
 
     def save(self, checkpoints: Checkpoints, step: int, bpc: float | None = None) -> None:
         about = ABOUT._replace(bpc=bpc)
@@ -88,10 +94,7 @@ class Saved:
         jax.tree.map(np.testing.assert_array_equal, restored, (self.at(40), self.carry))
 
     def copy(self, folder: Path) -> "Saved":
-        shutil.copytree(self.folder, folder)
-        made = Saved.__new__(Saved)
-        made.__dict__.update(self.__dict__, folder=folder)
-        return made
+        return Saved(shutil.copytree(self.folder, folder))
 
 
 @pytest.fixture(scope="module")

@@ -37,18 +37,21 @@ def built(options: Optimizer, rate: float = 1.0, **how: Any) -> optax.GradientTr
 
 
 @pytest.mark.parametrize(
-    ("chosen", "expected"),
+    ("chosen", "expected", "warmup"),
     [
-        ({"scaling": "none"}, 5e-4),
-        ({"scaling": "linear"}, 8e-3),
-        ({"scaling": "linear", "learning_rate_cap": 3e-3}, 3e-3),
-        ({"scaling": "sqrt"}, 2e-3),
-        ({"scaling": "legw", "warmup_epochs": 0.1}, 2e-3),
+        ({"scaling": "none"}, 5e-4, 0),
+        ({"scaling": "linear"}, 8e-3, 0),
+        ({"scaling": "linear", "learning_rate_cap": 3e-3}, 3e-3, 0),
+        ({"scaling": "sqrt"}, 2e-3, 0),
+        # 16 times the epochs, each of a sixteenth of the updates.
+        ({"scaling": "legw", "warmup_epochs": 0.25}, 2e-3, 1024),
     ],
 )
-def test_peak_rates(chosen: dict, expected: float) -> None:
-    for batch, rate in ((128, 5e-4), (2048, expected)):
-        assert schedule.rates_of(Optimizer(**chosen), batch, 1000, 10).peak == pytest.approx(rate)
+def test_rates_at_any_batch(chosen: dict, expected: float, warmup: int) -> None:
+    for k, rate in ((1, 5e-4), (16, expected)):
+        rates = schedule.rates_of(Optimizer(**chosen), 128 * k, 10**6, 4096 / k)
+        assert rates.peak == pytest.approx(rate)
+        assert rates.warmup == warmup
 
 
 def test_change_of_batch() -> None:
@@ -165,13 +168,6 @@ RISE = [1 / 20, 0.5, 1, 1]
 )  # fmt: skip
 def test_warm_up_and_decay(steps, at, chosen, expected) -> None:
     assert_close(rates(steps, *at, **chosen), np.array(expected), OPERATIONS)
-
-
-def test_legw() -> None:
-    """k times the epochs, each of 1/k of the updates."""
-    chosen = Optimizer(scaling="legw", warmup_epochs=0.25)
-    for k in (1, 64):
-        assert schedule.rates_of(chosen, 128 * k, 10**6, 4096 / k).warmup == 1024
 
 
 PARAMS = {
