@@ -63,10 +63,8 @@ from mlstm_jax.config import Distributed
 from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import UserError
 
-address, index, processes, seconds, folder, wrong = sys.argv[1:]
-options = Distributed(
-    coordinator=address, processes=int(processes), index=int(index), timeout_seconds=float(seconds)
-)
+address, index, folder, wrong = sys.argv[1:]
+options = Distributed(coordinator=address, processes=2, index=int(index), timeout_seconds=60)
 with Cluster(options, Path(folder)) as cluster:
     if cluster.index == 1 and wrong:
         raise UserError(wrong)
@@ -78,33 +76,39 @@ with Cluster(options, Path(folder)) as cluster:
 
 
 @pytest.mark.parametrize(
-    ("started", "processes", "place", "wrong", "code", "said"),
+    ("place", "wrong", "code", "said"),
     [
         # Process 0 ends last: JAX aborts a process that has a connection to it when it ends.
-        ((0, 1), 2, "link", "", 0, ""),
-        ((0, 1), 2, "run", "there is no such folder", 2, "there is no such folder"),
-        ((0, 1), 2, "copy", "", 2, r"process 1 \(.*\) does not see what process 0 writes"),
-        ((1,), 3, "run", "", 1, "1 of 3 processes wait after 8 s. Missing: 0, 2;"),
+        ("link", "", 0, ""),
+        ("run", "there is no such folder", 2, "there is no such folder"),
+        ("copy", "", 2, r"process 1 \(.*\) does not see what process 0 writes"),
     ],
 )
-def test_end_of_processes(started, processes, place, wrong, code, said, launcher, tmp_path):
-    """At the end, after an error of one, if one has a copy of the run folder, if some do not start.
-
-    A link to the run folder is no copy, and a file of an earlier start no process that has started.
-    """
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "process-2.partial").write_text("process 2 (node) of 3")
-    (tmp_path / "link").symlink_to(folder)
+def test_end_of_processes(place, wrong, code, said, launcher, tmp_path):
+    """At the end, after an error of one, if one has a copy of the run folder; a link is no copy."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "link").symlink_to("run")
     address = runs.free_address()
-    seconds = 60 if len(started) == processes else 8
-    for index in started:
-        own = tmp_path / ("run", place)[index]
-        words = (address, index, processes, seconds, own, wrong)
-        launcher.call(sys.executable, "-c", PROCESS, *words)
+    for index, own in enumerate(["run", place]):
+        launcher.call(sys.executable, "-c", PROCESS, address, index, tmp_path / own, wrong)
     for text in launcher.ended(code):
         assert re.search(said, text)
         assert "Traceback" not in text
+
+
+def test_missing_processes(corpus, tmp_path, launcher) -> None:
+    """A file of an earlier start is no process; options are as on the command line."""
+    config = runs.make_config(corpus, tmp_path / "run")
+    earlier = tmp_path / "run/process-2.partial"
+    earlier.parent.mkdir()
+    earlier.write_text("process 2 (node) of 3")
+    os.utime(earlier, (0, 0))
+    options = ["--distributed.processes", "3", "--distributed.timeout-seconds", "1"]
+    launcher.train([config], *options, "--distributed.index", "1")
+    [text] = launcher.ended(1)
+    assert "1 of 3 processes wait after 1 s. Missing: 0, 2;" in text
+    assert "Start all with the same --distributed.processes and run folder" in text
+    assert "Traceback" not in text
 
 
 HEARTBEAT = ("--distributed.heartbeat-timeout-seconds", "5")
@@ -237,16 +241,6 @@ def test_other_devices_on_one(corpus, tmp_path, launcher) -> None:
     environments = [{"JAX_NUM_CPU_DEVICES": "2"}, {"JAX_NUM_CPU_DEVICES": "1"}]
     for text in refused(launcher, config, config, count="None", environments=environments):
         assert "number of devices is 1 on process 1" in text
-
-
-def test_options_in_a_message_of_a_process(corpus, tmp_path, launcher) -> None:
-    """It spells them as the command line does, although no error reaches `cli.main`."""
-    file = runs.write_config(runs.make_config(corpus, tmp_path / "run"), tmp_path / "config.py")
-    options = {"index": 1, "processes": 2, "timeout-seconds": 1, "coordinator": runs.free_address()}
-    words = [f"--distributed.{name}={value}" for name, value in options.items()]
-    launcher.call(runs.COMMAND, "train", file, *words)
-    [text] = launcher.ended(1)
-    assert "Start all with the same --distributed.processes and run folder" in text
 
 
 @pytest.mark.slow
