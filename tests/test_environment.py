@@ -182,30 +182,6 @@ for work in (
 """
 
 
-STARTED_BY_ITS_USER = """
-import os, signal
-import jax
-from mlstm_jax import environment
-from mlstm_jax.errors import UserError
-jax.local_devices()
-if not os.fork():
-    signal.alarm(60)
-    try:
-        environment.local_devices()
-    except UserError as error:
-        print(error, flush=True)
-    os._exit(0)
-os.wait()
-"""
-
-
-def test_fork_of_a_program_that_has_started_jax(command_environment) -> None:
-    """JAX would wait in the child without end."""
-    command = [sys.executable, "-W", "ignore", "-c", STARTED_BY_ITS_USER]
-    told = subprocess.check_output(command, env=command_environment, text=True)
-    assert "forked after JAX had started" in told
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
 def test_forked_children_and_threads(tmp_path, command_environment):
     """A child forked before JAX starts computes; a later one is refused. NPROC limits threads.
