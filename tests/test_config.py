@@ -247,6 +247,8 @@ OTHERS = [kind for name, kind in sorted(Architecture.kinds.items()) if name != "
     [
         ({"train__recompute_every": 16}, {"model": configs.BERT()}, "train.recompute_every"),
         ({"precision__cell": "compute"}, {"model": configs.GRU()}, "precision.cell"),
+        ({"model": configs.BERT()}, {"train__objective": "next-byte"}, "train.objective"),
+        ({"model": configs.BERT(positions=256)}, {"data__window": 257}, "data.window"),
         *(
             ({"devices__kernels": "pallas"}, {"model": kind()}, "devices.kernels")
             for kind in OTHERS
@@ -264,16 +266,6 @@ def test_fields_that_exclude_each_other(allowed, changes, field) -> None:
     resolve(config, Hardware(1))
     with pytest.raises(UserError, match=f"^{re.escape(field)} is "):
         resolve(vary(config, **changes), Hardware(1))
-
-
-@pytest.mark.parametrize("kind", ["bert", "transformer"])
-def test_positions_of_a_transformer(kind: str) -> None:
-    words = ["small_512", f"model:{kind}", "--data.window", "96"]
-    config = parse(words)["config"]
-    assert resolve(config, Hardware(1)).model.longest_window == 96
-    assert json.loads(configs.to_json(resolve(config, Hardware(1))))["model"]["positions"] == 96
-    config = parse([*words, "--model.positions", "128"])["config"]
-    assert resolve(config, Hardware(1)).model.longest_window == 128
 
 
 HEAD = "from mlstm_jax.config import *\n\n"

@@ -14,7 +14,6 @@ from mlstm_jax.api.model import load
 from mlstm_jax.config import BERT, Config, Model, Precision, Train, Transformer, vary
 from mlstm_jax.config.resolve import Hardware, resolve
 from mlstm_jax.data.corpus import open_corpus
-from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture, ObjectiveName, Products, Window
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.model.ops import lookup
@@ -132,8 +131,6 @@ def test_bidirectional_models() -> None:
     assert expected_shapes(transformer) == expected_shapes(BERT(**sizes, positions=256))
     model = resolve(Config(model=Model(hidden=8), train=masked), Hardware(1)).model
     assert (model.bidirectional, model.symbols) == (False, 257)
-    with pytest.raises(UserError, match=r"train\.objective is 'next-byte', but it must be masked"):
-        resolve(Config(model=BERT(**sizes), train=Train(objective="next-byte")), Hardware(1))
 
 
 @pytest.mark.parametrize("kind", [*sorted(Architecture.kinds), "lstm with weight norm"])

@@ -68,6 +68,7 @@ def test_refused_start(tmp_path: Path) -> None:
 def test_positions_of_a_transformer(tmp_path: Path) -> None:
     plain = Config(out=str(tmp_path))
     config = vary(plain, model=Transformer(hidden=8, embedding=8, heads=2), data__window=16)
+    assert resolve(vary(config, model__positions=20), Hardware()).model.longest_window == 20
     shorter = vary(config, data__window=8)
     before = resolve(config, Hardware())
     assert resolve(shorter, Hardware(), before).model.longest_window == 16
