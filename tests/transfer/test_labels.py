@@ -201,9 +201,15 @@ def test_forms_of_a_text() -> None:
     for fitted, held_out in parts:
         assert not set(same_N[fitted]) & set(same_N[held_out])
         assert np.bincount(labels_N[held_out]).tolist() == [24, 24]
+
+
+def test_alike_and_different() -> None:
     assert len(set(alike(["caf\u00e9", "cafe\u0301", "\uff43AFE\u0301"], "radford"))) == 1
     others = ["!!!", "???", "\u0e14\u0e35", "\u0e14\u0e38", "4 £", "4 €"]
     assert len(set(alike(others, "radford"))) == 6
+
+
+def test_several_labels_and_lone_texts() -> None:
     conflicts = {"train": Labelled(["a", " A", "b", "c"], ["x", "y", "x", "y"], "mine.csv")}
     with pytest.warns(Note, match="mine.csv: texts with several labels: 1, such as 'a' with x, y;"):
         with_held_out(conflicts | {"test": conflicts["train"]}, "none", "test")

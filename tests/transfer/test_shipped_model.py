@@ -117,11 +117,8 @@ def test_unlike_texts(model, tmp_path, monkeypatch, capsys) -> None:
         assert viewer.read({"text": text})["unlike"] == (text in UNLIKE)
 
 
-def test_commands(tmp_path, monkeypatch, printed) -> None:
+def test_names_of_commands(tmp_path, monkeypatch, printed) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("new.txt").write_text("\n".join(GOOD + BAD))
-    cli.main(["features", NAME, "new.txt", "--out", "features.npz"])
-    assert np.load("features.npz")["features"].shape == (4, 2048)
     cli.main(["export", NAME])
     assert Path(f"{NAME}.safetensors").is_file()
     assert printed("configs", NAME) == (shipped.model(Path(NAME)) / "card.md").read_text()

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -80,8 +81,8 @@ def page(run: Run, classifier: Path) -> str:
 def address_of(view: Callable[[], None]) -> str:
     """Serve a page in a thread; the address that it prints."""
     said: SimpleQueue[str] = SimpleQueue()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(server, "show", said.put)
+    out: Any = SimpleNamespace(write=said.put, flush=lambda: None)
+    with contextlib.redirect_stdout(out):
         threading.Thread(target=view, daemon=True).start()
         line = said.get(timeout=120)
     assert line.startswith("http://127.0.0.1:")
