@@ -295,7 +295,7 @@ def test_overwrite(words, tmp_path, monkeypatch, capsys, refused):
 @pytest.mark.parametrize(
     ("line", "code", "told"),
     [
-        ("mlstm-jax configs >/dev/full", 1, "configs: standard output, a file or a connection: No"),
+        ("mlstm-jax --version >/dev/full", 1, "jax: standard output, a file or a connection: No"),
         ("PYTHONUNBUFFERED=1 mlstm-jax --help >/dev/full", 1, "jax: standard output, a file or"),
         ("mlstm-jax configs >&-", 1, "standard output, a file or a connection: Bad file"),
         ("mlstm-jax configs <&- 2>&- >/dev/null", 0, ""),

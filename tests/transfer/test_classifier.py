@@ -84,7 +84,7 @@ def test_probabilities(count: int, random: np.random.Generator) -> None:
     """With an L1 penalty; with an L2 penalty of fewer examples than the 40 features."""
     data = make(random, count)
     # Units of any scale and place, and one that never moves.
-    data.features[:, :20] = data.features[:, :20] * 0.01 + 5
+    data.features[:, 20:] = data.features[:, 20:] * 0.01 + 5
     data.features[:, 30] = 2
     found = fit(data, ["0", "1"], 0.5)
     penalty: dict[str, Any] = {"l1_ratio": 1.0, "solver": "liblinear", "random_state": 0}

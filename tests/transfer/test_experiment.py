@@ -24,7 +24,8 @@ def folder(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where `transfer` was called; what it wrote is in `said`."""
     folder = tmp_path_factory.mktemp("experiment")
     random = np.random.default_rng(0)
-    write_reviews(folder / "100.csv", random, 100)
+    with write_reviews(folder / "100.csv", random, 97).open("a") as file:
+        file.write("poor,my guitar is good.\n" * 3)  # of these the labels are wrong
     with write_reviews(folder / "70.csv", random, 70).open("a") as file:
         file.write("fine, \nfair,&nbsp;\n")  # of these nothing is learned
     files = "--train {0}/70.csv --valid {0}/100.csv --test {0}/100.csv --out {0}/out"

@@ -279,12 +279,15 @@ def test_limits_of_connections(run, monkeypatch) -> None:
 
 def test_answer_without_a_reader(run: Run) -> None:
     viewer = Viewer(run, None)
-    request = {"text": "a piano " * 2400, "bytes": 2000}
+    text = "a piano " * 2400
 
     class Gone(Exception):
         pass
 
-    for answer in (viewer.read, viewer.generate):
+    for answer, request in (
+        (viewer.read, {"text": text}),
+        (viewer.generate, {"text": "a", "bytes": 2000}),
+    ):
         checks = itertools.count()
 
         def check(checks=checks) -> None:
@@ -294,8 +297,8 @@ def test_answer_without_a_reader(run: Run) -> None:
         with pytest.raises(Gone):
             answer(request, check)
         assert next(checks) == 2
-    whole = viewer.read({"text": request["text"], "unit": 3})  # is not cut short now
-    assert len(whole["characters"]) == len("\n ") + len(request["text"])
+    whole = viewer.read({"text": text, "unit": 3})  # is not cut short now
+    assert len(whole["characters"]) == len("\n ") + len(text)
 
 
 def test_logging_is_left_alone(run, tmp_path) -> None:
