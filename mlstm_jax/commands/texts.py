@@ -200,7 +200,7 @@ def heatmap(
         text: the text to read.
         unit: the unit's number in its layer.
         score: instead of a unit: folder of `mlstm-jax transfer`. The score after a character is
-            what the classifier would answer if the text ended there.
+            the classifier's of the bytes so far; after a space, of the text before it.
     """
     from mlstm_jax.transfer.classifier import load_classifier
     from mlstm_jax.transfer.heatmap import require_either, require_suffix

@@ -20,6 +20,7 @@ from mlstm_jax.transfer.report import as_markdown
 from mlstm_jax.transfer.trace import Reader, generate
 from mlstm_jax.view.viewer import Viewer
 from tests.tables import column
+from tests.tolerance import assert_close
 from tests.transfer.pieces import likeliest, shares_of, whole
 
 NAME = "reviews-1024"
@@ -58,6 +59,17 @@ def test_own_classifier(model: mlstm.TrainedModel) -> None:
     turn = text.index("On the other hand")
     heat = model.heatmap(text, score=f"{NAME}/sentiment")
     assert heat.values[turn] > 0 > heat.values[-1]
+
+
+def test_score_at_a_space(model: mlstm.TrainedModel) -> None:
+    """It is the classifier's score of the text before it, of which cleaning ends in a space."""
+    heat = model.heatmap(BAD[0], score=f"{NAME}/sentiment")
+    spaces = [place for place, text in enumerate(heat.texts) if text == " "]
+    before = ["".join(heat.texts[:place]) for place in spaces]
+    # The first space is cleaning's own, before the text.
+    found = model.classify(before[1:])
+    log_odds = [np.log(shares["positive"] / shares["negative"]) for shares in found]
+    assert_close(heat.values[spaces[1:]], np.array(log_odds), terms=2 * model.hidden)
 
 
 NEW = ["This is great, I love it.", "It is a waste of money."]
