@@ -132,6 +132,7 @@ def test_former_name_of_a_field(run, tmp_path, monkeypatch) -> None:
         text = json.dumps(digest.sealed(about))
         weights.write_arrays(file, arrays, {weights.KEY: text})
     assert load_small(tmp_path / "m.safetensors") is not None
+    assert weights.load_weights(tmp_path / "m.safetensors").model.hidden == 64
     assert load_small(tmp_path / "run") is not None
     config = tmp_path / "run/config.json"
     digest.write_json(config, json.loads(config.read_text().replace('"hidden":', '"units":')))

@@ -207,26 +207,6 @@ def test_choice_of_C(features, best, monkeypatch) -> None:
     assert choice.accuracy == (50 if best == 2 else 40) / 60
 
 
-def test_right_and_wrong_priors(random: np.random.Generator) -> None:
-    """It stays if it is right, and goes if it tells nothing."""
-
-    def examples(count: int, weights_D: Any) -> Examples:
-        values = random.normal(size=(count, 80)).astype(np.float32)
-        is_second_N = random.random(count) < 1 / (1 + np.exp(-values @ weights_D))
-        return Examples(values, is_second_N.astype(np.int64))
-
-    weights_D = random.normal(size=80) / 3
-    prior = a_prior(weights_D, 0.0, OTHER)
-    choice = best_fit(examples(60, weights_D), None, NAMES[2], prior, CS[::4])
-    assert (choice.classifier.C, choice.has_prior) == (0, True)
-    other_D = np.where(np.arange(80) == 7, 9.0, 0.0)
-    few = examples(60, other_D)
-    test = examples(1000, other_D)
-    plain = best_fit(few, None, NAMES[2], None, CS[::4]).classifier
-    found = best_fit(few, None, NAMES[2], prior, CS[::4]).classifier
-    assert found.score(test) > plain.score(test) - 0.05
-
-
 @pytest.mark.parametrize("names", [["a", "b"], OTHER])
 @pytest.mark.parametrize("count", [4, 6, 8, 60])
 def test_order_of_classes(count, names, random) -> None:

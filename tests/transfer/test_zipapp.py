@@ -15,7 +15,7 @@ import pytest
 import mlstm_jax as mlstm
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.corpora.sources import FORMATS
-from mlstm_jax.errors import Note, UserError
+from mlstm_jax.errors import UserError
 from mlstm_jax.loaded import Loaded
 from mlstm_jax.model.numpy_model import KINDS
 from mlstm_jax.transfer import standalone, zipapp
@@ -32,7 +32,7 @@ TEXTS = ["I loved it.", "A dull,\r\n&quot;mess&quot; of a café. ", " \n", "\ud8
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("zipapp") / "sentiment.pyz"
-    return mlstm.load("reviews-1024").export(path)
+    return mlstm.load("sentiment").export(path)
 
 
 def lines_of(program: Path, code: str, folder: Path, given: str = "") -> list[str]:
@@ -50,24 +50,16 @@ def answers(program: Path, texts: list[str], folder: Path) -> Any:
     return json.loads(line)
 
 
-def test_answers_of_classify(program: Path, tmp_path: Path) -> None:
-    assert program.stat().st_size < 13e6
-    found = answers(program, TEXTS, tmp_path)
-    with pytest.warns(Note) as notes:
-        expected = mlstm.load("reviews-1024").classify(TEXTS)
-    assert len(notes) == 3  # half of a character, a blank text, and one unlike the others
-    for ours, theirs in zip(found, expected, strict=True):
-        assert list(ours) == list(theirs)
-        assert ours == pytest.approx(theirs, abs=1e-5)
-
-
-def test_answers_of_a_model_in_int8(tmp_path: Path) -> None:
-    model = mlstm.load("sentiment")
+@pytest.mark.filterwarnings("ignore::mlstm_jax.errors.Note")
+@pytest.mark.parametrize(("name", "most"), [("reviews-1024", 13e6), ("sentiment", 6.5e6)])
+def test_answers_of_classify(name: str, most: float, tmp_path: Path) -> None:
+    """Of a model in float16, and of one in int8."""
+    model = mlstm.load(name)
     program = model.export(tmp_path / "small.pyz")
-    assert program.stat().st_size < 6.5e6
-    texts = ["Not bad at all.", "The bus leaves at nine.", "A dull story, badly told."]
-    found = answers(program, texts, tmp_path)
-    for ours, theirs in zip(found, model.classify(texts), strict=True):
+    assert program.stat().st_size < most
+    found = answers(program, TEXTS, tmp_path)
+    for ours, theirs in zip(found, model.classify(TEXTS), strict=True):
+        assert list(ours) == list(theirs)
         assert ours == pytest.approx(theirs, abs=1e-5)
 
 
@@ -89,7 +81,7 @@ def test_labels_of_a_file(program: Path, tmp_path: Path, suffix: str) -> None:
     run = [sys.executable, str(program)]
     done = subprocess.run([*run, file], check=True, capture_output=True, timeout=60)
     said = done.stdout.decode()
-    assert said.startswith("record,text,label,p(negative),p(positive)\n1,I loved it.,")
+    assert said.startswith("record,text,label,p(negative),p(neutral),p(positive)\n1,I loved it.,")
     rows = [*csv.DictReader(io.StringIO(said, newline=""))]
     assert column(rows, "label") == ["positive", "negative", ""]
     assert column(rows, "text")[1].replace(",", "").split() == ["It", "broke", "and", "smells."]

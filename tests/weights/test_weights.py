@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mlstm_jax as mlstm
-from mlstm_jax import cli, digest, options, run, weights
+from mlstm_jax import cli, digest, run, weights
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.loaded import load_small
 from mlstm_jax.training import run_folder
@@ -215,15 +215,3 @@ def test_imported_run(found, tmp_path, refused) -> None:
     digest.write_json(file, json.loads(file.read_text().replace('"hidden": 7', '"hidden": 8')))
     with pytest.raises(UserError, match=r"config\.json and weights\.safetensors are from diff"):
         run.load_run(imported)
-
-
-def test_former_name_of_a_field(tmp_path, found, monkeypatch) -> None:
-    monkeypatch.setitem(options.RENAMED, "model.units", "model.hidden")
-    path = tmp_path / "m.safetensors"
-    weights.save(path, found)
-    text, stored = weights.read_safetensors(path)
-    about = json.loads(text)
-    about["model"]["units"] = about["model"].pop("hidden")
-    del about["crc32"]
-    weights.write_arrays(path, stored, {weights.KEY: json.dumps(about)})
-    assert weights.load_weights(path).model.hidden == 7
