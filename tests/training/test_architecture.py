@@ -1,22 +1,18 @@
-"""The interface of a model, with one that is not recurrent; and what objectives ask of a window."""
+"""All kinds of model learn and resume; and what objectives ask of a window."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import get_args
 
 import jax
 import numpy as np
 import pytest
-from flax import linen
 
 from mlstm_jax import run
 from mlstm_jax.api.model import load
 from mlstm_jax.config import BERT, Config, Model, Precision, Train, Transformer, vary
 from mlstm_jax.config.resolve import Hardware, resolve
 from mlstm_jax.data.corpus import open_corpus
-from mlstm_jax.model.architecture import Architecture, ObjectiveName, Products, Window
+from mlstm_jax.model.architecture import Architecture, ObjectiveName
 from mlstm_jax.model.language_model import LanguageModel
-from mlstm_jax.model.ops import lookup
 from mlstm_jax.parallel import Parallel
 from mlstm_jax.training.evaluation import Evaluator
 from mlstm_jax.training.objective import MASK, OBJECTIVES, Targets, masked_bytes, row_keys
@@ -27,55 +23,15 @@ from mlstm_jax.weights import expected_shapes
 from tests.training import runs
 from tests.training.runs import assert_same_run, copy_until, lines_of, make_config, short
 
-
-@pytest.fixture
-def bigram() -> Iterator[type[Architecture]]:
-    """A model that knows the last byte only: its carry is empty."""
-
-    @dataclass(frozen=True, kw_only=True)
-    class Bigram(Architecture, title="bigram"):
-        kind: Literal["bigram"] = field(default="bigram", init=False)
-
-        def init_carry(self, rows: int, cell: Any) -> Any:
-            return ()
-
-        def read(self, window: Window) -> Any:
-            x = lookup(window.bytes_TB, window.embedding_VE)
-            for layer in range(self.layers):
-                name, x = f"layer_{layer}", x.astype(window.compute)
-                dense = linen.Dense(self.hidden, dtype=window.compute, use_bias=False, name=name)
-                x = jax.nn.gelu(dense(x))
-            return (), x, None
-
-        def matrices(self, name: str) -> int:
-            return int(name.endswith("kernel"))
-
-        def large_parameters(self, layer: int) -> list[str]:
-            return ["kernel"]
-
-        def products(self, layer: int) -> Products:
-            return Products(0, 0, 6 * self.hidden * (self.hidden if layer else self.embedding))
-
-        def activation_bytes(
-            self, units: int, window: int, every: int | None, width: int, cell: int
-        ) -> int:
-            return 2 * units * window * width
-
-    yield Bigram
-    del Architecture.kinds["bigram"]
-
-
-# Layers, Muon's products and micro-batches are compiled: once is enough.
-ALL = {"model__layers": 2, "optimizer__name": "muon", "train__micro_batches": 2}
+# Muon's products and micro-batches are compiled: once is enough.
+MUON = {"optimizer__name": "muon", "train__micro_batches": 2}
 FP8 = {"precision__recurrent": "fp8_emulated", "devices__count": 2}  # its maxima are of the state
 
 
-@pytest.mark.usefixtures("bigram")
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
-        ("bigram", ALL),
-        ("bert", {}),
+        ("bert", MUON),
         ("mlstm", FP8),
         pytest.param("lstm", {"train__objective": "masked-bytes"}, marks=pytest.mark.slow),
         pytest.param("lstm", {}, marks=pytest.mark.slow),
@@ -96,11 +52,9 @@ def test_learning_and_resuming(kind, changes, corpus, tmp_path) -> None:
     assert whole.config.model == resolve(config, Hardware(1)).model
     lines = lines_of(whole.folder)
     assert lines["eval"][-1]["bpc"] < lines["train"][0]["bpc"] - 1
-    if kind != "bigram":  # which cannot show its states
-        text = load(whole.folder).report()
-        masks = kind == "bert" or "train__objective" in changes
-        found = ["masked bytes" in text, "A sample" in text]
-        assert found == [masks, not masks]
+    text = load(whole.folder).report()
+    masks = kind == "bert" or "train__objective" in changes
+    assert ["masked bytes" in text, "A sample" in text] == [masks, not masks]
     if changes == FP8:
         state, _ = runs.final_state(whole.folder, 8)
         assert (state.maxima_U3 > 0).all()
