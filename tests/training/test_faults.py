@@ -183,8 +183,7 @@ def test_metrics_without_checkpoints(every, events, lost, tmp_path) -> None:
     write_lines(tmp_path, train_line(40))
     for event in events:
         write_lines(tmp_path, {"kind": "event", "step": 40, "event": event})
-    message = r"the checkpoints of .* are missing, .* 40 steps\. Restore"
-    with pytest.raises(UserError, match=message) if lost else nullcontext():
+    with pytest.raises(UserError, match="checkpoints") if lost else nullcontext():
         assert require_new(tmp_path) == (0 if "diverged" in events else 40)
 
 
@@ -248,8 +247,7 @@ def test_divergence(corpus, tmp_path, capfd) -> None:
     chosen = Optimizer(learning_rate=5e-3, schedule="constant", clip_norm=None)
     config = config_of(corpus, tmp_path, 49, optimizer=chosen)
     run_train(vary(config, train__steps=6))
-    reason = r"was above 10 bits .*train\.divergence_bpc.* for 5 steps in a row"
-    with pytest.raises(Diverged, match=rf"{reason}.* from the checkpoint of step 6") as stopped:
+    with pytest.raises(Diverged, match=r"train\.divergence_bpc.* step 6\b") as stopped:
         run_train(vary(config, optimizer__learning_rate=1e4))
     assert (stopped.value.step, stopped.value.last_good_step) == (12, 6)
     last = lines_of(tmp_path)["event"][-1]

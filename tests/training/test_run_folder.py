@@ -117,34 +117,34 @@ def test_chosen_compute_type() -> None:
 
 # What follows is a run that goes on where another ended.
 START = {"train__start_from": "straight", "train__start_optimizer": True}
-TOO_LARGE = r"needs about [0-9.,]+ GB, but .* is [0-9.]+ GB"
+RISES_ONLY = {"optimizer__warmup_steps": 20, "optimizer__decay_steps": None}
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "named"),
     [
-        ({"model__hidden": 1_000_000}, TOO_LARGE),
-        ({"data__batch": 10**9}, TOO_LARGE),
-        ({"precision__recurrent": "fp8"}, "precision.recurrent .* JAX found none"),
-        ({"devices__kernels": "pallas"}, "devices.kernels .* JAX found none"),
-        ({"train__deterministic": True}, "train.deterministic .* --xla_gpu_deterministic_ops"),
-        ({"data__corpus": "valid"}, "the valid split has 0 bytes"),
-        (START | {"optimizer__name": "lars"}, r"optimizer\.name is 'lars', .* adam, as in "),
-        (START | {"train__epochs": 1e-4}, r"train\.epochs is 0\.0001, .* above 0"),
-        (START | {"model__hidden": 8}, r"train\.start_from. .* has the shape"),
-        (START | {"model__layers": 2}, r"is another model: layer_1/b is missing; set the same"),
-        (START | {"model": LSTM(hidden=48, embedding=16)}, "another model: this run lacks layer_0"),
-        (START | {"optimizer__warmup_steps": 20, "optimizer__decay_steps": None}, "warm-up is 20"),
+        ({"model__hidden": 1_000_000}, "GB"),
+        ({"data__batch": 10**9}, "GB"),
+        ({"precision__recurrent": "fp8"}, "precision.recurrent"),
+        ({"devices__kernels": "pallas"}, "devices.kernels"),
+        ({"train__deterministic": True}, "train.deterministic"),
+        ({"data__corpus": "valid"}, "the valid split"),
+        (START | {"optimizer__name": "lars"}, "optimizer.name is 'lars'"),
+        (START | {"train__epochs": 1e-4}, "train.epochs is 0.0001"),
+        (START | {"model__hidden": 8}, "has the shape"),
+        (START | {"model__layers": 2}, "layer_1/b"),
+        (START | {"model": LSTM(hidden=48, embedding=16)}, "lacks layer_0"),
+        (START | RISES_ONLY, "optimizer.warmup_steps"),
     ],
 )
-def test_refused_runs(changes, message, corpus, straight, text_file, tmp_path) -> None:
+def test_refused_runs(changes, named, corpus, straight, text_file, tmp_path) -> None:
     """They leave no folder, of which `evaluate` would say that it has no checkpoint."""
     if "data__corpus" in changes:
         prepare([str(text_file)], tmp_path / "all", split=(1, 0, 0))
         changes = {"data__corpus": str(tmp_path / "all")}
     if "train__start_from" in changes:
         changes = changes | {"train__start_from": str(straight)}
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=re.escape(named)):
         mlstm.train(config_of(corpus, tmp_path / "run", 20, **changes), show_progress=False)
     assert not (tmp_path / "run").exists()
 
