@@ -174,19 +174,6 @@ def test_refused_save(tmp_path: Path) -> None:
             saved.save(checkpoints, step)
 
 
-def test_best_beside_nan(tmp_path: Path) -> None:
-    saved = Saved(tmp_path / "run")
-    checkpoints = Checkpoints(saved.folder, RUN, keep=1)
-    for step, bpc in ((10, 2.0), (20, math.nan), (30, 2.5), (40, None)):
-        saved.save(checkpoints, step, bpc)
-    checkpoints.close()
-    for found in (checkpoints, Checkpoints(saved.folder, RUN, read_only=True)):
-        assert (found.steps(), found.best()) == ([10, 40], 10)
-    meta = read_record(saved.folder, 10).meta
-    # Where there are labels, their loss is the score.
-    assert (meta.bpc, meta.score, meta._replace(label_loss=0.3).score) == (2.0, 2.0, 0.3)
-
-
 def test_set_aside(saved: Saved, tmp_path: Path) -> None:
     moved = saved.copy(tmp_path / "run")
     for target in ("40", "40-2"):

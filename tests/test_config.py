@@ -222,21 +222,6 @@ def test_round_trip_of_json() -> None:
     assert configs.from_json(digest.to_json({}), Path("x")) == Config()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--optimizer.name"], "--optimizer.name: expected one argument"),
-        (["model:lsm"], "; did you mean model:lstm"),
-        (["--model.kind", "gru"], "there is no option --model.kind"),
-        (["model:lstm", "model:mlstm"], "model:lstm and model:mlstm: choose one model of"),
-        (["model:lstm", "--model.recurrent-gain", "2"], "--model.recurrent-gain"),
-        (["--model.no-weight-norm"], "--model.no-weight-norm"),
-    ],
-)
-def test_bad_choices(words, message, refused) -> None:
-    assert message in refused("train", *words)
-
-
 FP8 = {"precision__recurrent": "fp8"}
 EMULATED = {"precision__recurrent": "fp8_emulated"}
 OTHERS = [kind for name, kind in sorted(Architecture.kinds.items()) if name != "mlstm"]
