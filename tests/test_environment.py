@@ -59,11 +59,6 @@ def test_cached_program(tmp_path, begin) -> None:
     (program,) = tmp_path.glob("*/*/jit_compiled_once*")
     assert program.parent.stat().st_mode & 0o077 == 0
     assert said(begin()) == f"{result} 1\n"
-    # A damaged one is compiled again, once.
-    whole = program.read_bytes()
-    program.write_bytes(whole[:-9] + bytes([whole[-9] ^ 4]) + whole[-8:])
-    assert said(begin()) == f"{result} 0\n"
-    assert said(begin()) == f"{result} 1\n"
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="it has this codec")
@@ -80,6 +75,7 @@ def test_cache_of_two_codecs(tmp_path, begin) -> None:
 
 
 def test_damaged_entries(tmp_path: Path) -> None:
+    """Each is as one that is not there, and is compiled again."""
     kept = host.Cache(tmp_path)
     value = b"a program"
     kept.put("one", value)
