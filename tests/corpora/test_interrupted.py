@@ -4,32 +4,33 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
-import mlstm_jax.commands.models  # noqa: F401  # before a test replaces run.load_run
-from mlstm_jax import cli, output, run
-from mlstm_jax.corpora import parts, records, writer
+import mlstm_jax
+from mlstm_jax import cli
 from mlstm_jax.guard import Interrupted, interruptible
-from mlstm_jax.transfer import standalone
 
 from .written import contents
 
 REPOSITORY = Path(__file__).parents[2]
-SIGNALS = [signal.SIGTERM, signal.SIGINT]
+PACKAGE = f"{Path(mlstm_jax.__file__).parent}{os.sep}"
+SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
     """As at a terminal: a shell's background job ignores SIGINT, and so does what it starts."""
-    numbers = [*SIGNALS, signal.SIGHUP]
-    before = [*map(signal.getsignal, numbers)]
-    for number in numbers:
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in SIGNALS:
         signal.signal(number, signal.default_int_handler)
     yield
-    for number, handler in zip(numbers, before, strict=True):
+    sys.setprofile(None)
+    for number, handler in before.items():
         signal.signal(number, handler)
 
 
@@ -100,21 +101,34 @@ def test_exit_codes(program, number, told, tmp_path: Path) -> None:
     assert told in done.stderr
 
 
+@dataclass
+class Calls:
+    """Counts the calls that files of the package make, and raises a signal at one of them."""
+
+    files: tuple[str, ...]
+    place: int = 0
+    number: signal.Signals = signal.SIGTERM
+    count: int = 0
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        name = frame.f_code.co_filename.removeprefix(PACKAGE)
+        if "call" in event and name.startswith(self.files):
+            self.count += 1
+            if self.count == self.place:
+                sys.setprofile(None)
+                signal.raise_signal(self.number)
+
+
 @pytest.mark.parametrize("kept", [True, False])
-def test_transfer_resumes(kept, tmp_path, monkeypatch, capsys):
-    (tmp_path / "run").mkdir()
+def test_transfer_resumes(kept, tmp_path, capsys) -> None:
     (tmp_path / "a.csv").write_text("text,label\ngood,1\nbad,0\n")
-
-    def stop(*_: object) -> None:
+    if kept:
         (tmp_path / "out/features").mkdir(parents=True)
-        if kept:
-            (tmp_path / "out/features/train.npz").write_bytes(b"")
-        signal.raise_signal(signal.SIGTERM)
-
-    monkeypatch.setattr(run, "load_run", stop)
+        (tmp_path / "out/features/train.npz").write_bytes(b"")
     files = ["--train", f"{tmp_path}/a.csv", "--test", f"{tmp_path}/a.csv"]
+    sys.setprofile(Calls(("loaded.py",), 1))
     with pytest.raises(SystemExit) as told:
-        cli.main(["transfer", f"{tmp_path}/run", *files, "--out", f"{tmp_path}/out"])
+        cli.main(["transfer", "reviews-1024", *files, "--out", f"{tmp_path}/out"])
     assert told.value.code == 128 + signal.SIGTERM
     said = capsys.readouterr().err
     assert "interrupted by SIGTERM" in said
@@ -139,27 +153,13 @@ PREPARE = "prepare a.txt --out new/out --max-reject-fraction 1 --overwrite"
 CLASSIFY = "classify reviews-1024 reviews-1024/sentiment b.txt --out new/out.csv"
 
 
-def stopping(function: Callable, number: signal.Signals) -> Callable:
-    def stop(*arguments: object, **options: object) -> object:
-        signal.raise_signal(number)
-        return function(*arguments, **options)
-
-    return stop
-
-
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
-    ("words", "where", "name", "number"),
-    [
-        (PREPARE, writer, "clean", signal.SIGINT),
-        (PREPARE, parts, "in_order", signal.SIGINT),
-        (PREPARE, records, "_source_of", signal.SIGTERM),  # while the file of rejects is written
-        (PREPARE, writer, "write_split", signal.SIGTERM),
-        (PREPARE, output.shutil, "rmtree", signal.SIGINT),  # while it tidies up
-        (PREPARE, os, "rename", signal.SIGTERM),
-        (CLASSIFY, standalone.csv, "writer", signal.SIGHUP),
-    ],
+    ("words", "files", "times"),
+    [(PREPARE, ("corpora", "data", "output.py"), 8), (CLASSIFY, ("transfer/standalone.py",), 2)],
 )
-def test_one_line_and_nothing_changed(tmp_path, monkeypatch, capsys, words, where, name, number):
+def test_one_line_and_nothing_changed(words, files, times, tmp_path, monkeypatch, capsys) -> None:
+    """Wherever the signal comes: what is overwritten is there, as before or anew."""
     lines = "".join(map("review {} é &amp;\n".format, range(40)))
     (tmp_path / "a.txt").write_bytes(lines.encode() + b"caf\xe9\n\xe9\n")
     (tmp_path / "b.txt").write_text("good\n")
@@ -167,13 +167,20 @@ def test_one_line_and_nothing_changed(tmp_path, monkeypatch, capsys, words, wher
     cli.main(PREPARE.split())
     before = contents(tmp_path / "new")
     assert "out.rejects.jsonl" in before
-    capsys.readouterr()
-    monkeypatch.setattr(where, name, stopping(getattr(where, name), number))
-    with pytest.raises(SystemExit) as stop:
-        cli.main(words.split())
-    assert stop.value.code == 128 + number
+    calls = Calls(files)
+    sys.setprofile(calls)
+    cli.main(words.split())
+    sys.setprofile(None)
+    Path("new/out.csv").unlink(missing_ok=True)
     left = "; no temporary files are left" * (words == PREPARE)
-    told = f"mlstm-jax {words.split()[0]}: interrupted by {number.name}{left}.\n"
-    assert capsys.readouterr().err == told
-    assert contents(tmp_path / "new") == before
-    assert sorted(os.listdir("new")) == ["out", "out.rejects.jsonl"]
+    for time in range(1, times):
+        number = SIGNALS[time % len(SIGNALS)]
+        capsys.readouterr()
+        sys.setprofile(Calls(files, time * calls.count // times, number))
+        with pytest.raises(SystemExit) as stop:
+            cli.main(words.split())
+        assert stop.value.code == 128 + number
+        told = f"mlstm-jax {words.split()[0]}: interrupted by {number.name}{left}.\n"
+        assert capsys.readouterr().err == told
+        assert contents(tmp_path / "new") == before
+        assert sorted(os.listdir("new")) == ["out", "out.rejects.jsonl"]
