@@ -15,28 +15,33 @@ from threadpoolctl import threadpool_limits
 from mlstm_jax import cli, shipped
 
 ROOT = Path(__file__).parent.parent
-TUTORIALS = ROOT / "docs/tutorials"
 PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md")), *ROOT.glob("docs/**/*.md")]
 TAGS = ("DET", "NOUN", "VERB", "ADJ")
 
 
-def blocks(name: str) -> list[str]:
-    page = (TUTORIALS / f"{name}.md").read_text(encoding="utf-8")
-    return re.findall(r"(?s)```python\n(.*?)```", page)
+def blocks(page: str, heading: str = "") -> list[str]:
+    """The Python code of a page of the docs, from a heading on."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return re.findall(r"(?s)```python\n(.*?)```", text[text.index(heading) :])
 
 
-def test_byte_by_byte(run, text_file, tmp_path, monkeypatch, capsys) -> None:
-    """A line of another kind surprises most, and words of a simple grammar are tagged."""
+@pytest.fixture
+def here(run, tmp_path, monkeypatch) -> None:
+    """An empty folder with the model runs/log."""
     monkeypatch.chdir(tmp_path)
     Path("runs").mkdir()
     Path("runs/log").symlink_to(run.folder)
+
+
+def test_byte_by_byte(here, text_file, capsys) -> None:
+    """A line of another kind surprises most, and words of a simple grammar are tagged."""
     lines = text_file.read_text(encoding="utf-8").splitlines()[:60]
     lines[40] = "kernel: Out of memory: Killed process 4242"
     Path("today.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     words = [line.split()[:4] for line in lines if line != lines[40]]
     rows = [[f"{w}\t{t}" for w, t in zip(one, TAGS, strict=True)] for one in words]
     Path("tagged.tsv").write_text("\n\n".join(map("\n".join, rows)), encoding="utf-8")
-    surprise, tagger = blocks("byte_by_byte")
+    surprise, tagger = blocks("tutorials/byte_by_byte.md")
     names: dict[str, Any] = {}
     exec(surprise, names)
     first, *others = capsys.readouterr().out.splitlines()
@@ -50,12 +55,10 @@ def test_byte_by_byte(run, text_file, tmp_path, monkeypatch, capsys) -> None:
     assert np.shape(names["vectors"][0]) == (4, 1024)
 
 
-def test_several_labels(run, tmp_path, monkeypatch) -> None:
+def test_several_labels(here) -> None:
     """A rare label and a common one, on texts that the model has not seen labelled."""
-    monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs/transfer.md").read_text(encoding="utf-8")
-    recipe = re.search(r"(?s)\n## Several labels .*?```python\n(.*?)```", page)[1]
-    recipe = recipe.replace("reviews-1024", str(run.folder))
+    recipe, *_ = blocks("transfer.md", "## Several labels ")
+    recipe = recipe.replace("reviews-1024", "runs/log")
     recipe = recipe.replace('scoring="f1"', 'scoring="f1", thresholds=10')  # of 100
     generator = np.random.default_rng(0)
     nouns = generator.choice(["piano", "guitar", "cable", "strap"], 160, p=[0.1, 0.3, 0.3, 0.3])
@@ -77,20 +80,19 @@ def test_several_labels(run, tmp_path, monkeypatch) -> None:
     assert thresholds[0] != 0.5
 
 
-def test_numbers(run, random) -> None:
-    page = (ROOT / "docs/transfer.md").read_text(encoding="utf-8")
-    recipe = re.search(r"(?s)\n## Numbers\n.*?```python\n(.*?)```", page)[1]
+def test_numbers(here, random) -> None:
+    recipe, *_ = blocks("transfer.md", "## Numbers\n")
     ends = random.choice(["good", "great", "bad"], 120)
     texts = [f"my guitar is {end} {number}." for number, end in enumerate(ends)]
     numbers = 4.5 - 3.2 * (ends == "bad") + 0.1 * random.normal(size=120)
     names: dict[str, Any] = {"texts": texts[:90], "numbers": numbers[:90]}
     with threadpool_limits(1, user_api="blas"):
-        exec(recipe.replace("reviews-1024", str(run.folder)), names)
+        exec(recipe.replace("reviews-1024", "runs/log"), names)
     assert names["model"].score(texts[90:], numbers[90:]) > 0.9
 
 
 @pytest.mark.filterwarnings("ignore:1 of . texts:mlstm_jax.errors.Note")
-def test_recipes(run, text_file, tmp_path, monkeypatch, capsys) -> None:
+def test_recipes(here, text_file, monkeypatch, capsys) -> None:
     """Each program of the page, the service through Starlette and the log from standard input."""
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("starlette")
@@ -99,14 +101,9 @@ def test_recipes(run, text_file, tmp_path, monkeypatch, capsys) -> None:
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b'["I loved it.", ""]', "more_body": False}
 
-    monkeypatch.chdir(tmp_path)
-    Path("runs").mkdir()
-    Path("runs/log").symlink_to(run.folder)
     log = [*text_file.read_bytes().splitlines(keepends=True)[:20], b"kernel: Killed 4242\n"]
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=log))
-    page = (ROOT / "docs/recipes.md").read_text(encoding="utf-8")
-    programs = re.findall(r"(?s)```python\n(.*?)```", page)
-    frames, joined, labelled, watch, service, books, layers = programs
+    frames, joined, labelled, watch, service, books, layers = blocks("recipes.md")
     names: dict[str, Any] = {"frame": pandas.DataFrame({"text": ["I loved it.", ""]})}
     exec(frames, names)
     assert names["frame"]["positive"][0] > 0.9
@@ -140,8 +137,8 @@ def test_recipes(run, text_file, tmp_path, monkeypatch, capsys) -> None:
 
 def test_commands_of_the_docs(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("small_512.py",):  # which a reader has written
-        Path(name).write_bytes(shipped.files("config")["small_512"].read_bytes())
+    # Which a reader has written.
+    Path("small_512.py").write_bytes(shipped.files("config")["small_512"].read_bytes())
     lines = set()
     for page in (*PAGES, *shipped.files("model").values()):
         text = page.read_text(encoding="utf-8").replace("\\\n", " ")
