@@ -40,6 +40,7 @@ def lines(*records: object) -> str:
 
 
 _FIELDS = {"text": None, "sentence": "default", "body": "named", "stars": 2, "mark": "3.5"}
+NO_RATINGS = ["good", None, True, [5], "", "nan", 1e39, 10**400, "inf"]
 
 
 @pytest.mark.parametrize(
@@ -50,18 +51,13 @@ _FIELDS = {"text": None, "sentence": "default", "body": "named", "stars": 2, "ma
         ({"overall": 4.0}, {}, None),
         (_FIELDS, {}, Document("default", 2.0)),
         (_FIELDS, {"text_column": "body", "rating_column": "mark"}, Document("named", 3.5)),
+        *(({"text": "t", "rating": rating}, {}, Document("t", None)) for rating in NO_RATINGS),
     ],
 )
 def test_text_and_rating(tmp_path, record, options, expected):
     source = write(tmp_path / "a.jsonl", lines(record, {"text": "end", "body": "end"}))
     found = documents(source, **options)
     assert found == [expected, Document("end", None)]
-
-
-@pytest.mark.parametrize("rating", ["good", None, True, [5], "", "nan", 1e39, 10**400, "inf"])
-def test_what_is_no_rating(tmp_path, rating) -> None:
-    source = write(tmp_path / "a.jsonl", lines({"text": "t", "rating": rating}))
-    assert documents(source) == [Document("t", None)]
 
 
 TEXTS = ["café", "日本"]
@@ -225,12 +221,12 @@ def test_longest_line(tmp_path, monkeypatch, name):
     ],
 )
 def test_standard_input(monkeypatch, data, expected):
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(data))))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
     copied = STDIN.repeatable()
     assert copied.copy
     with copied.copy:
         assert texts(copied) == texts(copied) == expected
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(data))))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
     assert texts(STDIN) == expected
 
 
@@ -243,7 +239,7 @@ def test_standard_input(monkeypatch, data, expected):
     ],
 )
 def test_no_text_on_standard_input(monkeypatch, data, message):
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(data))))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
     with pytest.raises(UserError, match=f"^standard input: it is not a text, but {message}"):
         texts(STDIN)
 
@@ -290,13 +286,8 @@ def test_damaged_gzip(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a\.txt\.gz, after record 0: .*Not a gzipped file"):
         documents(Source(str(path)))
     whole = gzip.compress("\n".join([*map(str, range(900)), ""]).encode())
-    for damaged in (
-        whole + b"more",
-        whole[:-9],
-        whole[:20],
-        whole[:-8] + bytes(8),
-        b"\x1f\x8b" + bytes(90),
-    ):
+    cut = (whole[:-9], whole[:20], whole[:-8] + bytes(8), b"\x1f\x8b" + bytes(90))
+    for damaged in (whole + b"more", *cut):
         path.write_bytes(damaged)
         with pytest.raises(UserError, match=r"a\.txt\.gz, after record \d+: the gzip data is cut"):
             documents(Source(str(path)))

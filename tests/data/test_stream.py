@@ -237,11 +237,6 @@ def test_labels_of_documents_apart(split: Split) -> None:
     np.testing.assert_array_equal(read, rated)
 
 
-def rated(ratings: list[float] | None) -> Split:
-    column = None if ratings is None else np.array(ratings, np.float32)
-    return dataclasses.replace(make_split([2000, 3000]), ratings=column)
-
-
 def test_too_little(split) -> None:
     # A small corpus gets fewer shards.
     shards = TrainStream(split, batch=4, window=16, shards=1000).shards
@@ -251,29 +246,22 @@ def test_too_little(split) -> None:
     # Documents one by one need no whole window.
     few = TrainStream(make_split([3, 4]), batch=2, window=32, per_document=True).batch(0)
     np.testing.assert_array_equal(few.targets_B, [2, 3])
-    for small, batch, window, how, message in (
-        (make_split([50] * 4), 8, 8, {"per_document": True}, "4 documents, too"),
-        (make_split([100] * 10), 64, 512, {}, "too few for 64 rows of 512 bytes"),
-        (make_split([16]), 1, 16, {"targets_are_inputs": True}, "16 bytes in 1 documents, too few"),
-        (
-            rated(None),
-            1,
-            16,
-            {"labels": "ratings"},
-            "two different ones, in the train",
-        ),
-        (
-            rated([3.0, 3.0]),
-            1,
-            16,
-            {"labels": "ratings"},
-            "two different ones, in the train",
-        ),
+    for lengths, batch, window, how, message in (
+        ([50] * 4, 8, 8, {"per_document": True}, "4 documents, too"),
+        ([100] * 10, 64, 512, {}, "too few for 64 rows of 512 bytes"),
+        ([16], 1, 16, {"targets_are_inputs": True}, "16 bytes in 1 documents, too few"),
     ):
         with pytest.raises(UserError, match=message):
-            TrainStream(small, batch=batch, window=window, **how)
+            TrainStream(make_split(lengths), batch=batch, window=window, **how)
     with pytest.raises(UserError, match="too few to score"):
         EvaluationStream(make_split([]), window=8)
+
+
+@pytest.mark.parametrize("ratings", [None, np.full(2, 3, np.float32)])
+def test_too_few_ratings(ratings: Any) -> None:
+    split = dataclasses.replace(make_split([2000, 3000]), ratings=ratings)
+    with pytest.raises(UserError, match="two different ones, in the train"):
+        TrainStream(split, batch=1, window=16, labels="ratings")
 
 
 @pytest.mark.parametrize(

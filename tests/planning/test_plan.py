@@ -22,7 +22,9 @@ from mlstm_jax.training.state import memory_bytes, parameter_count
 
 ROOT = Path(__file__).parents[2]
 MACHINES = ROOT / "configs/machines"
-RESULTS = ROOT / "benchmarks/results"
+# The steps that benchmarks/train_step.py compiled and measured on a CPU.
+MEASURED = json.loads((ROOT / "benchmarks/results/train_step_cpu_memory.json").read_text())["rows"]
+OURS = [row for row in MEASURED if row["implementation"] == "ours"]
 
 # Puri et al. 2018, fig. 3b: seconds per iteration by the number of GPUs. Their headline, 109 times
 # one GPU's speed on 128, is .951 s, where the table has .91.
@@ -88,10 +90,8 @@ def test_efficiency(data: Data) -> None:
 
 def test_counted_memory() -> None:
     """XLA's own count of the steps that the benchmark compiled, within a third."""
-    rows = json.loads((RESULTS / "train_step_cpu_memory.json").read_text())["rows"]
-    ours = [row for row in rows if row["implementation"] == "ours"]
-    assert len(ours) == 4
-    for row in ours:
+    assert len(OURS) == 4
+    for row in OURS:
         config = Config(
             model=Model(hidden=row["hidden"]),
             data=Data(batch=row["batch"], window=row["window"]),
@@ -123,11 +123,7 @@ def test_counted_memory_of_other_kinds(kind: str) -> None:
 
 
 def test_measured_rate() -> None:
-    results = RESULTS / "train_step_cpu_memory.json"
-    rows = {}
-    for row in json.loads(results.read_text())["rows"]:
-        if row["implementation"] == "ours":
-            rows[row["recompute_every"]] = row
+    rows = {row["recompute_every"]: row for row in OURS}
     rate = rows[None]["flops"] / rows[None]["median_s"]
     machine = load_machine(MACHINES / "h200.json")
     machine = dataclasses.replace(machine, step_flops_per_s={"fp32": rate})
