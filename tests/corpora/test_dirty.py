@@ -138,8 +138,9 @@ def test_parts_and_memory_agree(tmp_path: Path, monkeypatch, dedupe: Any) -> Non
         text = "".join(draw.choices(_PIECES, k=draw.choice([0, 1, 2, 3, 5])))
         records.append({"text": text, "rating": draw.choice(_RATINGS)})
     sources = [jsonl(tmp_path / f"{n}.jsonl", records[n::4]) for n in range(4)]
-    with (tmp_path / "0.jsonl").open("a") as file:
-        file.write("bad\n")
+    for source in sources:
+        with Path(source).open("a") as file:
+            file.write("bad\n")
     how = {"split": (1, 0, 0), "seed": 3, "dedupe": dedupe, "max_reject_fraction": 0.01}
     for workers in (1, 3):
         out = tmp_path / str(workers)
@@ -147,7 +148,7 @@ def test_parts_and_memory_agree(tmp_path: Path, monkeypatch, dedupe: Any) -> Non
         wanted = expected(sources, Recipe(seed=3, dedupe=dedupe))
         assert len(wanted) > 500
         assert comparable(rated(out)) == comparable(wanted)
-        assert manifest.rejected == {"not JSON": 1}
+        assert manifest.rejected == {"not JSON": 4}
         assert out.with_name(f"{workers}.rejects.jsonl").exists()
 
 

@@ -290,15 +290,18 @@ def test_evaluation(lengths, pieces) -> None:
 
 
 def test_prefetch() -> None:
-    assert list(prefetch(str, range(3, 9))) == ["3", "4", "5", "6", "7", "8"]
-    assert list(prefetch(str, range(5, 5))) == []
+    made = []
 
-    def fail(step: int) -> int:
-        if step == 2:
+    def make(step: int) -> str:
+        made.append(step)
+        if step == 9:
             raise ValueError("no more")
-        return step
+        return str(step)
 
-    steps = prefetch(fail, range(9))
-    assert [next(steps), next(steps)] == [0, 1]
+    assert list(prefetch(make, range(3, 9))) == ["3", "4", "5", "6", "7", "8"]
+    assert list(prefetch(make, range(5, 5))) == []
+    assert made == [3, 4, 5, 6, 7, 8]
+    steps = prefetch(make, range(8, 99))
+    assert next(steps) == "8"
     with pytest.raises(ValueError, match="no more"):
         next(steps)

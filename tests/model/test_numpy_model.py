@@ -97,6 +97,13 @@ def test_random_numbers(random) -> None:
         np.testing.assert_array_equal(draw(ours, logits_BV, how), theirs)
 
 
+def write_units(weights_file: Path, out: Path) -> None:
+    """Write weights as of another version, in which `hidden` has the name "units"."""
+    text, arrays = weights.read_safetensors(weights_file)
+    about = digest.sealed(json.loads(text.replace('"hidden":', '"units":')))
+    weights.write_arrays(out, arrays, {weights.KEY: json.dumps(about)})
+
+
 def test_what_numpy_cannot_read(run, tmp_path) -> None:
     """A run with checkpoints; a Transformer; weights that were damaged: JAX's loader names them."""
     assert not isinstance(mlstm.load(run.folder).loaded, SmallModel)
@@ -104,14 +111,10 @@ def test_what_numpy_cannot_read(run, tmp_path) -> None:
         mlstm.load(run.folder, reader="numpy")
     write_imported(tmp_path / "transformer", as_weights(draw_model("transformer")))
     assert load_small(tmp_path / "transformer") is None
-    weights.save(tmp_path / "m.safetensors", as_weights(run))
     file = tmp_path / "m.safetensors"
+    weights.save(file, as_weights(run))
     assert load_small(file) is not None
-    text, arrays = weights.read_safetensors(file)
-    about = weights.metadata(text)  # of another version, in which a size has another name
-    about["model"]["units"] = about["model"].pop("hidden")
-    about = {weights.KEY: json.dumps(digest.sealed(about))}
-    weights.write_arrays(tmp_path / "other.safetensors", arrays, about)
+    write_units(file, tmp_path / "other.safetensors")
     assert load_small(tmp_path / "other.safetensors") is None
     data = bytearray(file.read_bytes())
     data[-5] ^= 1
@@ -126,11 +129,7 @@ def test_former_name_of_a_field(run, tmp_path, monkeypatch) -> None:
     weights.save(tmp_path / "m.safetensors", as_weights(run))
     write_imported(tmp_path / "run", as_weights(run))
     for file in (tmp_path / "m.safetensors", tmp_path / "run" / WEIGHTS):
-        text, arrays = weights.read_safetensors(file)
-        about = json.loads(text.replace('"hidden":', '"units":'))
-        del about["crc32"]
-        text = json.dumps(digest.sealed(about))
-        weights.write_arrays(file, arrays, {weights.KEY: text})
+        write_units(file, file)
     assert load_small(tmp_path / "m.safetensors") is not None
     assert weights.load_weights(tmp_path / "m.safetensors").model.hidden == 64
     assert load_small(tmp_path / "run") is not None

@@ -147,27 +147,26 @@ def test_first_positions() -> None:
     assert products[0, 1] > 1.5 * abs(products[0, 50])
 
 
-@pytest.mark.parametrize("seen", ["causal", "causal, some keys", "lengths"])
-def test_attention(seen: str, random: np.random.Generator) -> None:
+SEEN_BS = np.random.default_rng(0).random((2, 70)) < 0.7
+SEEN_BS[:, 0] = True
+LENGTHS_B = np.array([70, 33])
+
+
+@pytest.mark.parametrize(
+    ("causal", "keys", "mask"),
+    [
+        (True, {}, {}),
+        (True, {"keys_BS": SEEN_BS}, {"mask": SEEN_BS[:, None, None]}),
+        (False, {"lengths_B": LENGTHS_B}, {"key_value_seq_lengths": LENGTHS_B}),
+    ],
+    ids=["causal", "causal, some keys", "lengths"],
+)
+def test_attention(causal: bool, keys: dict, mask: dict, random: np.random.Generator) -> None:
     """Over more places than a block of queries has, with a gradient."""
-    rows = 2
     size = 70
-    heads = 2
     units = 4
-    given = random.normal(size=(3, rows, size, heads, units)).astype(np.float32)
+    given = random.normal(size=(3, 2, size, 2, units)).astype(np.float32)
     direction = random.normal(size=given.shape[1:]).astype(np.float32)
-    keys = {}
-    mask = {}
-    if "some keys" in seen:
-        keys_BS = random.random((rows, size)) < 0.7
-        keys_BS[:, 0] = True
-        keys = {"keys_BS": keys_BS}
-        mask = {"mask": keys_BS[:, None, None]}
-    if seen == "lengths":
-        lengths_B = np.array([70, 33])
-        keys = {"lengths_B": lengths_B}
-        mask = {"key_value_seq_lengths": lengths_B}
-    causal = "causal" in seen
 
     def both(run: Callable[..., jax.Array], **how: object) -> tuple[jax.Array, jax.Array]:
         @jax.jit
