@@ -274,8 +274,8 @@ class FineTuned(ClassifierMixin, _TextEstimator):
         """
         check_is_fitted(self)
         strings = as_texts(texts)
-        for number, text in enumerate(strings):
-            if not self._reader.cleaned(text):
+        for number, cleaned in enumerate(self._reader.loaded.cleaned(strings)):
+            if not cleaned:
                 raise UserError(f"texts[{number}] is blank and has no class; leave it out.")
         states = self._reader.encode(strings, self.tuned_.classifier.about.state)
         return self.tuned_.classifier.probabilities(states, strings)[:, self._columns]

@@ -13,7 +13,7 @@ from mlstm_jax.transfer.labels import with_held_out
 
 if TYPE_CHECKING:
     from mlstm_jax.transfer.finetune import Finetuned
-    from mlstm_jax.transfer.transfer import Transferred as Fitted
+    from mlstm_jax.transfer.transfer import Transferred
 
 
 class FittingModel(TextModel):
@@ -32,7 +32,7 @@ class FittingModel(TextModel):
         text_column: str | None = None,
         overwrite: bool = False,
         show_progress: bool = False,
-    ) -> "Fitted":
+    ) -> "Transferred":
         """Fit logistic regression to the frozen features of texts, and measure it.
 
         This follows the protocol of Puri et al. 2018, section VI, with an L1 penalty and TF-IDF as

@@ -35,7 +35,8 @@ class TrainedModel(FittingModel):
 
     Attributes:
         path: run folder, or file of weights.
-        checkpoint, compute: see `load`.
+        checkpoint: see `load`.
+        compute: see `load`.
         step: of the checkpoint, in updates; 0 for imported weights.
         cleaning: how its texts are cleaned.
         hidden: number of units H in a layer.

@@ -95,6 +95,10 @@ def test_fine_tuned_classifier(model, tmp_path, classes) -> None:
     assert made.classes_.tolist() == sorted(classes)
     with pytest.raises(ValueError, match=r"^texts\[1\] is blank and has no class"):
         made.predict([TEXTS[0], "&nbsp;"])
+    with pytest.warns(Note) as notes:
+        made.predict_proba([*TEXTS[:2], "half \ud800"])
+    (note,) = notes
+    assert "in 1 of 3 texts, the first number 3;" in str(note.message)
     shares = made.predict_proba(TEXTS)
     np.testing.assert_array_equal(made.predict(TEXTS), made.classes_[shares.argmax(axis=1)])
     assert made.score(TEXTS, labels) > 0.9
