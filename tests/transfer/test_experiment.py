@@ -25,7 +25,8 @@ def folder(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("experiment")
     random = np.random.default_rng(0)
     with write_reviews(folder / "100.csv", random, 97).open("a") as file:
-        file.write("poor,my guitar is good.\n" * 3)  # of these the labels are wrong
+        for number in (512, 1024, 2048):  # their labels are wrong
+            file.write(f"poor,my guitar is great {number}.\n")
     with write_reviews(folder / "70.csv", random, 70).open("a") as file:
         file.write("fine, \nfair,&nbsp;\n")  # of these nothing is learned
     files = "--train {0}/70.csv --valid {0}/100.csv --test {0}/100.csv --out {0}/out"
