@@ -9,7 +9,7 @@ import pytest
 
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.corpora.prepare import prepare
-from mlstm_jax.options import SPLITS, SplitName
+from mlstm_jax.options import SPLITS
 
 from .written import documents, jsonl, rated
 
@@ -23,15 +23,16 @@ def some_bytes(seed: int, count: int) -> bytes:
 
 @pytest.mark.parametrize("document", [None, "line", "paragraph", "file"])
 def test_text_files_byte_for_byte(tmp_path, document):
-    sources: dict[SplitName, list[str]] = {}
-    texts: dict[SplitName, bytes] = {}
+    sources = {}
+    texts = {}
     for seed, name in enumerate(SPLITS):
         count = 400 if name == "train" else 40
-        parts = [some_bytes(3 * seed, count), some_bytes(3 * seed + 1, count)]
-        (tmp_path / f"{name}.txt").write_bytes(parts[0])
-        (tmp_path / f"{name}2.txt.gz").write_bytes(gzip.compress(parts[1]))
-        sources[name] = [str(tmp_path / f"{name}.txt"), str(tmp_path / f"{name}2.txt.gz")]
-        texts[name] = b"".join(parts)
+        plain = some_bytes(3 * seed, count)
+        packed = some_bytes(3 * seed + 1, count)
+        (tmp_path / f"{name}.txt").write_bytes(plain)
+        (tmp_path / f"{name}2.txt.gz").write_bytes(gzip.compress(packed))
+        sources[name] = [tmp_path / f"{name}.txt", tmp_path / f"{name}2.txt.gz"]
+        texts[name] = plain + packed
     out = tmp_path / "out"
     manifest = prepare(sources, out, clean="none", document=document).manifest
     assert manifest.split is None
@@ -50,15 +51,12 @@ def test_text_files_byte_for_byte(tmp_path, document):
 
 def test_kept_records(tmp_path: Path) -> None:
     texts = {"train": ["b", "aa", "b", "B "], "test": ["b", "zzz"]}
-    sources: dict[SplitName, list[str]] = {}
-    cleaned: dict[str, list[bytes]] = {}
-    for name in texts:
-        records: list[dict[str, object]] = [{"text": " "}, {}]
-        cleaned[name] = []
-        for text in texts[name]:
-            records.append({"text": text, "rating": len(text)})
-            cleaned[name].append(clean(text, "radford"))
-        sources[name] = [jsonl(tmp_path / f"{name}.jsonl", records)]
+    sources = {}
+    cleaned = {}
+    for name, given in texts.items():
+        records = [{"text": text, "rating": len(text)} for text in given]
+        sources[name] = jsonl(tmp_path / f"{name}.jsonl", [{"text": " "}, {}, *records])
+        cleaned[name] = [clean(text, "radford") for text in given]
     manifest = prepare(sources, tmp_path / "out").manifest
     assert (manifest.records, manifest.blank, manifest.without_text) == (10, 2, 2)
     assert (manifest.duplicates, manifest.dedupe) == (0, "none")

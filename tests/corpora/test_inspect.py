@@ -20,14 +20,10 @@ TEXTS = [
 ]
 
 
-def make(folder: Path, *texts: tuple[str, float | None]) -> Path:
-    records = [{"text": text, "rating": rating} for text, rating in texts]
-    prepare([jsonl(folder / "a.jsonl", records)], folder / "corpus", split=(1, 0, 0))
-    return folder / "corpus"
-
-
 def test_summary(tmp_path: Path, capsys) -> None:
-    made = make(tmp_path, *TEXTS, TEXTS[0])
+    records = [{"text": text, "rating": rating} for text, rating in [*TEXTS, TEXTS[0]]]
+    made = tmp_path / "corpus"
+    prepare([jsonl(tmp_path / "a.jsonl", records)], made, split=(1, 0, 0))
     found = inspect(made, batch=1, window=8, samples=2)
     data = (made / "train.bin").read_bytes()
     cleaned = [f"\n {text.strip()} ".encode() for text, _ in TEXTS]
