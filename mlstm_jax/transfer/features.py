@@ -17,7 +17,6 @@ import weakref
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -29,12 +28,11 @@ from mlstm_jax.corpora.documents import Recipe, clean, is_broken, note_broken
 from mlstm_jax.corpora.readers import read_documents
 from mlstm_jax.corpora.sources import Source, check_source
 from mlstm_jax.errors import UserError, note, require
-from mlstm_jax.loaded import Loaded, SmallModel
+from mlstm_jax.loaded import Loaded
 from mlstm_jax.model.architecture import Sizes, StateOutput
-from mlstm_jax.model.numpy_model import Summary
-from mlstm_jax.model.numpy_products import with_one_thread
 from mlstm_jax.options import CSV, Cleaning, CsvOptions, FeatureState, State
 from mlstm_jax.terminal import ProgressLine
+from mlstm_jax.transfer.engines import summaries
 
 Features = NDArray[np.float32]
 STATE_NAMES: dict[FeatureState, str] = {
@@ -196,14 +194,7 @@ class Featurizer:
             self.columns += [Column(state, layer, unit) for unit in range(model.hidden)]
         needs_totals = any(state in ("mean_h", "max_h") for state, _ in self._layers)
         keep: StateOutput = "totals" if needs_totals else "none"
-        if isinstance(run, SmallModel):
-            self._summaries: Any = partial(run.whole_texts.read, score=score, rows=rows)
-        else:
-            from mlstm_jax.transfer import reader  # imports JAX
-
-            of_jax: Any = run
-            how = reader.TextReader(of_jax, devices, rows, keep_states=keep, score=score)
-            self._summaries = how.summaries
+        self._summaries = summaries(run, devices, rows, keep, score=score)
 
     @property
     def fields(self) -> list[list[Any]]:
@@ -253,10 +244,7 @@ class Featurizer:
             )
         features_NC = np.zeros((len(texts), len(self.columns)), np.float32)
         nats_N = np.zeros(len(texts))
-        parts: Iterator[Summary] = self._summaries(cleaned, advance=line.advance)
-        if isinstance(self.run, SmallModel):
-            parts = with_one_thread(parts)
-        for read in parts:
+        for read in self._summaries(cleaned, line.advance):
             values = [read.states[state][:, layer] for state, layer in self._layers]
             features_NC[read.text_N] = np.concatenate(values, axis=1)
             nats_N[read.text_N] = read.nats_N

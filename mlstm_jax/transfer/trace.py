@@ -14,15 +14,14 @@ from numpy.typing import NDArray
 
 from mlstm_jax.corpora.documents import prompt_bytes
 from mlstm_jax.errors import require
-from mlstm_jax.loaded import Loaded, SmallModel
+from mlstm_jax.loaded import Loaded
 from mlstm_jax.model.architecture import VOCABULARY
-from mlstm_jax.model.numpy_model import Each, NumpyCarry, NumpyModel, nats
-from mlstm_jax.model.numpy_products import with_one_thread
-from mlstm_jax.model.numpy_sampling import Drawn, Request, Sampling, write
+from mlstm_jax.model.numpy_model import nats
+from mlstm_jax.model.numpy_sampling import Request, Sampling
 from mlstm_jax.options import SamplingOptions, State, byte_of
+from mlstm_jax.transfer.engines import ByteEngine, byte_engine
 from mlstm_jax.transfer.features import state_of
 
-_PIECE = 16  # bytes; after each the reading may be stopped
 # Bytes at the end of a text, a character or two, that may be others in the next text.
 _LAST_EDITED = 8
 
@@ -52,28 +51,6 @@ def go_on() -> None:
     """Check nothing."""
 
 
-class _NumpyBytes:
-    """Reads one text byte by byte, and writes on, in NumPy; `writer.DeviceBytes` is its twin."""
-
-    def __init__(self, model: NumpyModel) -> None:
-        self._model = model
-
-    def each(self, piece: bytes, reached: Any) -> Iterator[tuple[Any, Each]]:
-        """Read a piece, after what `reached` has read (None: nothing); yield the same after it."""
-        return with_one_thread(self._each(piece, reached))
-
-    def _each(self, piece: bytes, reached: Any) -> Iterator[tuple[Any, Each]]:
-        before = reached or self._model.start(1)
-        carry = NumpyCarry(before.h.copy(), before.c.copy())
-        for first in range(0, len(piece), _PIECE):
-            each = self._model.read_each(piece[first : first + _PIECE], carry)
-            yield NumpyCarry(carry.h.copy(), carry.c.copy()), each
-
-    def write(self, reached: Any, logits_V: Any, request: Request) -> Iterator[Drawn]:
-        """Yield the bytes that continue a text, a block of each sample at a time."""
-        return with_one_thread(write(self._model, reached, logits_V, request))
-
-
 class Stream:
     """Reads one text in pieces, as they come, from a zero state.
 
@@ -87,7 +64,7 @@ class Stream:
             first byte of the text, which nothing predicts, has none.
     """
 
-    def __init__(self, loaded: Loaded, reader: Any, layers: Layers) -> None:
+    def __init__(self, loaded: Loaded, reader: ByteEngine, layers: Layers) -> None:
         """Use `TrainedModel.reader` instead."""
         model = loaded.architecture
         self._reader = reader
@@ -158,13 +135,7 @@ class Reader:
     def __init__(self, run: Loaded) -> None:
         self.run = run
         self._check = go_on
-        if isinstance(run, SmallModel):
-            self.bytes: Any = _NumpyBytes(run.model)
-        else:
-            from mlstm_jax.transfer import writer  # imports JAX
-
-            of_jax: Any = run
-            self.bytes = writer.DeviceBytes(of_jax)
+        self.bytes = byte_engine(run)
         # The last text with some layers, and the stream after the part of that text with which the
         # next one may begin.
         self._kept: dict[tuple[tuple[State, int], ...], tuple[Trace, Stream]] = {}

@@ -75,7 +75,7 @@ def _generate_block(
 
 
 class DeviceBytes:
-    """Reads and writes with one device of JAX."""
+    """The `ByteEngine` of JAX, on one device."""
 
     def __init__(self, run: Run) -> None:
         """Take a model; its programs are compiled when they are first needed."""
