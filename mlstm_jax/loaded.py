@@ -5,12 +5,10 @@ nothing is compiled. `run.py` loads any other model, for JAX.
 """
 
 import contextlib
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -24,12 +22,6 @@ from mlstm_jax.model.numpy_model import KINDS, NumpyModel
 from mlstm_jax.options import Cleaning, renamed
 
 WEIGHTS = "weights.safetensors"
-
-# Bytes of texts that JAX reads in less time, its start included, where the processor multiplies
-# bf16: 3 to 5 CPU seconds to start, and then some half of NumPy's time (docs/without_jax.md).
-_WORTH_JAX = 100_000
-_BF16 = ("amx_bf16", "avx512_bf16")  # of a processor's flags
-_GPU_FILES = ("/dev/nvidiactl", "/dev/kfd")
 
 
 class Loaded(ABC):
@@ -154,21 +146,3 @@ def load_small(path: Path) -> SmallModel | None:
         if is_known and is_whole and sizes.objective == "next-byte":
             return found
     return None
-
-
-def has_gpu() -> bool:
-    """Whether JAX would use a GPU, without its import."""
-    platforms = os.environ.get("JAX_PLATFORMS", "")
-    if platforms == "cpu" or not any(map(os.path.exists, _GPU_FILES)):
-        return False
-    return find_spec("jax_plugins") is not None
-
-
-def is_worth_jax(size: int) -> bool:
-    """Whether JAX reads texts of this many bytes in less time than NumPy, with its start."""
-    if size < _WORTH_JAX:
-        return False
-    with contextlib.suppress(OSError):
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-        return any(name in flags for name in _BF16)
-    return False

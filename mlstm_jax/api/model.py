@@ -8,10 +8,11 @@ from typing import Any
 from mlstm_jax import shipped
 from mlstm_jax.api.arguments import AnyClassifier, noted
 from mlstm_jax.api.base import require_unchanged
+from mlstm_jax.api.choice import begins_with_numpy
 from mlstm_jax.api.fitting import FittingModel
 from mlstm_jax.errors import extra, require
 from mlstm_jax.fields import public
-from mlstm_jax.loaded import has_gpu, load_small
+from mlstm_jax.loaded import load_small
 from mlstm_jax.options import (
     HEATMAP,
     SAMPLING,
@@ -233,9 +234,7 @@ def load(
     """
     chosen = str(checkpoint)
     shipped.require_model(Path(path))
-    needs_numpy = reader == "numpy" or compute == "int8"
-    can_be_small = compute in ("auto", "fp32", "int8") and chosen in ("best", "latest")
-    if can_be_small and reader != "jax" and (needs_numpy or not has_gpu()):
+    if begins_with_numpy(chosen, compute, reader):
         small = load_small(Path(path))
         if small:
             if compute == "int8":

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from mlstm_jax.api.arguments import AnyClassifier, Texts, as_read, noted
 from mlstm_jax.api.base import LoadedModel
+from mlstm_jax.api.choice import is_worth_jax
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.errors import UserError
 from mlstm_jax.fields import Between, Count, public
-from mlstm_jax.loaded import SmallModel, is_worth_jax
+from mlstm_jax.loaded import SmallModel
 from mlstm_jax.options import FeatureState, State
 from mlstm_jax.transfer.classify import label_texts
 from mlstm_jax.transfer.features import Featurizer, TextFile
@@ -313,13 +314,10 @@ class TextModel(LoadedModel):
             What reads them; it keeps what it compiles.
         """
         loaded = self.loaded
-        if isinstance(loaded, SmallModel) and self._how == "auto" and self.compute != "int8":
-            size = texts.size if isinstance(texts, TextFile) else sum(map(len, texts))
-            if how.get("at_most") is not None:
-                count = texts.count if isinstance(texts, TextFile) else len(texts)
-                size = min(size, how["at_most"] * count)
-            if is_worth_jax(size):
-                loaded = self.run
+        is_small = isinstance(loaded, SmallModel)
+        may_choose = is_small and self._how == "auto" and self.compute != "int8"
+        if may_choose and is_worth_jax(texts, how.get("at_most")):
+            loaded = self.run
         key = (isinstance(loaded, SmallModel), states, *sorted(how.items()))
         if key not in self._featurizers:
             self._featurizers[key] = Featurizer(loaded, states=states, **how)

@@ -140,7 +140,8 @@ def test_former_name_of_a_field(run, tmp_path, monkeypatch) -> None:
 
 def test_choice_of_the_reader(monkeypatch, tmp_path) -> None:
     write_imported(tmp_path / "run", as_weights(draw_model("mlstm")))
-    monkeypatch.setattr("mlstm_jax.api.texts.is_worth_jax", lambda size: size > 10)
+    monkeypatch.setattr("mlstm_jax.api.choice._WORTH_JAX", 11)
+    monkeypatch.setattr("mlstm_jax.api.choice._multiplies_bf16", lambda: True)
     for how, readers in (("auto", [True, False]), ("numpy", [True]), ("jax", [False])):
         model = mlstm.load(tmp_path / "run", reader=how)
         assert model.encode(["good"]).shape == model.encode(["my guitar is good"]).shape
