@@ -6,6 +6,7 @@ text shows the same values.
 """
 
 import html
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from mlstm_jax.options import HEATMAP, HeatmapOptions, State
 from mlstm_jax.terminal import one_line
 from mlstm_jax.transfer.classifier import Classifier
 from mlstm_jax.transfer.features import state_of
-from mlstm_jax.transfer.trace import Reader
+from mlstm_jax.transfer.trace import Reader, go_on
 
 _STATES: dict[State, str] = {
     "c": "cell state c",
@@ -239,13 +240,17 @@ def score_heat(
 
 
 def running_score(
-    reader: Reader, classifier: Classifier, text: str, label: str
+    reader: Reader,
+    classifier: Classifier,
+    text: str,
+    label: str,
+    check: Callable[[], None] = go_on,
 ) -> tuple[bytes, NDArray[np.float64]]:
     """The cleaned text, and the score of a class after each byte; the last is the classifier's."""
     reader.run.architecture.require_next_byte("a score after each character")
     cleaned = clean(text, reader.run.cleaning)
     require(bool(cleaned), "text", text, _NOT_BLANK)
-    read = reader(cleaned, classifier.about.layers(reader.run.architecture))
+    read = reader(cleaned, classifier.about.layers(reader.run.architecture), check)
     scores_TK = classifier.scores(read.values_TH)
     return cleaned, scores_TK[:, classifier.classes.index(label)]
 

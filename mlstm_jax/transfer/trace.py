@@ -70,7 +70,6 @@ class Stream:
         self._reader = reader
         self._layers = layers
         units = len(layers) * model.hidden
-        self.check: Callable[[], None] = go_on
         self._reached: Any = None
         self._sum_LH = np.zeros(model.shape)
         self._max_LH = np.full(model.shape, -np.inf, np.float32)
@@ -94,10 +93,13 @@ class Stream:
             ValueError: the piece is not `bytes`.
         """
         require(isinstance(piece, bytes), "piece", piece, "bytes, such as text.encode()")
+        return self._read(piece, go_on)
+
+    def _read(self, piece: bytes, check: Callable[[], None]) -> Self:
         states = [self.states[:0]]
         logits = [self._logits_1V]
         for reached, each in self._reader.each(piece, self._reached):
-            self.check()
+            check()
             self._reached = reached
             size = len(each.logits_TV)
             # In float64, one byte after another, so that cuts do not change it.
@@ -134,24 +136,22 @@ class Reader:
 
     def __init__(self, run: Loaded) -> None:
         self.run = run
-        self._check = go_on
         self.bytes = byte_engine(run)
         # The last text with some layers, and the stream after the part of that text with which the
         # next one may begin.
         self._kept: dict[tuple[tuple[State, int], ...], tuple[Trace, Stream]] = {}
 
-    def checked(self, check: Callable[[], None]) -> "Reader":
-        """A copy that calls `check` after each window: an error that it raises ends the reading."""
-        reader = copy.copy(self)
-        reader._check = check
-        return reader
-
     def stream(self, state: State | None = None) -> Stream:
         """Return a new stream, with a state of the top layer; unset: c, or h without a c."""
         return Stream(self.run, self.bytes, [(state_of(self.run.architecture, state), -1)])
 
-    def __call__(self, text: bytes, layers: Layers | None = None) -> Trace:
-        """Read at least one byte from a zero state; trace states of layers; unset: see `stream`."""
+    def __call__(
+        self, text: bytes, layers: Layers | None = None, check: Callable[[], None] = go_on
+    ) -> Trace:
+        """Read at least one byte from a zero state; trace states of layers; unset: see `stream`.
+
+        `check` is called after each window; an error that it raises ends the reading.
+        """
         layers = tuple(layers or [(state_of(self.run.architecture), -1)])
         # Other threads may read with this reader: what it keeps is replaced, never changed.
         usable = {}
@@ -168,24 +168,26 @@ class Reader:
                 return trace
             stream = copy.copy(before)
             values = [trace.values_TH[: stream._count]]
-        stream.check = self._check
         # Other models read windows, which must begin at the same places as in the whole text.
         goes_on = self.run.architecture.longest_window is None
         piece = text[stream._count : -_LAST_EDITED]
         if goes_on and piece:
-            values.append(stream.feed(piece).states)
+            values.append(stream._read(piece, check).states)
         before = copy.copy(stream)
-        values.append(stream.feed(text[stream._count :]).states)
+        values.append(stream._read(text[stream._count :], check).states)
         values_TH = np.concatenate(values)
         trace = Trace(text, values_TH, stream._reached, stream._logits_1V[0], stream._nats)
         self._kept = usable | {layers: (trace, before)}
         return trace
 
 
-def generate(reader: Reader, prompt: str, options: SamplingOptions) -> Iterator[list[bytes]]:
+def generate(
+    reader: Reader, prompt: str, options: SamplingOptions, check: Callable[[], None] = go_on
+) -> Iterator[list[bytes]]:
     """Yield continuations of a prompt in pieces: each time, the next piece of every sample.
 
-    Sample i does not depend on their number. The units of `set_unit` are set before every byte.
+    Sample i does not depend on their number. The units of `set_unit` are set before every byte. An
+    error that `check` raises ends the reading or the writing.
     """
     run = reader.run
     architecture = run.architecture
@@ -205,10 +207,11 @@ def generate(reader: Reader, prompt: str, options: SamplingOptions) -> Iterator[
     stop = byte_of(options.stop)
 
     # One row: all samples share the prompt.
-    trace = reader(prompt_bytes(prompt, run.cleaning))
+    trace = reader(prompt_bytes(prompt, run.cleaning), check=check)
     request = Request(options.samples, options.bytes, options.seed, how, held_H)
     ended = [False] * options.samples
     for drawn_TB in reader.bytes.write(trace.reached, trace.logits_V, request):
+        check()
         pieces = []
         for sample, row in enumerate(drawn_TB.T):
             piece = b"" if ended[sample] else row.tobytes()

@@ -90,10 +90,9 @@ class Viewer:
         label = _argument(request, "label", str, None)
         if label is not None and label not in self._scores():
             raise UserError(f"there is no score of {reprlib.repr(label)}.")
-        reader = self._reader.checked(check)
-        trace = reader(prompt_bytes(text, self.run.cleaning), [(state, layer)])
+        trace = self._reader(prompt_bytes(text, self.run.cleaning), [(state, layer)], check)
         cleaned = clean(text, self.run.cleaning)
-        classes, unlike = self._classes(reader, text, cleaned)
+        classes, unlike = self._classes(text, cleaned, check)
         last_H = trace.values_TH[-1]
         active = np.argsort(-np.abs(last_H))[:_SHOWN]
         unit = _argument(request, "unit", int, int(active[0]))
@@ -102,8 +101,7 @@ class Viewer:
         if label is None:
             shown = _characters(trace.text, trace.values_TH[:, unit])
         elif self._classifier and cleaned:
-            shown = _characters(*running_score(reader, self._classifier, text, label))
-        self._reader = reader  # It keeps this text, which the next one may continue.
+            shown = _characters(*running_score(self._reader, self._classifier, text, label, check))
         predicts = self.run.architecture.objective == "next-byte"
         likeliest = np.argsort(-trace.next_V)[:_SHOWN].tolist() if predicts else []
         return {
@@ -137,13 +135,8 @@ class Viewer:
             temperature=_argument(request, "temperature", float, 0.7),
             set_unit=None if value is None else {unit: value},
         )
-        reader = self._reader.checked(check)
-        pieces = []
-        for (piece,) in generate(reader, text, options):
-            check()
-            pieces.append(piece)
-        self._reader = reader
-        return {"text": "".join(as_text(iter(pieces)))}
+        pieces = generate(self._reader, text, options, check)
+        return {"text": "".join(as_text(piece for (piece,) in pieces))}
 
     def _scores(self) -> list[str]:
         """The classes whose score after each character can be shown."""
@@ -156,13 +149,13 @@ class Viewer:
         return [*self.run.architecture.states, "mean_h", "max_h"]
 
     def _classes(
-        self, reader: Reader, text: str, cleaned: bytes
+        self, text: str, cleaned: bytes, check: Callable[[], None]
     ) -> tuple[list[dict[str, Any]], bool]:
         """The classes, and whether the text is unlike what the classifier knows."""
         if not self._classifier or not cleaned:
             return [], False
         about = self._classifier.about
-        read = reader(cleaned, about.layers(self.run.architecture))
+        read = self._reader(cleaned, about.layers(self.run.architecture), check)
         limit = about.familiar
         unlike = bool(limit and limit.is_out_of_domain(read.nats, len(cleaned) - 1))
         (shares,) = self._classifier.probabilities(read.values_TH[-1:], [text])

@@ -150,9 +150,8 @@ def test_stopped_and_overtaken_reads(window, is_overtaken, run) -> None:
 
     reader = Reader(run)
     reader(typed[:40])
-    reader = reader.checked(check)
     with contextlib.suppress(KeyboardInterrupt):
-        reader(text if is_overtaken else other)
+        reader(text if is_overtaken else other, check=check)
     np.testing.assert_array_equal(reader(text).values_TH, Reader(run)(text).values_TH)
 
 
