@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -181,8 +181,13 @@ class TextModel(LoadedModel):
             chosen = chosen.between(classes)
         about = chosen.about
         read = as_read(texts, text_column or about.text_column, self.cleaning)
-        how = {"all_layers": about.all_layers, "score": bool(about.familiar), "at_most": at_most}
-        featurizer = self.featurizer(read, (about.state,), **how)
+        featurizer = self.featurizer(
+            read,
+            (about.state,),
+            all_layers=about.all_layers,
+            score=about.familiar is not None,
+            at_most=at_most,
+        )
         return label_texts(self.loaded, read, chosen, featurizer, quiet=not show_progress)
 
     @public
@@ -302,13 +307,24 @@ class TextModel(LoadedModel):
 
     @public
     def featurizer(
-        self, texts: list[str] | TextFile, states: tuple[FeatureState, ...] | None, **how: Any
+        self,
+        texts: list[str] | TextFile,
+        states: tuple[FeatureState, ...] | None,
+        *,
+        all_layers: bool = False,
+        rows: int | None = None,
+        score: bool = False,
+        at_most: int | None = None,
     ) -> Featurizer:
         """Choose whether NumPy or JAX reads some texts, for the package's own programs.
 
         Args:
             texts: in memory, or a file.
-            states, how: of `Featurizer`.
+            states: the features, side by side; unset: see `encode`.
+            all_layers: see `encode`.
+            rows: `batch_size` of `encode`.
+            score: also compute how probable each text is.
+            at_most: see `classify`.
 
         Returns:
             What reads them; it keeps what it compiles.
@@ -316,11 +332,18 @@ class TextModel(LoadedModel):
         loaded = self.loaded
         is_small = isinstance(loaded, SmallModel)
         may_choose = is_small and self._how == "auto" and self.compute != "int8"
-        if may_choose and is_worth_jax(texts, how.get("at_most")):
+        if may_choose and is_worth_jax(texts, at_most):
             loaded = self.run
-        key = (isinstance(loaded, SmallModel), states, *sorted(how.items()))
+        key = (isinstance(loaded, SmallModel), states, all_layers, rows, score, at_most)
         if key not in self._featurizers:
-            self._featurizers[key] = Featurizer(loaded, states=states, **how)
+            self._featurizers[key] = Featurizer(
+                loaded,
+                states=states,
+                all_layers=all_layers,
+                rows=rows,
+                score=score,
+                at_most=at_most,
+            )
         return self._featurizers[key]
 
     @cached_property
