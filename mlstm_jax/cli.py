@@ -63,28 +63,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     terminal.open_streams()
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     prefix = "mlstm-jax" if words[0].startswith("-") else f"mlstm-jax {words[0]}"
-    terminal.spell_options = partial(_with_options, name=words[0])
     error: KnownError | None = None
     code: object = None
-    try:
-        with interruptible():
-            run(words)
-    except KnownError as known:
-        error = known
-    except SystemExit as stop:  # of the parser
-        code = stop.code
-    except BrokenPipeError:  # The reader, such as `| head`, has closed the pipe.
-        code = 141
-    except Exception as unknown:
-        error = explained(unknown)
-        if error is None:
-            raise
-    lost = terminal.flush_at_end(sys.stdout)
-    if lost and not isinstance(lost, BrokenPipeError):
-        error = error or explained(lost)
-    if error:
-        code = error.exit_code
-        terminal.tell(f"{prefix}: {terminal.message(error)}")
+    with terminal.options_spelled(partial(_with_options, name=words[0])):
+        try:
+            with interruptible():
+                run(words)
+        except KnownError as known:
+            error = known
+        except SystemExit as stop:  # of the parser
+            code = stop.code
+        except BrokenPipeError:  # The reader, such as `| head`, has closed the pipe.
+            code = 141
+        except Exception as unknown:
+            error = explained(unknown)
+            if error is None:
+                raise
+        lost = terminal.flush_at_end(sys.stdout)
+        if lost and not isinstance(lost, BrokenPipeError):
+            error = error or explained(lost)
+        if error:
+            code = error.exit_code
+            terminal.tell(f"{prefix}: {terminal.message(error)}")
     terminal.flush_at_end(sys.stderr)
     if isinstance(error, Interrupted) and arguments is None:
         for number in WEIGHTS:
@@ -114,10 +114,11 @@ def run(words: Sequence[str]) -> None:
         if name in _SECOND and rest[1:] and not rest[1].startswith("-"):
             word = shlex.quote(rest[1])
             raise UserError(f"{word} has no option before it; did you mean {_SECOND[name]} {word}?")
+    # To the end of the process: Orbax's event loops may be deleted, and say so, only then.
     environment.silence()
     if name in _ON_CPU:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    with _notes(name):
+    with _notes():
         call = parse(name, rest)
         call()
 
@@ -136,18 +137,23 @@ def _with_options(text: str, name: str) -> str:
     """A message with a command's options as the command line spells them, --text-column."""
     if name not in COMMANDS:
         return text
+    return _NAMED.sub(partial(_spelled, name=name), text).replace(" or None", ", or unset")
+
+
+def _spelled(found: re.Match[str], name: str) -> str:
+    """What `_NAMED` has found: an option of a command as --text-column, or as it is."""
     from mlstm_jax import commands
 
-    known = commands.options(_command(name))
-    has_fields = COMMANDS[name] == "training"  # of a config, such as data.batch
+    option = found[1] or found[2]
+    if COMMANDS[name] == "training":
+        from mlstm_jax.commands import training
 
-    def spelled(found: re.Match[str]) -> str:
-        option = found[1] or found[2]
-        section, _, _ = option.partition(".")
-        is_known = option in known or (has_fields and section in known)
-        return f"--{option.replace('_', '-')}" if is_known else found[0]
-
-    return _NAMED.sub(spelled, text).replace(" or None", ", or unset")
+        known = commands.options(_command(name), training.config_type())
+        word, _, _ = option.partition(".")  # the section of a field, such as data.batch
+    else:
+        known = commands.options(_command(name))
+        word = option
+    return f"--{option.replace('_', '-')}" if word in known else found[0]
 
 
 def _command(name: str) -> Callable[..., None]:
@@ -173,7 +179,7 @@ def _usage() -> str:
 
 
 @contextmanager
-def _notes(name: str) -> Iterator[None]:
+def _notes() -> Iterator[None]:
     """Print each `errors.Note` that the block warns with, as a line on standard error."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", Note)

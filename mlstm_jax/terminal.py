@@ -24,8 +24,20 @@ _MARKUP = re.compile(r"[\\`*_\[\]|~]")
 _SECONDS_BETWEEN_PLAIN_LINES = 10.0
 SLOW_SECONDS = 2.0
 
-# How messages spell options: as in Python, `text_column`, unless the command line sets its own way.
-spell_options: Callable[[str], str] = str
+# How messages spell options: as in Python, `text_column`; see `options_spelled`.
+_spell_options: Callable[[str], str] = str
+
+
+@contextmanager
+def options_spelled(spell: Callable[[str], str]) -> Iterator[None]:
+    """Spell options by `spell` in the messages of the block, in all threads."""
+    global _spell_options
+    before = _spell_options
+    _spell_options = spell
+    try:
+        yield
+    finally:
+        _spell_options = before
 
 
 def printable(text: object) -> str:
@@ -45,7 +57,7 @@ def markdown(text: object) -> str:
 
 def message(text: object) -> str:
     """A message with escapes and further lines indented, so that none looks like another."""
-    return spell_options(printable(text)).replace("\n", "\n  ")
+    return _spell_options(printable(text)).replace("\n", "\n  ")
 
 
 def show(text: object, *, end: str = "\n") -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import mlstm_jax
-from mlstm_jax import cli, commands, config, options
+from mlstm_jax import cli, commands, config, options, terminal
 from mlstm_jax.corpora.sources import FORMATS
 from mlstm_jax.errors import UserError
 
@@ -217,6 +217,17 @@ def test_words_of_options(command, capsys) -> None:
         with contextlib.suppress(SystemExit, UserError):
             cli.parse(command, [option, "@", "@"])
     assert not re.search(r"[\[({]'|None|Union", capsys.readouterr().err)
+
+
+def test_commands_of_one_process(refused) -> None:
+    """A command leaves the next one's help, and the messages of other code, as they were."""
+    train = cli._command("train")
+    before = (train.__doc__, {**train.__annotations__})
+    with contextlib.suppress(SystemExit):
+        cli.main(["train", "--help"])
+    assert "--train.steps is None" in refused("train", "--train.steps=None")
+    assert (train.__doc__, train.__annotations__) == before
+    assert terminal.message("`train.steps` is None") == "`train.steps` is None"
 
 
 def test_former_name_of_a_field(monkeypatch, refused) -> None:

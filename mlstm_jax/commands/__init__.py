@@ -71,31 +71,26 @@ def parse(
     words: Sequence[str],
     program: str,
     fields: Mapping[str, str] = MappingProxyType({}),
+    types: Mapping[str, Any] = MappingProxyType({}),
     **defaults: Any,
 ) -> Call:
     """Turn a command line into a call of a command; exit if it asks for help or has a mistake.
 
-    `program` is how the command is called, for the help; `fields`: see `_require_options`;
-    `defaults` are of its arguments.
+    `program` is how the command is called, for the help; `fields`: see `_require_options`; `types`
+    and `defaults` are of its arguments.
     """
     is_help = bool({"-h", "--help"} & set(words))
     if not is_help:
         lists = "--help-all" if fields else "--help"
-        known = dict.fromkeys(options(command), "") | dict(fields)
+        known = dict.fromkeys(options(command, types), "") | dict(fields)
         _require_options(words, f"{program} {lists}", known)
 
-    @functools.wraps(command)
-    def later(**given: Any) -> Call:
-        return functools.partial(command, **given)
-
-    # The parser would keep the line breaks within the help of an argument.
-    command.__doc__ = (inspect.getdoc(command) or "").replace("\n" + 8 * " ", " ")
     shown = io.StringIO()
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(shown):
             call: Call = tyro.cli(
-                functools.partial(later, **defaults),
+                functools.partial(_for_parser(command, types), **defaults),
                 args=words,
                 prog=program,
                 registry=_registry(),
@@ -118,6 +113,28 @@ def parse(
         if shown.getvalue():
             print(_wrapped(shown.getvalue()) if is_help else shown.getvalue(), end="")
         tell(said.getvalue(), end="")  # It may repeat words of the command line.
+
+
+def _for_parser(command: Callable[..., None], types: Mapping[str, Any]) -> Callable[..., Call]:
+    """A function with a command's arguments and help that returns the call.
+
+    `types` are of arguments whose annotation names what only a type checker imports.
+    """
+
+    def later(**given: Any) -> Call:
+        return functools.partial(command, **given)
+
+    signature = inspect.signature(command)
+    parameters = []
+    for name, parameter in signature.parameters.items():
+        parameters.append(parameter.replace(annotation=types.get(name, parameter.annotation)))
+    # No functools.wraps: the parser would follow `__wrapped__` to the annotations of the command.
+    later.__name__ = command.__name__
+    later.__annotations__ = {**command.__annotations__, **types}
+    later.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    # The parser would keep the line breaks within the help of an argument.
+    later.__doc__ = (inspect.getdoc(command) or "").replace("\n" + 8 * " ", " ")
+    return later
 
 
 def _require_options(words: Sequence[str], lists: str, known: Mapping[str, str]) -> None:
@@ -153,11 +170,16 @@ def _wrapped(text: str) -> str:
     return "\n".join(lines).replace("\n\n\n", "\n\n") + "\n"
 
 
-def options(command: Callable[..., None]) -> set[str]:
-    """The names of a command's options in Python, with the fields of its options classes."""
+def options(
+    command: Callable[..., None], types: Mapping[str, Any] = MappingProxyType({})
+) -> set[str]:
+    """The names of a command's options in Python, with the fields of its options classes.
+
+    `types`: see `parse`.
+    """
     names = set[str]()
     for name, parameter in inspect.signature(command).parameters.items():
-        kind = parameter.annotation
+        kind = types.get(name, parameter.annotation)
         if get_origin(kind) is Annotated:
             kind = get_args(kind)[0]
         if dataclasses.is_dataclass(kind):

@@ -60,12 +60,11 @@ def parse(command: Callable[..., None], words: Sequence[str], program: str) -> C
     ``[CONFIG] [model:KIND] [--section.field value ...]``; the default config is the quickstart.
     """
     if {"-h", "--help"} & set(words):
-        command.__annotations__["config"] = _NAMED
-        return commands.parse(command, ["--help"], program, config="quickstart")
-    from mlstm_jax.config import Config, flatten, load_file, vary
+        named = {"config": _NAMED}
+        return commands.parse(command, ["--help"], program, types=named, config="quickstart")
+    from mlstm_jax.config import flatten, load_file, vary
     from mlstm_jax.options import RENAMED
 
-    command.__annotations__["config"] = Annotated[Config, arg(name="")]
     kinds = [word for word in words if word.startswith("model:")]
     words = [word for word in words if word not in kinds]
     config_name = str(_QUICKSTART)
@@ -89,7 +88,14 @@ def parse(command: Callable[..., None], words: Sequence[str], program: str) -> C
             raise UserError("set `data.batch` or `data.batch_per_device`, not both.")
         config = vary(config, data__batch_per_device=None)
     known = RENAMED | dict.fromkeys(flatten(config), "")
-    return commands.parse(command, words, program, known, config=config)
+    return commands.parse(command, words, program, known, config_type(), config=config)
+
+
+def config_type() -> dict[str, Any]:
+    """The type of the argument `config` of these commands, whose fields are options."""
+    from mlstm_jax.config import Config
+
+    return {"config": Annotated[Config, arg(name="")]}
 
 
 def _with_kind(config: "Config", words: Sequence[str]) -> "Config":
