@@ -25,7 +25,7 @@ from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.parallel import Parallel
 from mlstm_jax.run import Run, load_run
 from mlstm_jax.transfer.features import Featurizer, TextFile
-from mlstm_jax.transfer.reader import ROWS
+from mlstm_jax.transfer.windows import ROWS
 
 _WINDOW = 128
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.options import SamplingOptions
 from mlstm_jax.run import Run, load_run
-from mlstm_jax.transfer.trace import Reader, generate
+from mlstm_jax.transfer.trace import Tracer, generate
 from mlstm_jax.weights import fingerprint
 
 BYTES = 1000  # of a sample
@@ -118,7 +118,7 @@ def measured(samples: Bytes, train: Bytes) -> dict[str, object]:
 def draw(run: Run, samples: int, temperature: float, seed: int) -> Bytes:
     """Return texts of BYTES bytes, joined by zeros, which no text has."""
     how = SamplingOptions(bytes=BYTES, samples=samples, temperature=temperature, seed=seed)
-    pieces = zip(*generate(Reader(run), "", how), strict=True)
+    pieces = zip(*generate(Tracer(run), "", how), strict=True)
     return np.frombuffer(b"\0".join(b"".join(whole) for whole in pieces), np.uint8)
 
 

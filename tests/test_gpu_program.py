@@ -35,7 +35,7 @@ from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.planning import load_machine
 from mlstm_jax.training.state import memory_bytes, parameter_count
 from mlstm_jax.training.step import make_evaluation_step
-from mlstm_jax.transfer import reader, writer
+from mlstm_jax.transfer import device_bytes, windows
 
 MACHINES = Path(__file__).parents[1] / "configs/machines"
 H200 = MACHINES / "h200.json"
@@ -219,20 +219,22 @@ def reading_programs() -> dict[str, Compiled]:
     mask_BT, reset_B = np.zeros((64, 32), np.bool_), np.zeros(64, np.bool_)
     batch = EvaluationBatch(bytes_BT, bytes_BT, mask_BT, reset_B, np.zeros(64, np.uint32))
     zeros = np.zeros((64, 1, 512), np.float32)
-    sums = reader.RowStates(carry, Totals(zeros, zeros), np.zeros(64, np.float32))
-    window = reader.TextWindow(np.zeros((64, 33), np.uint8), np.zeros((64, 3), np.int32))
+    sums = windows.RowStates(carry, Totals(zeros, zeros), np.zeros(64, np.float32))
+    window = windows.TextWindow(np.zeros((64, 33), np.uint8), np.zeros((64, 3), np.int32))
     reading_weights = jax.eval_shape(
         lambda params: model.architecture.reading_weights(params, model.compute, several_rows=True),
         params,
     )
     held_H = np.full(512, np.nan, np.float32)
-    how = writer.Sampling(np.float32(1), np.int32(256), np.float32(2))
+    how = device_bytes.Sampling(np.float32(1), np.int32(256), np.float32(2))
     logits_BV, seed = np.zeros((64, 256), np.float32), np.uint32(0)
 
     def block(weights: Any, carry: Any, logits_BV: Any, seed: Any) -> Any:
         of_device = jax.tree.map(lambda x: x[None], weights)
         first = np.int32(0)
-        return writer._generate_block(model, of_device, carry, logits_BV, seed, first, how, held_H)
+        return device_bytes._generate_block(
+            model, of_device, carry, logits_BV, seed, first, how, held_H
+        )
 
     return {
         "evaluation": compile_program(
@@ -240,7 +242,7 @@ def reading_programs() -> dict[str, Compiled]:
         ),
         "features": compile_program(
             machine,
-            reader._make_step(model, keep_states="totals", score=True),
+            windows._make_step(model, keep_states="totals", score=True),
             ((params, reading_weights), sums, window),
             donate=(1,),
         ),

@@ -91,7 +91,7 @@ def test_circles() -> None:
     TopologicalSorter(graph()).prepare()
 
 
-READING = ("classify", "features", "heatmap", "reader", "trace", "writer")
+READING = ("classify", "device_bytes", "features", "heatmap", "trace", "windows")
 
 
 def test_reading_needs_no_training() -> None:

@@ -16,7 +16,7 @@ import pytest
 from mlstm_jax import cli, config, run, terminal, weights
 from mlstm_jax.parallel import Parallel
 from mlstm_jax.terminal import ProgressLine
-from mlstm_jax.transfer import reader
+from mlstm_jax.transfer import windows
 from mlstm_jax.transfer.classifier import Classifier, Description
 from mlstm_jax.weights import ModelWeights
 from tests.corpora.written import jsonl
@@ -224,8 +224,8 @@ def test_announced_programs(model, monkeypatch) -> None:
             said.append(text)
         return contextlib.nullcontext()
 
-    monkeypatch.setattr(reader, "told_if_slow", told_if_slow)
-    read = reader.TextReader(model.run, Parallel(jax.devices()[:1]))
+    monkeypatch.setattr(windows, "told_if_slow", told_if_slow)
+    read = windows.WindowReader(model.run, Parallel(jax.devices()[:1]))
     for _ in range(2):
         list(read.read([b"a text"]))
     assert said == ["compiling the program that reads texts, 1 at a time"]

@@ -47,7 +47,7 @@ class LoadedModel:
         self.step = loaded.step
         self.cleaning = loaded.cleaning
         self.hidden = loaded.architecture.hidden
-        self._how = reader
+        self._library = reader
 
     @cached_property
     def _jax(self) -> "JaxModel":

@@ -21,12 +21,12 @@ from mlstm_jax.options import Cleaning, ReadingCompute, SplitName
 from mlstm_jax.parallel import Parallel
 from mlstm_jax.terminal import ProgressLine
 from mlstm_jax.transfer.features import state_of
-from mlstm_jax.transfer.reader import TextReader
+from mlstm_jax.transfer.windows import WindowReader
 
 if TYPE_CHECKING:
     from mlstm_jax.training.evaluation import Evaluator, Score
 
-# More are hardly faster on a CPU (reader.py), and the states of a window take their memory.
+# More are hardly faster on a CPU (windows.py), and the states of a window take their memory.
 _SPAN_ROWS = 8
 
 
@@ -49,9 +49,9 @@ class JaxModel:
         return parallel.local_devices(Devices())
 
     @cached_property
-    def _spans_reader(self) -> TextReader:
+    def _spans_reader(self) -> WindowReader:
         rows = _SPAN_ROWS * self._devices.count
-        return TextReader(self.run, self._devices, rows, keep_states="each")
+        return WindowReader(self.run, self._devices, rows, keep_states="each")
 
     def spans(
         self,

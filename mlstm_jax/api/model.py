@@ -57,7 +57,7 @@ class TrainedModel(FittingModel):
         step = self.checkpoint if self.loaded.imported else str(self.step)
         # A pretrained model is found by its name in any environment.
         path = self._place.name if shipped.is_shipped(self._place) else self._place
-        return _load_same, (str(path), step, self.compute, self._how, self.loaded.fingerprint)
+        return _load_same, (str(path), step, self.compute, self._library, self.loaded.fingerprint)
 
     @public
     def generate(self, prompt: str = "", options: SamplingOptions = SAMPLING, **fields: Any) -> str:
@@ -104,7 +104,7 @@ class TrainedModel(FittingModel):
             2
         """
         noted([prompt])
-        return run_generate(self._reader, prompt, replace(options, **fields))
+        return run_generate(self._tracer, prompt, replace(options, **fields))
 
     @public
     def heatmap(
@@ -141,8 +141,8 @@ class TrainedModel(FittingModel):
         require_either(unit, score, options)
         noted([text])
         if score is None:
-            return heat(self._reader, text, unit or 0, options)
-        return score_heat(self._reader, text, self._classifier(score), options)
+            return heat(self._tracer, text, unit or 0, options)
+        return score_heat(self._tracer, text, self._classifier(score), options)
 
     @public
     def view(

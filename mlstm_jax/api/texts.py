@@ -18,7 +18,7 @@ from mlstm_jax.loaded import SmallModel
 from mlstm_jax.options import FeatureState, State
 from mlstm_jax.transfer.classify import label_texts
 from mlstm_jax.transfer.features import Featurizer, TextFile
-from mlstm_jax.transfer.trace import Reader, Stream
+from mlstm_jax.transfer.trace import Stream, Tracer
 
 Bytes = Annotated[int, Between(2, 2**31)]
 _PIECE = 4096  # bytes
@@ -255,7 +255,7 @@ class TextModel(LoadedModel):
             >>> model.states("Good.").shape  # the cleaned text is "\\n Good. "
             (8, 1024)
         """
-        return self._reader.stream(state).feed(self.cleaned(text)).states
+        return self._tracer.stream(state).feed(self.cleaned(text)).states
 
     @public
     def log_probabilities(self, text: str) -> NDArray[np.float32]:
@@ -303,7 +303,7 @@ class TextModel(LoadedModel):
             (4,)
         """
         self.loaded.architecture.require_next_byte("reading byte by byte")
-        return self._reader.stream(state)
+        return self._tracer.stream(state)
 
     @public
     def featurizer(
@@ -331,7 +331,7 @@ class TextModel(LoadedModel):
         """
         loaded = self.loaded
         is_small = isinstance(loaded, SmallModel)
-        may_choose = is_small and self._how == "auto" and self.compute != "int8"
+        may_choose = is_small and self._library == "auto" and self.compute != "int8"
         if may_choose and is_worth_jax(texts, at_most):
             loaded = self.run
         key = (isinstance(loaded, SmallModel), states, all_layers, rows, score, at_most)
@@ -351,5 +351,5 @@ class TextModel(LoadedModel):
         return {}
 
     @cached_property
-    def _reader(self) -> Reader:
-        return Reader(self.loaded)
+    def _tracer(self) -> Tracer:
+        return Tracer(self.loaded)

@@ -37,7 +37,7 @@ def byte_engine(loaded: Loaded) -> ByteEngine:
     """What reads one text byte by byte."""
     if isinstance(loaded, SmallModel):
         return _NumpyBytes(loaded.model)
-    from mlstm_jax.transfer.writer import DeviceBytes  # imports JAX
+    from mlstm_jax.transfer.device_bytes import DeviceBytes  # imports JAX
 
     return DeviceBytes(cast("Run", loaded))
 
@@ -53,10 +53,10 @@ def summaries(
             return with_one_thread(model.read(texts, score=score, rows=rows, advance=advance))
 
         return read
-    from mlstm_jax.transfer.reader import TextReader  # imports JAX
+    from mlstm_jax.transfer.windows import WindowReader  # imports JAX
 
     run = cast("Run", loaded)
-    return TextReader(run, devices, rows, keep_states=keep, score=score).summaries
+    return WindowReader(run, devices, rows, keep_states=keep, score=score).summaries
 
 
 class _NumpyBytes:

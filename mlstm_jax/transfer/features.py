@@ -2,7 +2,7 @@
 
 Puri et al. 2018, section VI, after Radford et al. 2017: a text is cleaned as the corpus was and
 read from a zero state; its features are the cell state c of the top layer. Texts are split over all
-devices, and read one window at a time (reader.py), so memory use does not depend on their length.
+devices, and read one window at a time (windows.py), so memory use does not depend on their length.
 One pass computes any number of states: c, h, the mean and the maximum of h. A classifier reads one
 of them, or several side by side.
 
@@ -178,7 +178,7 @@ class Featurizer:
         score: bool = False,
         at_most: int | None = None,
     ) -> None:
-        """Choose what to keep of a text, as `TrainedModel.encode` does; see also `TextReader`."""
+        """Choose what to keep of a text, as `TrainedModel.encode` does; see also `WindowReader`."""
         model = run.architecture
         if score:
             model.require_next_byte("scoring a text")

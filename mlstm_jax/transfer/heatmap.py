@@ -20,7 +20,7 @@ from mlstm_jax.options import HEATMAP, HeatmapOptions, State
 from mlstm_jax.terminal import one_line
 from mlstm_jax.transfer.classifier import Classifier
 from mlstm_jax.transfer.features import state_of
-from mlstm_jax.transfer.trace import Reader, go_on
+from mlstm_jax.transfer.trace import Tracer, go_on
 
 _STATES: dict[State, str] = {
     "c": "cell state c",
@@ -207,31 +207,31 @@ def characters(text: bytes) -> tuple[list[str], list[int]]:
     return texts, ends
 
 
-def heat(reader: Reader, text: str, unit: int, options: HeatmapOptions = HEATMAP) -> Heatmap:
+def heat(tracer: Tracer, text: str, unit: int, options: HeatmapOptions = HEATMAP) -> Heatmap:
     """Read a text, cleaned as `generate` cleans its prompt; see `TrainedModel.heatmap`."""
-    architecture = reader.run.architecture
+    architecture = tracer.run.architecture
     layers, hidden = architecture.shape
     state = state_of(architecture, options.state)
     layer = layers - 1 if options.layer is None else options.layer
     require(0 <= layer < layers, "layer", layer, f"0 to {layers - 1}")
     require(0 <= unit < hidden, "unit", unit, f"0 to {hidden - 1}")
     require(bool(text.strip()), "text", text, _NOT_BLANK)
-    trace = reader(prompt_bytes(text, reader.run.cleaning), [(state, layer)])
+    trace = tracer(prompt_bytes(text, tracer.run.cleaning), [(state, layer)])
     heading = f"Unit {unit} of layer {layer}"
     name = f"{_STATES[state]} of unit {unit} of layer {layer}"
-    return _heatmap(reader, trace.text, trace.values_TH[:, unit], options.scale, heading, name)
+    return _heatmap(tracer, trace.text, trace.values_TH[:, unit], options.scale, heading, name)
 
 
 def score_heat(
-    reader: Reader, text: str, classifier: Classifier, options: HeatmapOptions = HEATMAP
+    tracer: Tracer, text: str, classifier: Classifier, options: HeatmapOptions = HEATMAP
 ) -> Heatmap:
     """Read a text, cleaned as a document: a classifier's score after each character."""
     scale = options.scale
     label = shown_label(classifier, options.label)
-    cleaned, values_T = running_score(reader, classifier, text, label)
+    cleaned, values_T = running_score(tracer, classifier, text, label)
     shown = one_line(label)
     heading = f"Score of {shown}"
-    by_byte = _heatmap(reader, cleaned, values_T, scale, heading, f"log-odds of {shown}")
+    by_byte = _heatmap(tracer, cleaned, values_T, scale, heading, f"log-odds of {shown}")
     # Of whole words: the mean of a few bytes, far from any whole text's, has a larger score.
     is_space = np.array([*map(str.isspace, by_byte.texts), True])
     is_end = is_space[1:] & ~is_space[:-1]
@@ -240,17 +240,17 @@ def score_heat(
 
 
 def running_score(
-    reader: Reader,
+    tracer: Tracer,
     classifier: Classifier,
     text: str,
     label: str,
     check: Callable[[], None] = go_on,
 ) -> tuple[bytes, NDArray[np.float64]]:
     """The cleaned text, and the score of a class after each byte; the last is the classifier's."""
-    reader.run.architecture.require_next_byte("a score after each character")
-    cleaned = clean(text, reader.run.cleaning)
+    tracer.run.architecture.require_next_byte("a score after each character")
+    cleaned = clean(text, tracer.run.cleaning)
     require(bool(cleaned), "text", text, _NOT_BLANK)
-    read = reader(cleaned, classifier.about.layers(reader.run.architecture), check)
+    read = tracer(cleaned, classifier.about.layers(tracer.run.architecture), check)
     scores_TK = classifier.scores(read.values_TH)
     return cleaned, scores_TK[:, classifier.classes.index(label)]
 
@@ -264,7 +264,7 @@ def shown_label(classifier: Classifier, label: str | None) -> str:
 
 
 def _heatmap(
-    reader: Reader, text: bytes, values_T: Any, scale: float | None, heading: str, name: str
+    tracer: Tracer, text: bytes, values_T: Any, scale: float | None, heading: str, name: str
 ) -> Heatmap:
     texts, ends = characters(text)
     values = values_T[ends]
@@ -275,5 +275,5 @@ def _heatmap(
         )
     # In a long text a few outliers would make all other characters white.
     largest = float(np.percentile(np.abs(values), 99, method="higher"))
-    title = one_line(reader.run.name)
+    title = one_line(tracer.run.name)
     return Heatmap(texts, values, scale or largest or 1.0, heading, name, title)

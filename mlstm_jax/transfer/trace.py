@@ -31,7 +31,7 @@ class Trace(NamedTuple):
 
     text: bytes
     values_TH: NDArray[np.float32]  # the requested states of layers, after each byte
-    reached: Any  # what the reader knows after the last byte
+    reached: Any  # what the engine knows after the last byte
     logits_V: NDArray[np.float32]  # of the next byte
     nats: float  # of all bytes but the first
 
@@ -64,10 +64,10 @@ class Stream:
             first byte of the text, which nothing predicts, has none.
     """
 
-    def __init__(self, loaded: Loaded, reader: ByteEngine, layers: Layers) -> None:
+    def __init__(self, loaded: Loaded, engine: ByteEngine, layers: Layers) -> None:
         """Use `TrainedModel.reader` instead."""
         model = loaded.architecture
-        self._reader = reader
+        self._engine = engine
         self._layers = layers
         units = len(layers) * model.hidden
         self._reached: Any = None
@@ -98,7 +98,7 @@ class Stream:
     def _read(self, piece: bytes, check: Callable[[], None]) -> Self:
         states = [self.states[:0]]
         logits = [self._logits_1V]
-        for reached, each in self._reader.each(piece, self._reached):
+        for reached, each in self._engine.each(piece, self._reached):
             check()
             self._reached = reached
             size = len(each.logits_TV)
@@ -128,7 +128,7 @@ class Stream:
         return self
 
 
-class Reader:
+class Tracer:
     """Reads one text at a time, byte by byte, with a model that is loaded once.
 
     It keeps the last text: the page asks for it several times, and then with one more character.
@@ -153,7 +153,7 @@ class Reader:
         `check` is called after each window; an error that it raises ends the reading.
         """
         layers = tuple(layers or [(state_of(self.run.architecture), -1)])
-        # Other threads may read with this reader: what it keeps is replaced, never changed.
+        # Other threads may read with this tracer: what it keeps is replaced, never changed.
         usable = {}
         for key, (trace, before) in self._kept.items():
             read = trace.text[: before._count]
@@ -182,14 +182,14 @@ class Reader:
 
 
 def generate(
-    reader: Reader, prompt: str, options: SamplingOptions, check: Callable[[], None] = go_on
+    tracer: Tracer, prompt: str, options: SamplingOptions, check: Callable[[], None] = go_on
 ) -> Iterator[list[bytes]]:
     """Yield continuations of a prompt in pieces: each time, the next piece of every sample.
 
     Sample i does not depend on their number. The units of `set_unit` are set before every byte. An
     error that `check` raises ends the reading or the writing.
     """
-    run = reader.run
+    run = tracer.run
     architecture = run.architecture
     architecture.require_next_byte("generating text")
     held = options.set_unit or {}
@@ -207,10 +207,10 @@ def generate(
     stop = byte_of(options.stop)
 
     # One row: all samples share the prompt.
-    trace = reader(prompt_bytes(prompt, run.cleaning), check=check)
+    trace = tracer(prompt_bytes(prompt, run.cleaning), check=check)
     request = Request(options.samples, options.bytes, options.seed, how, held_H)
     ended = [False] * options.samples
-    for drawn_TB in reader.bytes.write(trace.reached, trace.logits_V, request):
+    for drawn_TB in tracer.bytes.write(trace.reached, trace.logits_V, request):
         check()
         pieces = []
         for sample, row in enumerate(drawn_TB.T):

@@ -14,7 +14,7 @@ from mlstm_jax.options import SamplingOptions, State
 from mlstm_jax.transfer.classifier import Classifier
 from mlstm_jax.transfer.features import state_of
 from mlstm_jax.transfer.heatmap import characters, running_score
-from mlstm_jax.transfer.trace import Reader, as_text, generate, go_on
+from mlstm_jax.transfer.trace import Tracer, as_text, generate, go_on
 
 MOST_BYTES = 20_000  # of a text
 _MOST_GENERATED = 2000
@@ -42,7 +42,7 @@ class Viewer:
         architecture = run.architecture
         self.run = run
         self._classifier = classifier
-        self._reader = Reader(run)
+        self._tracer = Tracer(run)
         scores = self._scores()
         rule = f"one of {', '.join(scores)}" if scores else "unset: no class has a score"
         require(label is None or label in scores, "label", label, rule)
@@ -90,7 +90,7 @@ class Viewer:
         label = _argument(request, "label", str, None)
         if label is not None and label not in self._scores():
             raise UserError(f"there is no score of {reprlib.repr(label)}.")
-        trace = self._reader(prompt_bytes(text, self.run.cleaning), [(state, layer)], check)
+        trace = self._tracer(prompt_bytes(text, self.run.cleaning), [(state, layer)], check)
         cleaned = clean(text, self.run.cleaning)
         classes, unlike = self._classes(text, cleaned, check)
         last_H = trace.values_TH[-1]
@@ -101,7 +101,7 @@ class Viewer:
         if label is None:
             shown = _characters(trace.text, trace.values_TH[:, unit])
         elif self._classifier and cleaned:
-            shown = _characters(*running_score(self._reader, self._classifier, text, label, check))
+            shown = _characters(*running_score(self._tracer, self._classifier, text, label, check))
         predicts = self.run.architecture.objective == "next-byte"
         likeliest = np.argsort(-trace.next_V)[:_SHOWN].tolist() if predicts else []
         return {
@@ -135,7 +135,7 @@ class Viewer:
             temperature=_argument(request, "temperature", float, 0.7),
             set_unit=None if value is None else {unit: value},
         )
-        pieces = generate(self._reader, text, options, check)
+        pieces = generate(self._tracer, text, options, check)
         return {"text": "".join(as_text(piece for (piece,) in pieces))}
 
     def _scores(self) -> list[str]:
@@ -155,7 +155,7 @@ class Viewer:
         if not self._classifier or not cleaned:
             return [], False
         about = self._classifier.about
-        read = self._reader(cleaned, about.layers(self.run.architecture), check)
+        read = self._tracer(cleaned, about.layers(self.run.architecture), check)
         limit = about.familiar
         unlike = bool(limit and limit.is_out_of_domain(read.nats, len(cleaned) - 1))
         (shares,) = self._classifier.probabilities(read.values_TH[-1:], [text])

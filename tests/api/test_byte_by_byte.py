@@ -13,7 +13,7 @@ import mlstm_jax as mlstm
 from mlstm_jax.corpora.documents import clean, cleaned_spans
 from mlstm_jax.errors import UserError
 from mlstm_jax.run import Run
-from mlstm_jax.transfer.trace import Reader, Stream
+from mlstm_jax.transfer.trace import Tracer
 from tests.tolerance import assert_close, bound
 from tests.transfer.test_kinds import draw
 
@@ -100,43 +100,43 @@ def test_pieces_of_a_text(kind, given, run, random) -> None:
 
 @pytest.mark.parametrize("kind", [None, "bert", "transformer"])
 def test_texts_that_begin_alike(kind, run, monkeypatch) -> None:
-    """As one types: what a new reader gives, to the bit, after few bytes."""
-    feed = Stream.feed
-    count = []
-
-    def counted(stream: Stream, piece: bytes) -> Stream:
-        count.append(len(piece))
-        return feed(stream, piece)
-
-    monkeypatch.setattr(Stream, "feed", counted)
+    """As one types: what a new tracer gives, to the bit, after few bytes."""
     typed = clean(TEXT, "radford")
     ends = [120, 121, 122, 121, 115, 130, 400, 40, 6, 1, 12]  # also back, and by many bytes
     other = typed[:30] + b"X" + typed[31:100]
     one = draw(kind) if kind else run
-    reader = Reader(one)
+    tracer = Tracer(one)
+    each = tracer.bytes.each
+    count = []
+
+    def counted(piece: bytes, reached: Any) -> Any:
+        count.append(len(piece))
+        return each(piece, reached)
+
+    monkeypatch.setattr(tracer.bytes, "each", counted)
     texts = [typed[:end] for end in ends]
     for text in [*texts, other, other + "é".encode()]:
         for layers in (None, [("mean_h", 0)]):
             count.clear()
-            found = reader(text, layers)
+            found = tracer(text, layers)
             bytes_read = sum(count)
-            expected = Reader(one)(text, layers)
-            assert found is reader(text, layers)
+            expected = Tracer(one)(text, layers)
+            assert found is tracer(text, layers)
             jax.tree.map(np.testing.assert_array_equal, found[1:4], expected[1:4])
             assert found.text == text
             assert found.nats == pytest.approx(expected.nats, rel=1e-12)
             if text in (typed[:121], typed[:122], other + "é".encode()):
-                assert bytes_read <= 10 or one.config.model.longest_window
+                assert 0 < bytes_read <= 10 or one.config.model.longest_window
             else:
-                assert bytes_read <= len(text)
-    reader(b"another text")
-    assert len(reader._kept) == 1  # it keeps no other text
+                assert 0 < bytes_read <= len(text)
+    tracer(b"another text")
+    assert len(tracer._kept) == 1  # it keeps no other text
 
 
 @pytest.mark.parametrize("is_overtaken", [False, True])
 @pytest.mark.parametrize("window", [0, 1])
 def test_stopped_and_overtaken_reads(window, is_overtaken, run) -> None:
-    """Ctrl-C in the middle of a text, or a thread that reads with the same reader meanwhile."""
+    """Ctrl-C in the middle of a text, or a thread that reads with the same tracer meanwhile."""
     typed = clean(TEXT, "radford")
     text = typed[:60]
     other = typed[:32] + b"X" * 30  # both go on from the first 32 bytes
@@ -146,13 +146,13 @@ def test_stopped_and_overtaken_reads(window, is_overtaken, run) -> None:
         if next(windows) == window:
             if not is_overtaken:
                 raise KeyboardInterrupt
-            reader(other)
+            tracer(other)
 
-    reader = Reader(run)
-    reader(typed[:40])
+    tracer = Tracer(run)
+    tracer(typed[:40])
     with contextlib.suppress(KeyboardInterrupt):
-        reader(text if is_overtaken else other, check=check)
-    np.testing.assert_array_equal(reader(text).values_TH, Reader(run)(text).values_TH)
+        tracer(text if is_overtaken else other, check=check)
+    np.testing.assert_array_equal(tracer(text).values_TH, Tracer(run)(text).values_TH)
 
 
 @pytest.mark.filterwarnings("ignore:half of a character")

@@ -19,8 +19,8 @@ from mlstm_jax.model.numpy_model import KINDS
 from mlstm_jax.model.numpy_products import blocked_product, int8_product
 from mlstm_jax.model.numpy_sampling import Sampling, draw, fold_in, gumbel, threefry
 from mlstm_jax.run import WEIGHTS, as_weights, write_imported
+from mlstm_jax.transfer.device_bytes import _sample
 from mlstm_jax.transfer.features import Featurizer
-from mlstm_jax.transfer.writer import _sample
 from tests.tables import column
 from tests.tolerance import assert_close
 from tests.transfer.test_kinds import draw as draw_model

@@ -17,7 +17,7 @@ from mlstm_jax.parallel import Parallel
 from mlstm_jax.run import Run, load_run, with_compute
 from mlstm_jax.transfer import features
 from mlstm_jax.transfer.features import Featurizer, TextFile, features_key
-from mlstm_jax.transfer.reader import ROWS, cheapest_rows, read_steps
+from mlstm_jax.transfer.windows import ROWS, cheapest_rows, read_steps
 from tests.corpora.written import jsonl
 from tests.tables import attributes
 from tests.tolerance import assert_close

@@ -21,7 +21,7 @@ from mlstm_jax.run import Run, as_weights, load_run
 from mlstm_jax.transfer.classifier import Classifier, Description
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.heatmap import as_html, heat
-from mlstm_jax.transfer.trace import Reader, generate
+from mlstm_jax.transfer.trace import Tracer, generate
 from mlstm_jax.view.viewer import Viewer
 from tests.tables import attributes, draw_arrays
 from tests.tolerance import assert_close
@@ -59,20 +59,20 @@ def test_features_and_heat_maps(untrained: Run) -> None:
     default = Featurizer(untrained)
     assert {*attributes(default.columns, "state")} == {*states} - {"h"}
     assert {*attributes(default.columns, "layer")} == {1}
-    reader = Reader(untrained)
+    tracer = Tracer(untrained)
     for text, features in zip(TEXTS, found, strict=True):
         for state, array in zip(states, features, strict=True):
-            end_2H = reader(f"\n {text.strip()} ".encode(), [(state, 0), (state, 1)]).values_TH[-1]
+            end_2H = tracer(f"\n {text.strip()} ".encode(), [(state, 0), (state, 1)]).values_TH[-1]
             assert_close(array, end_2H.reshape(2, 12), 2 * 3 * 12)
     for state, layer in product(states, (0, 1)):
-        made = heat(reader, TEXTS[0], 9, HeatmapOptions(state=state, layer=layer))
-        values_TH = reader(prompt_bytes(TEXTS[0], "radford"), [(state, layer)]).values_TH
+        made = heat(tracer, TEXTS[0], 9, HeatmapOptions(state=state, layer=layer))
+        values_TH = tracer(prompt_bytes(TEXTS[0], "radford"), [(state, layer)]).values_TH
         ends = np.cumsum([len(one.encode()) for one in made.texts]) - 1
         np.testing.assert_array_equal(made.values, values_TH[ends, 9])
         page = as_html(made)
         assert f"unit 9 of layer {layer}" in page.lower()
         assert NAMES[state] in page
-    shown = heat(reader, TEXTS[0], 3)
+    shown = heat(tracer, TEXTS[0], 3)
     assert shown.name.startswith(NAMES[states[0]])
     assert shown.scale == pytest.approx(np.abs(shown.values).max())
 
@@ -107,17 +107,17 @@ def test_missing_state(untrained: Run) -> None:
 def test_sample(kind: str) -> None:
     """At temperature 0 each byte is the likeliest after the text so far."""
     untrained = draw(kind)
-    reader = Reader(untrained)
-    (drawn,) = whole(generate(reader, "the", SamplingOptions(bytes=5, temperature=0)))
+    tracer = Tracer(untrained)
+    (drawn,) = whole(generate(tracer, "the", SamplingOptions(bytes=5, temperature=0)))
     for n in range(5):
-        assert reader(b"\n the" + drawn[:n]).next_V.argmax() == drawn[n]
+        assert tracer(b"\n the" + drawn[:n]).next_V.argmax() == drawn[n]
     if "c" not in untrained.config.model.states:
         with pytest.raises(UserError, match=r"set_unit .* has no cell state c"):
-            next(generate(reader, "a", SamplingOptions(set_unit={0: 1.0})))
+            next(generate(tracer, "a", SamplingOptions(set_unit={0: 1.0})))
     else:
         how = SamplingOptions(bytes=50, set_unit=dict.fromkeys(range(12), 30.0))
-        held = whole(generate(reader, "the", how))
-        assert held != whole(generate(reader, "the", SamplingOptions(bytes=50)))
+        held = whole(generate(tracer, "the", how))
+        assert held != whole(generate(tracer, "the", SamplingOptions(bytes=50)))
 
 
 @pytest.mark.parametrize("kind", sorted(set(Architecture.kinds) - {"mlstm"}))

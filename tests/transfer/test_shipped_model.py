@@ -17,7 +17,7 @@ from mlstm_jax.run import load_run, with_compute
 from mlstm_jax.transfer import features
 from mlstm_jax.transfer.classifier import load_classifier
 from mlstm_jax.transfer.report import as_markdown
-from mlstm_jax.transfer.trace import Reader, generate
+from mlstm_jax.transfer.trace import Tracer, generate
 from mlstm_jax.view.viewer import Viewer
 from tests.tables import column
 from tests.tolerance import assert_close
@@ -93,10 +93,10 @@ def test_four_labels(model) -> None:
 def test_samples_in_bf16(model: mlstm.TrainedModel) -> None:
     """A text is the same alone and beside others; a smaller model would not tell."""
     run = dataclasses.replace(model.run, batch_model=with_compute(model.run, "bf16").model)
-    reader = Reader(run)
+    tracer = Tracer(run)
     how = SamplingOptions(bytes=64, seed=1, temperature=1.0)
-    one = whole(generate(reader, "This film", how))
-    three = whole(generate(reader, "This film", dataclasses.replace(how, samples=3)))
+    one = whole(generate(tracer, "This film", how))
+    three = whole(generate(tracer, "This film", dataclasses.replace(how, samples=3)))
     assert one == three[:1]
 
 

@@ -25,10 +25,10 @@ from mlstm_jax.options import HeatmapOptions, SamplingOptions
 from mlstm_jax.run import Run, load_run, with_compute
 from mlstm_jax.training.evaluation import Score, compressed_bpc, report_of
 from mlstm_jax.transfer.classifier import Classifier, Description
+from mlstm_jax.transfer.device_bytes import _sample
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.heatmap import Heatmap, as_html, characters, colour, heat, ink, score_heat
-from mlstm_jax.transfer.trace import Reader, as_text, generate
-from mlstm_jax.transfer.writer import _sample
+from mlstm_jax.transfer.trace import Tracer, as_text, generate
 from tests.tolerance import bound
 from tests.transfer.pieces import whole
 from tests.transfer.test_features import one_device
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.numeric
 
 
 def test_generated_text(run: Run) -> None:
-    read = Reader(run)
+    read = Tracer(run)
 
     def write(seed: int, bytes: int = 130, temperature: float = 0.5) -> bytes:
         how = SamplingOptions(seed=seed, bytes=bytes, temperature=temperature)
@@ -55,7 +55,7 @@ def test_generated_text(run: Run) -> None:
 
 
 def test_samples_and_stops(run: Run) -> None:
-    read = Reader(run)
+    read = Tracer(run)
     how = SamplingOptions(bytes=200, seed=5, temperature=1.0, samples=3)
     three = whole(generate(read, "my ", how))
     assert three[:1] == whole(generate(read, "my ", dataclasses.replace(how, samples=1)))
@@ -90,7 +90,7 @@ def test_held_units(run: Run) -> None:
     """The likeliest text with units held is that of a model whose state is set before each byte."""
     held = dict.fromkeys(range(0, 64, 4), -5.0) | dict.fromkeys(range(2, 64, 4), 5.0)
     how = SamplingOptions(bytes=40, temperature=0, set_unit=held)
-    (found,) = whole(generate(Reader(run), "my ", how))
+    (found,) = whole(generate(Tracer(run), "my ", how))
     apply = jax.jit(run.model.apply)
     carry = run.model.init_carry(1)
     expected = b""
@@ -104,7 +104,7 @@ def test_held_units(run: Run) -> None:
         text_BT = np.array([[byte]], np.uint8)
         carry, logits, *_ = apply({"params": run.params}, text_BT, carry._replace(c=c))
     assert found == expected
-    assert found != whole(generate(Reader(run), "my ", dataclasses.replace(how, set_unit=None)))[0]
+    assert found != whole(generate(Tracer(run), "my ", dataclasses.replace(how, set_unit=None)))[0]
 
 
 def test_cleaned_prompts() -> None:
@@ -132,7 +132,7 @@ HEAT_TEXT = "my café is <great> & good $5"
 
 def test_page_of_a_heat_map(run: Run) -> None:
     """Nothing to fetch, nothing to run, the text escaped."""
-    made = heat(Reader(run), HEAT_TEXT, 7)
+    made = heat(Tracer(run), HEAT_TEXT, 7)
     page = as_html(made)
     assert "&lt;" in page
     assert "<great>" not in page
@@ -150,7 +150,7 @@ def test_ink() -> None:
 
 
 def test_scale_and_outliers(run: Run) -> None:
-    made = heat(Reader(run), "my guitar is good " * 30, 3)
+    made = heat(Tracer(run), "my guitar is good " * 30, 3)
     assert made.scale < np.abs(made.values).max()
     assert (np.abs(made.values) > made.scale).mean() <= 0.01
 
@@ -178,7 +178,7 @@ def test_programs_of_a_first_answer(several_in_bf16: bool) -> None:
     if several_in_bf16:
         run = dataclasses.replace(run, batch_model=with_compute(run, "bf16").model)
     with compiled_programs() as compiled:
-        whole(generate(Reader(run), "the guitar", SamplingOptions(bytes=130)))  # three blocks
+        whole(generate(Tracer(run), "the guitar", SamplingOptions(bytes=130)))  # three blocks
     # Weights, for bf16 again; the window of the prompt; the block.
     assert len(compiled) == 3 + several_in_bf16
     with compiled_programs() as compiled:
@@ -188,11 +188,11 @@ def test_programs_of_a_first_answer(several_in_bf16: bool) -> None:
 
 def test_programs_of_all_lengths(run: Run) -> None:
     with compiled_programs() as compiled:
-        read = Reader(run)
+        read = Tracer(run)
         longest = "my cable sounds great " * 9
         for prompt in (longest, "", "the guitar"):
             seen = len(compiled)
-            whole(generate(Reader(run), prompt, SamplingOptions(bytes=70)))
+            whole(generate(Tracer(run), prompt, SamplingOptions(bytes=70)))
             read(prompt_bytes(prompt, run.cleaning))
             Featurizer(run)([prompt] * 8)
             assert prompt == longest or compiled[seen:] == []
@@ -298,7 +298,7 @@ def test_last_score(run, kind, state, all_layers) -> None:
     featurizer = Featurizer(read, states=(state,), all_layers=all_layers, devices=one_device())
     classifier = classifier_of(len(featurizer.columns))
     about = Description(state, all_layers, "abc", None)
-    made = score_heat(Reader(read), TEXT, classifier._replace(about=about))
+    made = score_heat(Tracer(read), TEXT, classifier._replace(about=about))
     assert "".join(made.texts) == f"\n {TEXT} "
     features = featurizer([TEXT, TEXT[:7]])
     whole, part = classifier.scores(features)[:, 1]
@@ -312,7 +312,7 @@ def test_last_score(run, kind, state, all_layers) -> None:
     ends = 2 + np.flatnonzero(is_space[3:] & ~is_space[2:-1])
     assert made.scale == np.abs(made.values[ends]).max()
     how = HeatmapOptions(label="negative")
-    negative = score_heat(Reader(read), TEXT, classifier._replace(about=about), how)
+    negative = score_heat(Tracer(read), TEXT, classifier._replace(about=about), how)
     np.testing.assert_array_equal(negative.values, -made.values)
 
 

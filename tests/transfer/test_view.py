@@ -37,7 +37,7 @@ from mlstm_jax.run import Run
 from mlstm_jax.transfer.classifier import Classifier, Description, load_classifier
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.heatmap import heat, score_heat
-from mlstm_jax.transfer.trace import Reader, generate
+from mlstm_jax.transfer.trace import Tracer, generate
 from mlstm_jax.view import server
 from mlstm_jax.view.viewer import Viewer
 from mlstm_jax.weights import fingerprint
@@ -144,8 +144,8 @@ def test_answers(page: str, run: Run, classifier: Path) -> None:
     assert len(found["active"]) == len(found["next"]) == 8
     _, scored = ask(f"{page}read", {"text": text, "label": "fine"})
     for shown, made, scale in (
-        (found, heat(Reader(run), text, 7), None),
-        (scored, score_heat(Reader(run), text, chosen, HeatmapOptions(label="fine")), rows),
+        (found, heat(Tracer(run), text, 7), None),
+        (scored, score_heat(Tracer(run), text, chosen, HeatmapOptions(label="fine")), rows),
     ):
         assert column(shown["characters"], "text") == made.texts
         values = np.array(column(shown["characters"], "value"))
@@ -156,7 +156,7 @@ def test_answers(page: str, run: Run, classifier: Path) -> None:
     asked = {"text": "my ", "bytes": 20, "seed": 3, "temperature": 0, "unit": 7, "value": 2}
     _, written = ask(f"{page}generate", asked)
     how = SamplingOptions(bytes=20, seed=3, temperature=0, set_unit={7: 2.0})
-    (pieces,) = generate(Reader(run), "my ", how)
+    (pieces,) = generate(Tracer(run), "my ", how)
     assert written["text"] == pieces[0].decode("utf-8", "replace")
 
 
@@ -177,7 +177,7 @@ def test_classifier_of_a_mean(run, state, all_layers):
     shares = column(found["classes"], "probability")
     np.testing.assert_allclose(shares, chosen.probabilities(featurizer([text]))[0], atol=1e-4)
     values = column(found["characters"], "value")
-    wanted = heat(Reader(run), text, 5, HeatmapOptions(state="mean_h", layer=layer)).values
+    wanted = heat(Tracer(run), text, 5, HeatmapOptions(state="mean_h", layer=layer)).values
     np.testing.assert_allclose(values, wanted, atol=1e-4)
     other = viewer.read({"text": text, "unit": 5, "state": "c", "layer": 1})
     assert (other["state"], other["layer"]) == ("c", 1)
@@ -234,9 +234,9 @@ def test_inf_and_nan(run: Run) -> None:
         status, found = ask(f"{address.url}read", {"text": "a"})
     assert status == 422
     assert "computes inf or NaN here" in found["error"]
-    reader = Reader(filled(run, np.nan))
+    tracer = Tracer(filled(run, np.nan))
     with pytest.raises(UserError, match="c of unit 0 of layer 1 is infinite or not a number"):
-        heat(reader, "a", 0)
+        heat(tracer, "a", 0)
 
 
 def test_page_by_ipv6(run: Run) -> None:

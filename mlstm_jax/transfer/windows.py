@@ -225,7 +225,7 @@ def _program(
     return Parallel(devices).map(_make_step(model, keep_states=keep_states, score=score))
 
 
-class TextReader:
+class WindowReader:
     """Reads texts with one model, whose programs and weights it keeps."""
 
     def __init__(

@@ -20,7 +20,7 @@ from mlstm_jax.model.numpy_sampling import BLOCK, Drawn, Request, Sampling
 from mlstm_jax.parallel import Parallel
 from mlstm_jax.run import Run
 from mlstm_jax.terminal import told_if_slow
-from mlstm_jax.transfer.reader import TextReader
+from mlstm_jax.transfer.windows import WindowReader
 
 
 def _least_kept(logits_V: jax.Array, how: Sampling) -> jax.Array:
@@ -81,9 +81,9 @@ class DeviceBytes:
         """Take a model; its programs are compiled when they are first needed."""
         self._run = run
         self._device = Parallel(jax.local_devices()[:1])
-        self._reader = TextReader(run, self._device, 1, keep_states="each")
+        self._windows = WindowReader(run, self._device, 1, keep_states="each")
         # Any text needs them; the first answer of the page does not wait for them.
-        _, self._weights = self._reader.one_row
+        _, self._weights = self._windows.one_row
 
     @functools.cached_property
     def _writer(self) -> tuple[LanguageModel, Any]:
@@ -94,7 +94,7 @@ class DeviceBytes:
         return model, self._device.replicate((params, model.reading_weights(params)))
 
     def each(self, piece: bytes, reached: Any) -> Iterator[tuple[Any, Each]]:
-        for step, after, outputs in self._reader.read([piece], reached):
+        for step, after, outputs in self._windows.read([piece], reached):
             assert outputs
             carry, logits_BTV = self._device.fetch_rows(outputs)
             named = self._run.architecture.named_states(carry)
