@@ -21,41 +21,47 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from mlstm_jax import __version__, environment, host, shipped, terminal
 from mlstm_jax.errors import KnownError, Note, UserError, did_you_mean, explained, nearest
 from mlstm_jax.guard import WEIGHTS, Interrupted, interruptible
 
-# The commands in each module of commands/.
-_MODULES = {
-    "training": ("quickstart", "train", "plan"),
-    "corpora": ("prepare", "inspect", "configs"),
-    "models": ("sweep", "evaluate", "report", "transfer", "finetune", "import", "export"),
-    "texts": ("features", "classify", "generate", "heatmap", "view"),
+
+class Command(NamedTuple):
+    """What is known of a command without importing it; its function has its options and help."""
+
+    module: str  # of commands/, which has a function of the command's name
+    of_model: bool = False  # its first word is a model
+    second: str = ""  # the option that a second word is meant for, if a model is its only word
+    on_cpu: bool = False  # it runs no model: it does not use the GPU, which may be busy
+    has_config: bool = False  # its options are the fields of a config, such as --data.batch
+    also: tuple[str, ...] = ()  # what other programs call it
+
+
+COMMANDS = {
+    "quickstart": Command("training", has_config=True),
+    "train": Command("training", has_config=True),
+    "plan": Command("training", has_config=True, on_cpu=True),
+    "prepare": Command("corpora", on_cpu=True),
+    "inspect": Command("corpora", on_cpu=True),
+    "configs": Command("corpora", on_cpu=True, also=("models",)),
+    "sweep": Command("models"),
+    "evaluate": Command("models", of_model=True, second="--corpus"),
+    "report": Command("models", of_model=True, second="--corpus"),
+    "transfer": Command("models", of_model=True, second="--train", also=("fit",)),
+    "finetune": Command("models", of_model=True, second="--train"),
+    "import": Command("models", on_cpu=True),
+    "export": Command("models", of_model=True, second="--out", on_cpu=True),
+    "features": Command("texts", of_model=True, also=("encode", "embed")),
+    "classify": Command("texts", of_model=True, also=("predict", "label")),
+    "generate": Command("texts", of_model=True, second="--prompt", also=("sample",)),
+    "heatmap": Command("texts", of_model=True, second="--text"),
+    "view": Command("texts", of_model=True, second="--classifier", also=("serve",)),
 }
-COMMANDS = {name: module for module, names in _MODULES.items() for name in names}
-
-# Commands that run no model: they do not use the GPU, which may be busy.
-_ON_CPU = ("configs", "prepare", "inspect", "plan", "import", "export")
-
-# Commands whose first word is a model.
-_OF_MODELS = ("evaluate", "report", "transfer", "finetune", "export", *_MODULES["texts"])
 
 # An option or a field in a message: `text_column`, or as its subject, "at_most is 0".
 _NAMED = re.compile(r"`([a-z_0-9.]+)(?:=True)?`|^([a-z_0-9.]+)(?= is )", re.MULTILINE)
-
-# What a second word is meant for, in commands whose only word is a model.
-_SECOND = {
-    **{"evaluate": "--corpus", "report": "--corpus", "transfer": "--train", "finetune": "--train"},
-    **{"generate": "--prompt", "heatmap": "--text", "export": "--out", "view": "--classifier"},
-}
-
-# What other programs call a command.
-_ELSEWHERE = {
-    **{"predict": "classify", "label": "classify", "encode": "features", "embed": "features"},
-    **{"fit": "transfer", "sample": "generate", "serve": "view", "models": "configs"},
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -106,17 +112,21 @@ def run(words: Sequence[str]) -> None:
         print(f"mlstm-jax {__version__}")
         return
     if name not in COMMANDS:
-        meant = [_ELSEWHERE[name]] if name in _ELSEWHERE else nearest(name, COMMANDS)
+        meant = [one for one, command in COMMANDS.items() if name in command.also]
+        meant = meant or nearest(name, COMMANDS)
         more = f"{did_you_mean(meant)} `mlstm-jax --help` lists the commands."
         raise UserError(f"unknown command {name!r}{more}")
-    if name in _OF_MODELS and rest and not rest[0].startswith("-"):
+    command = COMMANDS[name]
+    if command.of_model and rest and not rest[0].startswith("-"):
         shipped.require_model(Path(rest[0]))  # before JAX is imported, which takes seconds
-        if name in _SECOND and rest[1:] and not rest[1].startswith("-"):
+        if command.second and rest[1:] and not rest[1].startswith("-"):
             word = shlex.quote(rest[1])
-            raise UserError(f"{word} has no option before it; did you mean {_SECOND[name]} {word}?")
+            raise UserError(
+                f"{word} has no option before it; did you mean {command.second} {word}?"
+            )
     # To the end of the process: Orbax's event loops may be deleted, and say so, only then.
     environment.silence()
-    if name in _ON_CPU:
+    if command.on_cpu:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     with _notes():
         call = parse(name, rest)
@@ -125,12 +135,10 @@ def run(words: Sequence[str]) -> None:
 
 def parse(name: str, words: Sequence[str]) -> Callable[[], None]:
     """Turn the words of a command into a call; exit if they are wrong or ask for help."""
-    from mlstm_jax import commands
+    from mlstm_jax.commands import parser, training
 
-    command = _command(name)
-    parse_words = getattr(sys.modules[command.__module__], "parse", commands.parse)
-    call: Callable[[], None] = parse_words(command, words, f"mlstm-jax {name}")
-    return call
+    parse_words = training.parse_with_config if COMMANDS[name].has_config else parser.parse
+    return parse_words(_function(name), words, f"mlstm-jax {name}")
 
 
 def _with_options(text: str, name: str) -> str:
@@ -142,23 +150,21 @@ def _with_options(text: str, name: str) -> str:
 
 def _spelled(found: re.Match[str], name: str) -> str:
     """What `_NAMED` has found: an option of a command as --text-column, or as it is."""
-    from mlstm_jax import commands
+    from mlstm_jax.commands import parser, training
 
     option = found[1] or found[2]
-    if COMMANDS[name] == "training":
-        from mlstm_jax.commands import training
-
-        known = commands.options(_command(name), training.config_type())
+    if COMMANDS[name].has_config:
+        known = parser.options(_function(name), training.config_type())
         word, _, _ = option.partition(".")  # the section of a field, such as data.batch
     else:
-        known = commands.options(_command(name))
+        known = parser.options(_function(name))
         word = option
     return f"--{option.replace('_', '-')}" if word in known else found[0]
 
 
-def _command(name: str) -> Callable[..., None]:
-    """The function of a command; its module imports neither NumPy nor JAX."""
-    module = importlib.import_module(f"mlstm_jax.commands.{COMMANDS[name]}")
+def _function(name: str) -> Callable[..., None]:
+    """The function of a command, such as `import_`; its module imports neither NumPy nor JAX."""
+    module = importlib.import_module(f"mlstm_jax.commands.{COMMANDS[name].module}")
     function: Callable[..., None] = getattr(module, f"{name}_" if keyword.iskeyword(name) else name)
     return function
 
@@ -166,7 +172,7 @@ def _command(name: str) -> Callable[..., None]:
 def _usage() -> str:
     lines = ["usage: mlstm-jax COMMAND ...", ""]
     for name in COMMANDS:
-        summary, _, _ = str(_command(name).__doc__).partition("\n")
+        summary, _, _ = str(_function(name).__doc__).partition("\n")
         lines.append(f"  {name:<11}{summary}")
     lines += [
         "",

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import mlstm_jax
-from mlstm_jax import cli, commands, config, options, terminal
+from mlstm_jax import cli, config, options, terminal
+from mlstm_jax.commands import parser
 from mlstm_jax.corpora.sources import FORMATS
 from mlstm_jax.errors import UserError
 
@@ -205,7 +206,7 @@ def test_mistakes(line, named, mistyped) -> None:
 @pytest.mark.parametrize("command", sorted({*COMMANDS} - {"plan", "quickstart"}))
 def test_words_of_options(command, capsys) -> None:
     """A mistyped option names the right one, and a wrong value has no annotation of Python."""
-    names = {*commands.options(cli._command(command))} - {"config"}
+    names = {*parser.options(cli._function(command))} - {"config"}
     if command == "train":
         names |= {*config.flatten(config.Config())}
     for name in names:
@@ -221,7 +222,7 @@ def test_words_of_options(command, capsys) -> None:
 
 def test_commands_of_one_process(refused) -> None:
     """A command leaves the next one's help, and the messages of other code, as they were."""
-    train = cli._command("train")
+    train = cli._function("train")
     before = (train.__doc__, {**train.__annotations__})
     with contextlib.suppress(SystemExit):
         cli.main(["train", "--help"])

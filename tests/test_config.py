@@ -36,7 +36,7 @@ def test_run_of_the_paper() -> None:
 
 
 def parse(words: list[str]) -> dict[str, Any]:
-    return training.parse(training.train, words, "train").keywords
+    return training.parse_with_config(training.train, words, "train").keywords
 
 
 def test_usual_config() -> None:

@@ -6,8 +6,17 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from mlstm_jax import output
-from mlstm_jax.commands import Checkpoint, Flag, Flat, LabelColumn, Overwrite, RunFolder, TextColumn
-from mlstm_jax.commands.texts import LOAD, LoadOptions
+from mlstm_jax.commands import (
+    LOAD,
+    Checkpoint,
+    Flag,
+    Flat,
+    LabelColumn,
+    LoadOptions,
+    Overwrite,
+    RunFolder,
+    TextColumn,
+)
 from mlstm_jax.guard import interruptible
 from mlstm_jax.options import (
     CSV,

@@ -4,7 +4,6 @@ import json
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, arg
 
 from mlstm_jax import output, shipped
-from mlstm_jax.commands import Checkpoint, Flag, Flat, Overwrite, RunFolder, TextColumn
+from mlstm_jax.commands import (
+    LOAD,
+    Checkpoint,
+    Flag,
+    Flat,
+    LoadOptions,
+    Overwrite,
+    RunFolder,
+    TextColumn,
+)
 from mlstm_jax.corpora.sources import Source, check_source
 from mlstm_jax.errors import UserError, extra, require
 from mlstm_jax.options import (
@@ -22,37 +30,12 @@ from mlstm_jax.options import (
     CsvOptions,
     FeatureState,
     HeatmapOptions,
-    ReadingCompute,
     SamplingOptions,
 )
 from mlstm_jax.terminal import is_terminal, one_line, show
 
 if TYPE_CHECKING:
-    from mlstm_jax.api.model import TrainedModel
     from mlstm_jax.transfer.standalone import Labelled
-
-
-@dataclass(frozen=True)
-class LoadOptions:
-    """What to load of a run, and how it reads.
-
-    Attributes:
-        compute: type of the products in reading texts; auto: as in the run's config, but bf16
-            instead of fp32 for several texts at a time, and for generated text, where the CPU
-            multiplies it faster. int8: NumPy reads whole texts with int8 products, by onnxruntime.
-    """
-
-    checkpoint: Checkpoint = "best"
-    compute: ReadingCompute = "auto"
-
-    def load(self, run: Path) -> "TrainedModel":
-        """Load the model."""
-        from mlstm_jax.api.model import load
-
-        return load(run, self.checkpoint, self.compute)
-
-
-LOAD = LoadOptions()
 
 
 def features(

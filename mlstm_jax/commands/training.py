@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from mlstm_jax import commands, environment, shipped
-from mlstm_jax.commands import Call, Flag
+from mlstm_jax import environment, shipped
+from mlstm_jax.commands import Flag, parser
 from mlstm_jax.errors import UserError, did_you_mean, nearest
 from mlstm_jax.options import OPTIMIZERS
 from mlstm_jax.terminal import show
@@ -54,14 +54,16 @@ def _program() -> str:
     return os.path.relpath(program)
 
 
-def parse(command: Callable[..., None], words: Sequence[str], program: str) -> Call:
-    """Turn a command line into a call, as `commands.parse` does; the options change a config.
+def parse_with_config(
+    command: Callable[..., None], words: Sequence[str], program: str
+) -> parser.Call:
+    """Turn a command line into a call, as `parser.parse` does; the options change a config.
 
     ``[CONFIG] [model:KIND] [--section.field value ...]``; the default config is the quickstart.
     """
     if {"-h", "--help"} & set(words):
         named = {"config": _NAMED}
-        return commands.parse(command, ["--help"], program, types=named, config="quickstart")
+        return parser.parse(command, ["--help"], program, types=named, config="quickstart")
     from mlstm_jax.config import flatten, load_file, vary
     from mlstm_jax.options import RENAMED
 
@@ -88,7 +90,7 @@ def parse(command: Callable[..., None], words: Sequence[str], program: str) -> C
             raise UserError("set `data.batch` or `data.batch_per_device`, not both.")
         config = vary(config, data__batch_per_device=None)
     known = RENAMED | dict.fromkeys(flatten(config), "")
-    return commands.parse(command, words, program, known, config_type(), config=config)
+    return parser.parse(command, words, program, known, config_type(), config=config)
 
 
 def config_type() -> dict[str, Any]:

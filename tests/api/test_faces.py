@@ -163,7 +163,7 @@ OTHERS = {"configs", "quickstart", "train", "view"}
 
 @pytest.mark.parametrize("name", sorted(cli.COMMANDS.keys() - OTHERS))
 def test_names_and_defaults(name: str) -> None:
-    options = inspect.signature(cli._command(name)).parameters
+    options = inspect.signature(cli._function(name)).parameters
     function = FUNCTIONS.get(name) or getattr(mlstm.TrainedModel, name, None)
     function = function or getattr(mlstm, name)
     for argument, one in inspect.signature(function).parameters.items():
