@@ -1,4 +1,4 @@
-"""A model in memory, whatever reads texts with it; and one that NumPy reads, from weights alone.
+"""A model in memory: `Loaded`, whatever reads texts with it, and `SmallModel`, which NumPy reads.
 
 NumPy reads a recurrent model of the package or of `mlstm-jax export`: JAX is then not imported, and
 nothing is compiled. `run.py` loads any other model, for JAX.
@@ -106,7 +106,7 @@ class SmallModel(Loaded):
         return ["fp32", "fp32"] if self.compute == "fp32" else ["fp32", "fp32", self.compute]
 
     @cached_property
-    def model(self) -> NumpyModel:
+    def byte_by_byte(self) -> NumpyModel:
         """What reads byte by byte, and writes."""
         return NumpyModel(self.kind, weights.named(self.params), **numpy_products.fastest())
 
@@ -114,7 +114,7 @@ class SmallModel(Loaded):
     def whole_texts(self) -> NumpyModel:
         """What reads whole texts."""
         if self.compute == "fp32":
-            return self.model
+            return self.byte_by_byte
         product = numpy_products.int8_product
         return NumpyModel(self.kind, weights.named(self.params), product, numpy_products.INT8_ROWS)
 

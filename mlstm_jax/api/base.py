@@ -199,14 +199,14 @@ class LoadedModel:
         return classifier
 
     def __repr__(self) -> str:
-        model = self.loaded.architecture
+        architecture = self.loaded.architecture
         count = sum(array.size for array in self.parameters.values())
         compute, _, *several = self.loaded.precision
         also = f", several texts in {several[0]}" if several else ""
         return (
             f"{type(self).__name__}({str(self.path)!r}, checkpoint={self.checkpoint!r})\n"
-            f"  {model.title}, {model.layers} x {model.hidden} units, {count:,} parameters, "
-            f"{compute}{also}\n"
+            f"  {architecture.title}, {architecture.layers} x {architecture.hidden} units, "
+            f"{count:,} parameters, {compute}{also}\n"
             f"  {self.loaded.origin}, texts cleaned as {self.cleaning}"
         )
 

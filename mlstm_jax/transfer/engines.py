@@ -36,7 +36,7 @@ Summaries = Callable[[Sequence[bytes], Callable[[int], None]], Iterator[Summary]
 def byte_engine(loaded: Loaded) -> ByteEngine:
     """What reads one text byte by byte."""
     if isinstance(loaded, SmallModel):
-        return _NumpyBytes(loaded.model)
+        return _NumpyBytes(loaded.byte_by_byte)
     from mlstm_jax.transfer.device_bytes import DeviceBytes  # imports JAX
 
     return DeviceBytes(cast("Run", loaded))

@@ -55,15 +55,17 @@ def single_states(state: FeatureState) -> tuple[State, ...]:
     return cast(tuple[State, ...], tuple(state.split("+")))
 
 
-def layers_of(model: Sizes, state: FeatureState, *, all_layers: bool) -> list[tuple[State, int]]:
+def layers_of(
+    architecture: Sizes, state: FeatureState, *, all_layers: bool
+) -> list[tuple[State, int]]:
     """Each single state and layer whose units are features: by state, then by layer."""
-    lowest = 0 if all_layers else model.layers - 1
-    layers = range(lowest, model.layers)
+    lowest = 0 if all_layers else architecture.layers - 1
+    layers = range(lowest, architecture.layers)
     return [(single, layer) for single in single_states(state) for layer in layers]
 
 
 def features_of(
-    model: Sizes, states: Sequence[FeatureState] | None = None
+    architecture: Sizes, states: Sequence[FeatureState] | None = None
 ) -> tuple[FeatureState, ...]:
     """Check features, each given once; unset: c+mean_h, or mean_h of a model without a c.
 
@@ -71,23 +73,23 @@ def features_of(
     mean_h 89.7). On SST's validation part mean_h was better, by less than one deviation; and it is
     on reviews read with their ratings (results/reviews_1024/README.md).
     """
-    usual: FeatureState = "c+mean_h" if "c" in model.states else "mean_h"
+    usual: FeatureState = "c+mean_h" if "c" in architecture.states else "mean_h"
     states = (usual,) if states is None else tuple(states)
-    single = {*model.states, "mean_h", "max_h"}
+    single = {*architecture.states, "mean_h", "max_h"}
     known = [state for state in STATE_NAMES if single.issuperset(single_states(state))]
     for state in states:
-        rule = f"one of {', '.join(known)} of {model.cli_name}"
+        rule = f"one of {', '.join(known)} of {architecture.cli_name}"
         require(state in known, "state", state, rule)
     is_once = len(set(states)) == len(states) > 0
     require(is_once, "state", " ".join(states), "one state or more, each only once")
     return states
 
 
-def state_of(model: Sizes, state: State | None = None) -> State:
+def state_of(architecture: Sizes, state: State | None = None) -> State:
     """Check a state that a model must have; unset: its first, c or h."""
     if state is None:
-        return cast(State, model.states[0])
-    features_of(model, (state,))
+        return cast(State, architecture.states[0])
+    features_of(architecture, (state,))
     return state
 
 
@@ -169,7 +171,7 @@ class Featurizer:
 
     def __init__(
         self,
-        run: Loaded,
+        loaded: Loaded,
         *,
         states: Sequence[FeatureState] | None = None,
         all_layers: bool = False,
@@ -179,22 +181,22 @@ class Featurizer:
         at_most: int | None = None,
     ) -> None:
         """Choose what to keep of a text, as `TrainedModel.encode` does; see also `WindowReader`."""
-        model = run.architecture
+        architecture = loaded.architecture
         if score:
-            model.require_next_byte("scoring a text")
-        self.run = run
+            architecture.require_next_byte("scoring a text")
+        self.loaded = loaded
         self._at_most = at_most
-        self.states = features_of(model, states)
+        self.states = features_of(architecture, states)
         layers = dict[tuple[State, int], None]()  # each once, in order
         for state in self.states:
-            layers |= dict.fromkeys(layers_of(model, state, all_layers=all_layers))
+            layers |= dict.fromkeys(layers_of(architecture, state, all_layers=all_layers))
         self._layers = list(layers)
         self.columns = []
         for state, layer in self._layers:
-            self.columns += [Column(state, layer, unit) for unit in range(model.hidden)]
+            self.columns += [Column(state, layer, unit) for unit in range(architecture.hidden)]
         needs_totals = any(state in ("mean_h", "max_h") for state, _ in self._layers)
         keep: StateOutput = "totals" if needs_totals else "none"
-        self._summaries = summaries(run, devices, rows, keep, score=score)
+        self._summaries = summaries(loaded, devices, rows, keep, score=score)
 
     @property
     def fields(self) -> list[list[Any]]:
@@ -221,14 +223,14 @@ class Featurizer:
         if isinstance(texts, TextFile):
             size = texts.size
         elif not quiet:
-            size = sum(map(len, self.run.cleaned(texts)))
+            size = sum(map(len, self.loaded.cleaned(texts)))
         with ProgressLine(name, size, of_bytes=True, quiet=quiet) as line:
             parts = texts if isinstance(texts, TextFile) else [texts]
             for part in parts:
                 yield part, self._read(part, line)
 
     def _read(self, texts: Sequence[str], line: ProgressLine) -> Reading:
-        cleaned = self.run.cleaned(texts)
+        cleaned = self.loaded.cleaned(texts)
         if self._at_most is not None:
             tail = self._at_most // 2
             for n, text in enumerate(cleaned):
@@ -270,11 +272,11 @@ def write_features(
 
 def features_key(featurizer: Featurizer, texts: Sequence[str]) -> str:
     """Return a hex digest of the model, how it reads, the columns, and the texts."""
-    run = featurizer.run
-    key = hashlib.sha256(run.fingerprint.encode())
+    loaded = featurizer.loaded
+    key = hashlib.sha256(loaded.fingerprint.encode())
     # Side-by-side states share columns with single ones, but belong to another call.
     states = featurizer.states if "+" in "".join(featurizer.states) else ()
-    for part in (run.cleaning, *run.precision, *featurizer.fields, *states):
+    for part in (loaded.cleaning, *loaded.precision, *featurizer.fields, *states):
         key.update(f"{part!r}\0".encode())
     for text in texts:
         coded = text.encode("utf-8", "surrogatepass")

@@ -209,14 +209,14 @@ def characters(text: bytes) -> tuple[list[str], list[int]]:
 
 def heat(tracer: Tracer, text: str, unit: int, options: HeatmapOptions = HEATMAP) -> Heatmap:
     """Read a text, cleaned as `generate` cleans its prompt; see `TrainedModel.heatmap`."""
-    architecture = tracer.run.architecture
+    architecture = tracer.loaded.architecture
     layers, hidden = architecture.shape
     state = state_of(architecture, options.state)
     layer = layers - 1 if options.layer is None else options.layer
     require(0 <= layer < layers, "layer", layer, f"0 to {layers - 1}")
     require(0 <= unit < hidden, "unit", unit, f"0 to {hidden - 1}")
     require(bool(text.strip()), "text", text, _NOT_BLANK)
-    trace = tracer(prompt_bytes(text, tracer.run.cleaning), [(state, layer)])
+    trace = tracer(prompt_bytes(text, tracer.loaded.cleaning), [(state, layer)])
     heading = f"Unit {unit} of layer {layer}"
     name = f"{_STATES[state]} of unit {unit} of layer {layer}"
     return _heatmap(tracer, trace.text, trace.values_TH[:, unit], options.scale, heading, name)
@@ -247,10 +247,10 @@ def running_score(
     check: Callable[[], None] = go_on,
 ) -> tuple[bytes, NDArray[np.float64]]:
     """The cleaned text, and the score of a class after each byte; the last is the classifier's."""
-    tracer.run.architecture.require_next_byte("a score after each character")
-    cleaned = clean(text, tracer.run.cleaning)
+    tracer.loaded.architecture.require_next_byte("a score after each character")
+    cleaned = clean(text, tracer.loaded.cleaning)
     require(bool(cleaned), "text", text, _NOT_BLANK)
-    read = tracer(cleaned, classifier.about.layers(tracer.run.architecture), check)
+    read = tracer(cleaned, classifier.about.layers(tracer.loaded.architecture), check)
     scores_TK = classifier.scores(read.values_TH)
     return cleaned, scores_TK[:, classifier.classes.index(label)]
 
@@ -275,5 +275,5 @@ def _heatmap(
         )
     # In a long text a few outliers would make all other characters white.
     largest = float(np.percentile(np.abs(values), 99, method="higher"))
-    title = one_line(tracer.run.name)
+    title = one_line(tracer.loaded.name)
     return Heatmap(texts, values, scale or largest or 1.0, heading, name, title)

@@ -66,13 +66,13 @@ class Stream:
 
     def __init__(self, loaded: Loaded, engine: ByteEngine, layers: Layers) -> None:
         """Use `TrainedModel.reader` instead."""
-        model = loaded.architecture
+        architecture = loaded.architecture
         self._engine = engine
         self._layers = layers
-        units = len(layers) * model.hidden
+        units = len(layers) * architecture.hidden
         self._reached: Any = None
-        self._sum_LH = np.zeros(model.shape)
-        self._max_LH = np.full(model.shape, -np.inf, np.float32)
+        self._sum_LH = np.zeros(architecture.shape)
+        self._max_LH = np.full(architecture.shape, -np.inf, np.float32)
         self._count = 0  # bytes read
         self._nats = 0.0  # of all but the first
         self.states = np.zeros((0, units), np.float32)
@@ -134,16 +134,16 @@ class Tracer:
     It keeps the last text: the page asks for it several times, and then with one more character.
     """
 
-    def __init__(self, run: Loaded) -> None:
-        self.run = run
-        self.bytes = byte_engine(run)
+    def __init__(self, loaded: Loaded) -> None:
+        self.loaded = loaded
+        self.bytes = byte_engine(loaded)
         # The last text with some layers, and the stream after the part of that text with which the
         # next one may begin.
         self._kept: dict[tuple[tuple[State, int], ...], tuple[Trace, Stream]] = {}
 
     def stream(self, state: State | None = None) -> Stream:
         """Return a new stream, with a state of the top layer; unset: c, or h without a c."""
-        return Stream(self.run, self.bytes, [(state_of(self.run.architecture, state), -1)])
+        return Stream(self.loaded, self.bytes, [(state_of(self.loaded.architecture, state), -1)])
 
     def __call__(
         self, text: bytes, layers: Layers | None = None, check: Callable[[], None] = go_on
@@ -152,7 +152,7 @@ class Tracer:
 
         `check` is called after each window; an error that it raises ends the reading.
         """
-        layers = tuple(layers or [(state_of(self.run.architecture), -1)])
+        layers = tuple(layers or [(state_of(self.loaded.architecture), -1)])
         # Other threads may read with this tracer: what it keeps is replaced, never changed.
         usable = {}
         for key, (trace, before) in self._kept.items():
@@ -160,7 +160,7 @@ class Tracer:
             if trace.text == text or (read and text.startswith(read)):
                 usable[key] = (trace, before)
         self._kept = usable  # frees the others
-        stream = Stream(self.run, self.bytes, layers)
+        stream = Stream(self.loaded, self.bytes, layers)
         values = []
         if layers in usable:
             trace, before = usable[layers]
@@ -169,7 +169,7 @@ class Tracer:
             stream = copy.copy(before)
             values = [trace.values_TH[: stream._count]]
         # Other models read windows, which must begin at the same places as in the whole text.
-        goes_on = self.run.architecture.longest_window is None
+        goes_on = self.loaded.architecture.longest_window is None
         piece = text[stream._count : -_LAST_EDITED]
         if goes_on and piece:
             values.append(stream._read(piece, check).states)
@@ -189,8 +189,7 @@ def generate(
     Sample i does not depend on their number. The units of `set_unit` are set before every byte. An
     error that `check` raises ends the reading or the writing.
     """
-    run = tracer.run
-    architecture = run.architecture
+    architecture = tracer.loaded.architecture
     architecture.require_next_byte("generating text")
     held = options.set_unit or {}
     has_c = not held or "c" in architecture.states
@@ -207,7 +206,7 @@ def generate(
     stop = byte_of(options.stop)
 
     # One row: all samples share the prompt.
-    trace = tracer(prompt_bytes(prompt, run.cleaning), check=check)
+    trace = tracer(prompt_bytes(prompt, tracer.loaded.cleaning), check=check)
     request = Request(options.samples, options.bytes, options.seed, how, held_H)
     ended = [False] * options.samples
     for drawn_TB in tracer.bytes.write(trace.reached, trace.logits_V, request):

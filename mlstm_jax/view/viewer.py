@@ -36,13 +36,17 @@ class Viewer:
     """Answers the page's requests, several at a time; an error that `check` raises ends one."""
 
     def __init__(
-        self, run: Loaded, classifier: Classifier | None, label: str | None = None, text: str = ""
+        self,
+        loaded: Loaded,
+        classifier: Classifier | None,
+        label: str | None = None,
+        text: str = "",
     ) -> None:
         """Start with `text`, and with the classifier's score of `label`; unset: of its last."""
-        architecture = run.architecture
-        self.run = run
+        architecture = loaded.architecture
+        self.loaded = loaded
         self._classifier = classifier
-        self._tracer = Tracer(run)
+        self._tracer = Tracer(loaded)
         scores = self._scores()
         rule = f"one of {', '.join(scores)}" if scores else "unset: no class has a score"
         require(label is None or label in scores, "label", label, rule)
@@ -60,9 +64,9 @@ class Viewer:
 
     def model(self, _: dict[str, Any], check: Callable[[], None] = go_on) -> dict[str, Any]:
         """Describe the loaded model."""
-        architecture = self.run.architecture
+        architecture = self.loaded.architecture
         return {
-            "name": self.run.name,
+            "name": self.loaded.name,
             "layers": architecture.layers,
             "hidden": architecture.hidden,
             "state": self._state,
@@ -84,14 +88,14 @@ class Viewer:
         state: State = _argument(request, "state", str, self._state)
         known = self._states()
         require(state in known, "state", state, f"one of {', '.join(known)}")
-        layers, hidden = self.run.architecture.shape
+        layers, hidden = self.loaded.architecture.shape
         layer = _argument(request, "layer", int, self._layer)
         require(0 <= layer < layers, "layer", layer, f"0 to {layers - 1}")
         label = _argument(request, "label", str, None)
         if label is not None and label not in self._scores():
             raise UserError(f"there is no score of {reprlib.repr(label)}.")
-        trace = self._tracer(prompt_bytes(text, self.run.cleaning), [(state, layer)], check)
-        cleaned = clean(text, self.run.cleaning)
+        trace = self._tracer(prompt_bytes(text, self.loaded.cleaning), [(state, layer)], check)
+        cleaned = clean(text, self.loaded.cleaning)
         classes, unlike = self._classes(text, cleaned, check)
         last_H = trace.values_TH[-1]
         active = np.argsort(-np.abs(last_H))[:_SHOWN]
@@ -102,7 +106,7 @@ class Viewer:
             shown = _characters(trace.text, trace.values_TH[:, unit])
         elif self._classifier and cleaned:
             shown = _characters(*running_score(self._tracer, self._classifier, text, label, check))
-        predicts = self.run.architecture.objective == "next-byte"
+        predicts = self.loaded.architecture.objective == "next-byte"
         likeliest = np.argsort(-trace.next_V)[:_SHOWN].tolist() if predicts else []
         return {
             "state": state,
@@ -141,12 +145,12 @@ class Viewer:
     def _scores(self) -> list[str]:
         """The classes whose score after each character can be shown."""
         linear = self._classifier
-        if not linear or linear.words or self.run.architecture.bidirectional:
+        if not linear or linear.words or self.loaded.architecture.bidirectional:
             return []
         return linear.classes
 
     def _states(self) -> list[str]:
-        return [*self.run.architecture.states, "mean_h", "max_h"]
+        return [*self.loaded.architecture.states, "mean_h", "max_h"]
 
     def _classes(
         self, text: str, cleaned: bytes, check: Callable[[], None]
@@ -155,7 +159,7 @@ class Viewer:
         if not self._classifier or not cleaned:
             return [], False
         about = self._classifier.about
-        read = self._tracer(cleaned, about.layers(self.run.architecture), check)
+        read = self._tracer(cleaned, about.layers(self.loaded.architecture), check)
         limit = about.familiar
         unlike = bool(limit and limit.is_out_of_domain(read.nats, len(cleaned) - 1))
         (shares,) = self._classifier.probabilities(read.values_TH[-1:], [text])
