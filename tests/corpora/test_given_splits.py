@@ -27,7 +27,7 @@ def test_text_files_byte_for_byte(tmp_path, document):
     texts = {}
     for seed, name in enumerate(SPLITS):
         count = 400 if name == "train" else 40
-        plain = some_bytes(3 * seed, count)
+        plain = b"\n" + some_bytes(3 * seed, count)
         packed = some_bytes(3 * seed + 1, count)
         (tmp_path / f"{name}.txt").write_bytes(plain)
         (tmp_path / f"{name}2.txt.gz").write_bytes(gzip.compress(packed))
@@ -40,8 +40,10 @@ def test_text_files_byte_for_byte(tmp_path, document):
         found = documents(out, name)
         assert b"".join(found) == text
         inner = 0
-        for one in found:
-            assert one.splitlines()[0].strip()  # blank lines end documents
+        # Blank lines end documents, but for those that a file begins with.
+        assert found[0].startswith(b"\n\xa9")
+        for one in [found[0][1:], *found[1:]]:
+            assert one.splitlines()[0].strip()
             if one[-1:] == b"\n":
                 inner += 1
                 assert document in ("paragraph", "file") or b"\n" not in one.strip()

@@ -149,6 +149,7 @@ BAD_SOURCES = [
     [
         *BAD_OPTIONS,
         ({"sources": []}, "no source given"),
+        ({"sources": {"training": "a.jsonl"}}, "sources is .* one of train, valid, test"),
         *(({"sources": ["a.jsonl", source]}, message) for source, message in BAD_SOURCES),
     ],
 )
