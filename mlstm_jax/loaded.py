@@ -76,6 +76,17 @@ class Loaded(ABC):
         """The bytes that the model reads of texts."""
         return [clean(text, self.cleaning) for text in texts]
 
+    def require_unchanged(self, fingerprint: str) -> None:
+        """Raise UserError if a path had other parameters before: what was fitted would be wrong.
+
+        A file can be replaced, and a pretrained model can differ in another version of the package.
+        """
+        if self.fingerprint != fingerprint:
+            raise UserError(
+                f"{self.place} has other parameters than when it was loaded before; restore it, or "
+                "load it again, and fit again what was fitted to it."
+            )
+
 
 _SIZES: dict[str, type[Sizes]] = {
     name: type(kind.title, (Sizes,), {"title": kind.title, "states": kind.states})

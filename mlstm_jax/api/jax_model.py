@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 _SPAN_ROWS = 8
 
 
-def load(path: Path, checkpoint: str, compute: ReadingCompute) -> "JaxModel":
+def load_run(path: Path, checkpoint: str, compute: ReadingCompute) -> runs.Run:
     """Load a model; see `mlstm_jax.load`. What NumPy reads in int8 is fp32 here."""
     environment.cache_programs()
     run = runs.load_run(path, checkpoint)
-    return JaxModel(runs.with_compute(run, "fp32" if compute == "int8" else compute))
+    return runs.with_compute(run, "fp32" if compute == "int8" else compute)
 
 
 @dataclass(frozen=True, eq=False)

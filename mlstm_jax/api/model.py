@@ -1,29 +1,29 @@
 """A trained model in Python, and how to load one."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from mlstm_jax import shipped
-from mlstm_jax.api.arguments import AnyClassifier, noted
-from mlstm_jax.api.base import require_unchanged
+import numpy as np
+from numpy.typing import NDArray
+
+from mlstm_jax import shipped, weights
+from mlstm_jax.api.arguments import AnyClassifier, require_export
 from mlstm_jax.api.choice import begins_with_numpy
 from mlstm_jax.api.fitting import FittingModel
-from mlstm_jax.errors import extra, require
+from mlstm_jax.errors import UserError, extra, require
 from mlstm_jax.fields import public
 from mlstm_jax.loaded import load_small
-from mlstm_jax.options import (
-    HEATMAP,
-    SAMPLING,
-    HeatmapOptions,
-    ReadingCompute,
-    ReadingLibrary,
-    SamplingOptions,
-)
-from mlstm_jax.transfer.heatmap import Heatmap, heat, require_either, score_heat
-from mlstm_jax.transfer.trace import as_text
-from mlstm_jax.transfer.trace import generate as run_generate
+from mlstm_jax.options import ReadingCompute, ReadingLibrary, SplitName
+from mlstm_jax.transfer import zipapp
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from mlstm_jax.config import Config
+    from mlstm_jax.model.language_model import LanguageModel, Parameters
+    from mlstm_jax.training.evaluation import Score
 
 
 class TrainedModel(FittingModel):
@@ -52,97 +52,111 @@ class TrainedModel(FittingModel):
         1024
     """
 
-    def __reduce__(self) -> tuple[Any, tuple[str, ...]]:
-        # Store the step: if training continues, the best checkpoint may change.
-        step = self.checkpoint if self.loaded.imported else str(self.step)
-        # A pretrained model is found by its name in any environment.
-        path = self._place.name if shipped.is_shipped(self._place) else self._place
-        return _load_same, (str(path), step, self.compute, self._library, self.loaded.fingerprint)
+    @property
+    def config(self) -> "Config":
+        """The config of the run that trained it; JAX is imported."""
+        return self.run.config
+
+    @property
+    def parameters(self) -> Mapping[str, NDArray[np.float32]]:
+        """The float32 arrays by name, which cannot be written; docs/weights.md lists them."""
+        arrays = {}
+        for name, array in weights.flatten(self.loaded.params).items():
+            arrays[name] = array.view()
+            arrays[name].flags.writeable = False
+        return arrays
+
+    @property
+    def flax(self) -> "tuple[LanguageModel, Parameters]":
+        """The Flax module and its tree of parameters, for programs such as those in examples/.
+
+        `module.apply({"params": params}, bytes_BT, module.reading_carry(B))` reads a window.
+        """
+        return self.run.model, self.run.params
+
+    @property
+    def metrics(self) -> Any:
+        """The lines of metrics.jsonl as a pandas DataFrame, or without pandas a list of dicts."""
+        from mlstm_jax.training import metrics  # imports JAX
+
+        lines = metrics.read_metrics(self._place / metrics.FILE)
+        if not lines:
+            raise UserError(f"{self.path} has no {metrics.FILE}, the log of a run.")
+        try:
+            import pandas as pd
+        except ImportError:
+            return lines
+        return pd.DataFrame(lines)
 
     @public
-    def generate(self, prompt: str = "", options: SamplingOptions = SAMPLING, **fields: Any) -> str:
-        """Write one text; `generate_pieces` gives several.
+    def plot(self, x: Literal["step", "megabytes", "epoch", "minutes"] = "megabytes") -> "Figure":
+        """Plot bits per character, learning rate, gradient and speed of the run.
 
         Args:
-            prompt: text to continue; "" starts a document.
-            options: how to generate.
-            fields: of these options, such as `bytes=100`.
+            x: the quantity on the horizontal axis.
 
         Returns:
-            The prompt and the text after it; � for bytes that are not UTF-8.
+            A figure of matplotlib, with a panel for each.
 
         Raises:
-            ValueError: `samples` is not 1, the model does not predict the next byte, or has no
-                unit of `set_unit`.
+            ValueError: the model is not of a run, or the extra `notebooks` is missing.
 
         Examples:
-            >>> text = model.generate("The film", bytes=40, seed=1)
-            >>> text.startswith("The film")
+            >>> mlstm.load("runs/mine").plot().savefig("curve.png")
+        """
+        with extra("notebooks", "plots need matplotlib and pandas"):
+            from mlstm_jax import analysis
+
+            return analysis.plot_runs([self._place], x)
+
+    @public
+    def evaluate(
+        self,
+        split: SplitName = "test",
+        *,
+        corpus: str | Path | None = None,
+        show_progress: bool = False,
+    ) -> "Score":
+        """Score a split of a corpus with a carried state (Puri et al. 2018, VI).
+
+        Args:
+            split: which part of the corpus.
+            corpus: corpus folder; unset: the one that the model was trained on.
+            show_progress: on standard error.
+
+        Returns:
+            Its bits per character and loss.
+
+        Raises:
+            ValueError: the corpus is missing or damaged, or the split has too little text.
+
+        Examples:
+            >>> mlstm.load("runs/mine").evaluate("valid").bpc < 9
             True
         """
-        options = replace(options, **fields)
-        rule = "1; `generate_pieces` gives several texts"
-        require(options.samples == 1, "samples", options.samples, rule)
-        pieces = self.generate_pieces(prompt, options)
-        return prompt + "".join(as_text(piece for (piece,) in pieces))
+        return self._jax.evaluate(split, corpus=corpus, show_progress=show_progress)
 
     @public
-    def generate_pieces(
-        self, prompt: str = "", options: SamplingOptions = SAMPLING, **fields: Any
-    ) -> Iterator[list[bytes]]:
-        """Write up to 1,000 samples at once; a sample does not depend on their number.
+    def report(self, corpus: str | Path | None = None) -> str:
+        """Compare the bits per character of the validation split with gzip's; show a sample.
+
+        A model that does not predict the next byte neither compresses nor writes.
 
         Args:
-            prompt, options, fields: see `generate`.
+            corpus: see `evaluate`.
 
         Returns:
-            An iterator of the next piece of each sample, without the prompt.
+            Lines of text, to print.
 
         Examples:
-            >>> pieces = list(model.generate_pieces("The film", bytes=9, samples=2))
-            >>> len(pieces[0])
-            2
+            >>> "gzip" in mlstm.load("runs/mine").report()
+            True
         """
-        noted([prompt])
-        return run_generate(self._tracer, prompt, replace(options, **fields))
+        from mlstm_jax.training.evaluation import report_of  # imports JAX
 
-    @public
-    def heatmap(
-        self,
-        text: str,
-        unit: int | None = None,
-        *,
-        score: AnyClassifier | None = None,
-        options: HeatmapOptions = HEATMAP,
-        **fields: Any,
-    ) -> Heatmap:
-        """Read a unit's value, or a classifier's score, after each character of a text.
-
-        Args:
-            text: the text to read.
-            unit: the unit's number in its layer.
-            score: instead of a unit: what `transfer` returned, or its folder. The score after a
-                character is the classifier's of the bytes so far; after a space, what `classify`
-                answers for the text before it.
-            options: what is shown.
-            fields: of these options, such as `label="positive"` or `layer=0`.
-
-        Returns:
-            What a notebook shows in colours, and `save` writes as a page.
-
-        Raises:
-            ValueError: the text is blank; both or neither of `unit` and `score` are given; or there
-                is no such unit, layer, state or class.
-
-        Examples:
-            >>> model.heatmap("It was good.", 236).save("heat.html")
-        """
-        options = replace(options, **fields)
-        require_either(unit, score, options)
-        noted([text])
-        if score is None:
-            return heat(self._tracer, text, unit or 0, options)
-        return score_heat(self._tracer, text, self._classifier(score), options)
+        is_writer = self.loaded.architecture.objective == "next-byte"
+        sample = self.generate() if is_writer else ""
+        return report_of(self.run, corpus, self.evaluate("valid", corpus=corpus), sample)
 
     @public
     def view(
@@ -174,26 +188,71 @@ class TrainedModel(FittingModel):
         show_page(self.loaded, folder, label=label, host=host, port=port)
 
     @public
-    def report(self, corpus: str | Path | None = None) -> str:
-        """Compare the bits per character of the validation split with gzip's; show a sample.
-
-        A model that does not predict the next byte neither compresses nor writes.
+    def export(
+        self,
+        out: str | Path | None = None,
+        dtype: Literal["float32", "float16", "int8"] = "float32",
+        *,
+        classifier: AnyClassifier | None = None,
+        overwrite: bool = False,
+    ) -> Path:
+        """Write the model as one .safetensors file, or as a program for Python and NumPy alone.
 
         Args:
-            corpus: see `evaluate`.
+            out: file to write, .safetensors or .pyz (docs/without_jax.md); unset: the run's name
+                with .safetensors, in the current folder.
+            dtype: float32; float16 for half the size; or int8 for a quarter, with the matrices of
+                a weight normalisation rounded to 8 bits. A .pyz has the smallest that changes no
+                number.
+            classifier: of a .pyz; unset: the one that comes with a pretrained model.
+            overwrite: replace an existing file.
 
         Returns:
-            Lines of text, to print.
+            The file that was written.
+
+        Raises:
+            ValueError: the path has another suffix, or exists; or a parameter is too large for
+                float16.
+            OSError: it cannot be written.
 
         Examples:
-            >>> "gzip" in mlstm.load("runs/mine").report()
-            True
+            >>> model.export("sentiment.pyz").name
+            'sentiment.pyz'
         """
-        from mlstm_jax.training.evaluation import report_of  # imports JAX
+        path = Path(out or f"{self._place.name}.safetensors")
+        require_export(path, classifier, overwrite=overwrite)
+        if path.suffix == ".pyz":
+            zipapp.pack(path, self.loaded, self._classifier(classifier))
+        else:
+            from mlstm_jax.run import as_weights  # imports JAX
 
-        is_writer = self.loaded.architecture.objective == "next-byte"
-        sample = self.generate() if is_writer else ""
-        return report_of(self.run, corpus, self.evaluate("valid", corpus=corpus), sample)
+            weights.save(path, as_weights(self.run), dtype)
+        return path
+
+    def __repr__(self) -> str:
+        architecture = self.loaded.architecture
+        count = sum(array.size for array in self.parameters.values())
+        compute, _, *several = self.loaded.precision
+        also = f", several texts in {several[0]}" if several else ""
+        return (
+            f"{type(self).__name__}({str(self.path)!r}, checkpoint={self.checkpoint!r})\n"
+            f"  {architecture.title}, {architecture.layers} x {architecture.hidden} units, "
+            f"{count:,} parameters, {compute}{also}\n"
+            f"  {self.loaded.origin}, texts cleaned as {self.cleaning}"
+        )
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, tuple[str, ...]]:
+        # Store the step: if training continues, the best checkpoint may change.
+        step = self.checkpoint if self.loaded.imported else str(self.step)
+        # A pretrained model is found by its name in any environment.
+        path = self._place.name if shipped.is_shipped(self._place) else self._place
+        return _load_same, (str(path), step, self.compute, self._library, self.loaded.fingerprint)
 
 
 @public
@@ -247,7 +306,8 @@ def load(
     require(reader != "numpy", "reader", reader, rule)
     from mlstm_jax.api import jax_model  # imports JAX
 
-    return TrainedModel(jax_model.load(Path(path), chosen, compute).run, chosen, compute, reader)
+    run = jax_model.load_run(Path(path), chosen, compute)
+    return TrainedModel(run, chosen, compute, reader)
 
 
 def _load_same(
@@ -259,5 +319,5 @@ def _load_same(
 ) -> TrainedModel:
     """Load a pickled model, with the parameters that it had."""
     model = load(path, checkpoint, compute, reader)
-    require_unchanged(model.loaded, fingerprint)
+    model.loaded.require_unchanged(fingerprint)
     return model

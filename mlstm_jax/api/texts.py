@@ -1,4 +1,4 @@
-"""What a loaded model makes of texts: features, scores, classes; of one text, a value a byte."""
+"""What a loaded model makes of texts: features, scores, classes."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -8,24 +8,21 @@ from typing import Annotated, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax.api.arguments import AnyClassifier, Texts, as_read, noted
-from mlstm_jax.api.base import LoadedModel
+from mlstm_jax.api.arguments import AnyClassifier, Texts, as_read
 from mlstm_jax.api.choice import is_worth_jax
-from mlstm_jax.corpora.documents import clean
+from mlstm_jax.api.one_text import OneTextModel
 from mlstm_jax.errors import UserError
 from mlstm_jax.fields import Between, Count, public
 from mlstm_jax.loaded import SmallModel
-from mlstm_jax.options import FeatureState, State
+from mlstm_jax.options import FeatureState
 from mlstm_jax.transfer.classify import label_texts
 from mlstm_jax.transfer.features import Featurizer, TextFile
-from mlstm_jax.transfer.trace import Stream, Tracer
 
 Bytes = Annotated[int, Between(2, 2**31)]
-_PIECE = 4096  # bytes
 
 
-class TextModel(LoadedModel):
-    """The part of `TrainedModel` that reads texts."""
+class TextModel(OneTextModel):
+    """The part of `TrainedModel` that is given any number of texts."""
 
     @public
     def encode(
@@ -220,92 +217,6 @@ class TextModel(LoadedModel):
         return self._jax.spans(texts, spans, state)
 
     @public
-    def cleaned(self, text: str) -> bytes:
-        """Clean a text as the training texts were.
-
-        Args:
-            text: any text.
-
-        Returns:
-            The bytes that the model reads, in UTF-8; b"" of a blank text.
-
-        Examples:
-            >>> model.cleaned("Good &amp; bad")
-            b'\\n Good & bad '
-        """
-        noted([text])
-        return clean(text, self.cleaning)
-
-    @public
-    def states(self, text: str, state: State | None = None) -> NDArray[np.float32]:
-        """Return a state of the top layer after each byte of a text, as `cleaned` gives it.
-
-        Args:
-            text: the text to read, from a zero state; the last row is what `encode` gives.
-            state: "c" or "h"; or "mean_h", the mean of h up to each byte; unset: c, or h of a model
-                that has no c.
-
-        Returns:
-            float32 [bytes, H]; a row of 768 units takes 3 kB.
-
-        Raises:
-            ValueError: the model has no such state.
-
-        Examples:
-            >>> model.states("Good.").shape  # the cleaned text is "\\n Good. "
-            (8, 1024)
-        """
-        return self._tracer.stream(state).feed(self.cleaned(text)).states
-
-    @public
-    def log_probabilities(self, text: str) -> NDArray[np.float32]:
-        """Return the natural logarithm of the probability of each byte of a text, in nats.
-
-        The model predicts each byte of the cleaned text (see `cleaned`) from all before it; nothing
-        predicts the first. Divided by -log(2) they are bits: see `bits_per_character`.
-
-        Args:
-            text: the text to read.
-
-        Returns:
-            float32 [bytes - 1]; of a blank text, none.
-
-        Raises:
-            ValueError: the model does not predict the next byte.
-
-        Examples:
-            >>> model.log_probabilities("Good.").shape
-            (7,)
-        """
-        reader = self.reader()
-        cleaned = self.cleaned(text)
-        # In pieces, because the states of a piece are kept.
-        starts = range(0, len(cleaned), _PIECE)
-        scores = [reader.feed(cleaned[start : start + _PIECE]).scores for start in starts]
-        return np.concatenate([reader.scores[:0], *scores])
-
-    @public
-    def reader(self, state: State | None = None) -> Stream:
-        """Read one text that comes in pieces.
-
-        Args:
-            state: see `states`.
-
-        Returns:
-            A reader that has read nothing.
-
-        Raises:
-            ValueError: the model does not predict the next byte, or has no such state.
-
-        Examples:
-            >>> reader = model.reader().feed(b"It was ")
-            >>> reader.feed(b"good").scores.shape
-            (4,)
-        """
-        self.loaded.architecture.require_next_byte("reading byte by byte")
-        return self._tracer.stream(state)
-
-    @public
     def featurizer(
         self,
         texts: list[str] | TextFile,
@@ -349,7 +260,3 @@ class TextModel(LoadedModel):
     @cached_property
     def _featurizers(self) -> dict[object, Featurizer]:
         return {}
-
-    @cached_property
-    def _tracer(self) -> Tracer:
-        return Tracer(self.loaded)
