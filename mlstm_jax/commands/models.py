@@ -62,7 +62,7 @@ def evaluate(
     run: RunFolder,
     split: SplitName = "test",
     corpus: _Corpus = None,
-    reading: Flat[LoadOptions] = LOAD,
+    loading: Flat[LoadOptions] = LOAD,
 ) -> None:
     """Score a trained model on a split: bits per character, bytes scored, seconds.
 
@@ -72,7 +72,7 @@ def evaluate(
     _require_corpus(corpus)
     from mlstm_jax.training.evaluation import corpus_of  # imports JAX
 
-    model = reading.load(run)
+    model = loading.load(run)
     score = model.evaluate(split, corpus=corpus, show_progress=True)
     opened, is_own = corpus_of(model.run, corpus)
     show(
@@ -83,10 +83,10 @@ def evaluate(
         print("note: the model was trained on a different corpus.")
 
 
-def report(run: RunFolder, corpus: _Corpus = None, reading: Flat[LoadOptions] = LOAD) -> None:
+def report(run: RunFolder, corpus: _Corpus = None, loading: Flat[LoadOptions] = LOAD) -> None:
     """Compare the BPC of a run with gzip, bz2 and xz, and show a sample of its text."""
     _require_corpus(corpus)
-    show("\n" + reading.load(run).report(corpus))
+    show("\n" + loading.load(run).report(corpus))
 
 
 def _require_corpus(corpus: Path | None) -> None:
@@ -108,7 +108,7 @@ def transfer(
     text_column: TextColumn = None,
     csv: Flat[CsvOptions] = CSV,
     overwrite: Overwrite = False,
-    reading: Flat[LoadOptions] = LOAD,
+    loading: Flat[LoadOptions] = LOAD,
 ) -> None:
     """Fit a classifier to a frozen model's features of texts; report accuracies and the best units.
 
@@ -140,7 +140,7 @@ def transfer(
         return f"the same command resumes with the features in {out / 'features'}"
 
     with interruptible(note=resumes):
-        model = reading.load(run)
+        model = loading.load(run)
         sets = with_held_out(labelled, model.cleaning, "test")
         made = run_transfer(
             model.run,

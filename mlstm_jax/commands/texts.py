@@ -47,7 +47,7 @@ def features(
     text_column: TextColumn = None,
     csv: Flat[CsvOptions] = CSV,
     overwrite: Overwrite = False,
-    reading: Flat[LoadOptions] = LOAD,
+    loading: Flat[LoadOptions] = LOAD,
 ) -> None:
     """Write the features of texts: the state of a trained model after each, one row per record.
 
@@ -67,7 +67,7 @@ def features(
     require(out.suffix == ".npz", "out", str(out), "an .npz file")
     output.require_file(out, texts, overwrite=overwrite)
     check_source(Source(str(texts)), or_stdin=True)
-    model = reading.load(run)
+    model = loading.load(run)
     file = TextFile(texts, text_column, model.cleaning, csv)
     featurizer = model.featurizer(file, state, all_layers=all_layers)
     parts = (read.features for _, read in featurizer.read_each(file, "features", quiet=False))
@@ -86,7 +86,7 @@ def classify(
     classes: tuple[str, ...] | None = None,
     out: Path | None = None,
     overwrite: Overwrite = False,
-    reading: Flat[LoadOptions] = LOAD,
+    loading: Flat[LoadOptions] = LOAD,
 ) -> None:
     """Label texts with a classifier of `transfer` or `finetune`: CSV of labels and probabilities.
 
@@ -118,7 +118,7 @@ def classify(
     chosen = load_classifier(folder)
     if classes is not None:
         chosen = chosen.between(classes)
-    model = reading.load(run)
+    model = loading.load(run)
     chosen.require_model(folder, model.loaded)
     file = TextFile(source, text_column or chosen.about.text_column, model.cleaning, csv)
     if out is None and is_terminal(sys.stdout):
@@ -139,7 +139,7 @@ def generate(
     run: RunFolder,
     prompt: str = "",
     options: Flat[SamplingOptions] = SAMPLING,
-    reading: Flat[LoadOptions] = LOAD,
+    loading: Flat[LoadOptions] = LOAD,
 ) -> None:
     """Generate text from a trained model, continuing a prompt.
 
@@ -151,7 +151,7 @@ def generate(
     """
     from mlstm_jax.transfer.trace import as_text
 
-    pieces = reading.load(run).generate_pieces(prompt, options)
+    pieces = loading.load(run).generate_pieces(prompt, options)
     write = show if is_terminal(sys.stdout) else partial(print, flush=True)
     if options.samples == 1:
         # Write the prompt with the first piece, so that wrong options are reported before it.
@@ -174,7 +174,7 @@ def heatmap(
     score: Path | None = None,
     options: Flat[HeatmapOptions] = HEATMAP,
     overwrite: Overwrite = False,
-    reading: Flat[LoadOptions] = LOAD,
+    loading: Flat[LoadOptions] = LOAD,
 ) -> None:
     """Colour a text by a unit or a classifier's score, as a self-contained HTML page.
 
@@ -193,7 +193,7 @@ def heatmap(
     require_either(unit, score, options)
     if score is not None:
         load_classifier(score)
-    heat = reading.load(run).heatmap(text, unit, score=score, options=options)
+    heat = loading.load(run).heatmap(text, unit, score=score, options=options)
     heat.save(out, overwrite=overwrite)
     show(f"{heat}, in {out}")
 

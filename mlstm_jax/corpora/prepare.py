@@ -211,7 +211,7 @@ def _read_given_splits(
                 for source in split_sources:
                     one = SourceCounts(source)
                     documents = one.read(recipe, job.rejects.add, line.advance)
-                    if recipe.cleaning == "none" and source.format.reader == "text":
+                    if recipe.cleaning == "none" and source.format.parser == "text":
                         documents = _raw_documents(one, recipe.document or "line", line.advance)
                     for _, piece in parts.distributed(documents, recipe, 1):
                         with output.write_errors(job.scratch):

@@ -172,11 +172,11 @@ def _records(source: Source, recipe: Recipe, on_read: OnRead | None) -> Iterator
             yield from _records(copied, recipe, on_read)
         return
     column = recipe.text_columns[0]
-    reader = source.format.reader
-    if reader in _OF_COLUMNS:
-        yield from _OF_COLUMNS[reader](source, recipe)
+    parser = source.format.parser
+    if parser in _OF_COLUMNS:
+        yield from _OF_COLUMNS[parser](source, recipe)
         return
-    if reader == "pydoc":
+    if parser == "pydoc":
         from pydoc_data.topics import topics
 
         for _, topic in sorted(topics.items()):
@@ -184,12 +184,12 @@ def _records(source: Source, recipe: Recipe, on_read: OnRead | None) -> Iterator
             yield from text_records(numbered, recipe.document or "paragraph", column)
         return
     lines = _lines(source, recipe, on_read)
-    if reader == "text":
+    if parser == "text":
         yield from text_records(lines, recipe.document or "line", column)
-    elif reader == "table":
+    elif parser == "table":
         yield from csv_records(source, recipe, lines, partial(_scan, source, recipe))
     else:
-        yield from json_records(source, lines, recipe.columns, may_be_array=reader == "json")
+        yield from json_records(source, lines, recipe.columns, may_be_array=parser == "json")
 
 
 def _scan(source: Source, recipe: Recipe) -> Iterator[Line]:
@@ -200,7 +200,7 @@ def _scan(source: Source, recipe: Recipe) -> Iterator[Line]:
 
 def _lines(source: Source, recipe: Recipe, on_read: OnRead | None) -> Iterator[Line]:
     """Yield the lines with their numbers and line ends."""
-    needs_lines = source.format.reader in ("table", "text") and recipe.document != "file"
+    needs_lines = source.format.parser in ("table", "text") and recipe.document != "file"
     for number, line in enumerate(limited_lines(source, on_read), 1):
         if number == 1 and needs_lines and line[-1:] != b"\n" and b"\r" in line[:-1]:
             raise UserError(

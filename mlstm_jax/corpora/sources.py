@@ -50,7 +50,7 @@ class Format(NamedTuple):
     """A format of texts, of which `_records` in readers.py makes records."""
 
     suffix: str  # of a file, or the beginning of the name of another source
-    reader: Literal["json", "jsonl", "parquet", "pydoc", "table", "text", "tfds"]
+    parser: Literal["json", "jsonl", "parquet", "pydoc", "table", "text", "tfds"]
     delimiter: str = ""  # the usual one, between the fields of a table
     has_columns: bool = True  # so that a record may have a label
     has_lines: bool = True  # so that it may be compressed

@@ -119,15 +119,15 @@ def _texts(path: str, column: str | None) -> Iterator[str]:
     suffix = Path(path).suffix.lower() or path
     if suffix not in formats:
         sys.exit(f"{path} is of an unknown kind; known kinds are {', '.join(formats)}.")
-    reader, delimiter = formats[suffix]
+    parser, delimiter = formats[suffix]
     csv.field_size_limit(2**31 - 1)
     try:
         with open(0 if path == "-" else path, newline="", encoding="utf-8-sig") as file:
-            if reader == "table":
+            if parser == "table":
                 rows = csv.DictReader(file, delimiter=delimiter)
                 for row in rows:
                     yield row[_column(path, rows.fieldnames or [], column)] or ""
-            elif reader in ("json", "jsonl"):
+            elif parser in ("json", "jsonl"):
                 yield from _json_texts(path, file, column)
             else:
                 for line in file:

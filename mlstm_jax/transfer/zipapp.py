@@ -50,7 +50,7 @@ def pack(path: Path, loaded: Loaded, classifier: Classifier) -> None:
         "familiar": classifier.about.familiar and asdict(classifier.about.familiar),
         "source": loaded.name,
         "formats": {
-            suffix: (one.reader, one.delimiter) for suffix, one in FORMATS.items() if one.has_lines
+            suffix: (one.parser, one.delimiter) for suffix, one in FORMATS.items() if one.has_lines
         },
     }
     stored: dict[str, Any] = _smallest(weights.flatten(loaded.params))

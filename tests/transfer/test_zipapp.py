@@ -76,7 +76,7 @@ CONTENTS = {
 def test_labels_of_a_file(program: Path, tmp_path: Path, suffix: str) -> None:
     file = tmp_path / f"new{suffix}"
     form = FORMATS[suffix]
-    content = CONTENTS[form.reader].replace("\t", form.delimiter)
+    content = CONTENTS[form.parser].replace("\t", form.delimiter)
     file.write_text(content, encoding="utf-8")
     run = [sys.executable, str(program)]
     done = subprocess.run([*run, file], check=True, capture_output=True, timeout=60)
