@@ -65,7 +65,7 @@ class JaxModel:
         return self._spans_reader.states_at(self.run.cleaned(strings), ends, name)
 
     def evaluate(
-        self, split: SplitName, *, corpus: str | Path | None, show_progress: bool = False
+        self, split: SplitName, *, corpus: str | Path | None, show_progress: bool
     ) -> "Score":
         from mlstm_jax.training.evaluation import Evaluator, corpus_of
 

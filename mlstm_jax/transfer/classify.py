@@ -43,7 +43,7 @@ def label_texts(
     classifier: Classifier,
     featurizer: Featurizer,
     *,
-    quiet: bool = True,
+    quiet: bool,
 ) -> Iterator[tuple[Sequence[str], list[dict[str, float]]]]:
     """Yield texts, a file's in parts, with the probability of each class by name; then note.
 

@@ -65,7 +65,7 @@ def layers_of(
 
 
 def features_of(
-    architecture: Sizes, states: Sequence[FeatureState] | None = None
+    architecture: Sizes, states: Sequence[FeatureState] | None
 ) -> tuple[FeatureState, ...]:
     """Check features, each given once; unset: c+mean_h, or mean_h of a model without a c.
 
@@ -276,7 +276,7 @@ def features_key(featurizer: Featurizer, texts: Sequence[str]) -> str:
     key = hashlib.sha256(loaded.fingerprint.encode())
     # Side-by-side states share columns with single ones, but belong to another call.
     states = featurizer.states if "+" in "".join(featurizer.states) else ()
-    for part in (loaded.cleaning, *loaded.precision, *featurizer.fields, *states):
+    for part in (loaded.cleaning, *filter(None, loaded.precision), *featurizer.fields, *states):
         key.update(f"{part!r}\0".encode())
     for text in texts:
         coded = text.encode("utf-8", "surrogatepass")

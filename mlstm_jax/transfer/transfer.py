@@ -135,7 +135,7 @@ def _prior(own: Classifier | None, units: Sequence[Column]) -> Classifier | None
     return Classifier(weights_KD, own.intercepts_K, own.classes, own.C)
 
 
-def require_out(out: Path, options: TransferOptions, *, overwrite: bool = False) -> None:
+def require_out(out: Path, options: TransferOptions, *, overwrite: bool) -> None:
     """Raise UserError unless `out` is new, is of an earlier call that was stopped, or replaced."""
     states = options.states or ()
     folders = [out]
