@@ -125,8 +125,8 @@ def _of_weights(folder: Path, file: Path, config: Config | None, checkpoint: str
             f"{folder} has weights, and no checkpoint {checkpoint}; leave `checkpoint` out."
         )
     imported = weights.load_weights(file)
-    config = config or Config(out=str(folder), model=imported.model)
-    if (imported.model, Precision()) != (config.model, config.precision):
+    config = config or Config(out=str(folder), model=imported.architecture)
+    if (imported.architecture, Precision()) != (config.model, config.precision):
         raise UserError(
             f"{folder}: config.json and {file.name} are from different models; import it again."
         )
@@ -165,7 +165,7 @@ def write_imported(folder: Path, imported: ModelWeights) -> None:
     folder = Path(os.path.realpath(folder))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists; choose another folder with `out`.")
-    config = Config(out=str(folder.name), model=imported.model)
+    config = Config(out=str(folder.name), model=imported.architecture)
     with output.atomic_directory(folder) as partial:
         weights.save(partial / WEIGHTS, imported)
         output.write_text(partial / "config.json", to_json(config))

@@ -61,7 +61,7 @@ _OPENAI = (
 class ModelWeights(NamedTuple):
     """A model and everything needed to read a text with it."""
 
-    model: Architecture
+    architecture: Architecture
     cleaning: Cleaning
     params: Parameters  # NumPy, float32
     source: str  # where it comes from; only shown
@@ -267,7 +267,7 @@ def save(path: Path, weights: ModelWeights, dtype: str = "float32") -> None:
     now = fingerprint(unflatten(from_int8(flat)))
     about = {
         "format": FORMAT,
-        "model": dataclasses.asdict(weights.model),
+        "model": dataclasses.asdict(weights.architecture),
         "cleaning": weights.cleaning,
         "source": weights.source,
         "fingerprint": now,
@@ -341,11 +341,11 @@ def read_openai(folder: Path) -> ModelWeights:
     # These two files give the sizes that all others must match.
     _, width = sizes(where, files, "0.npy", 2)
     (hidden,) = sizes(where, files, "12.npy", 1)
-    model = Model(hidden=hidden, embedding=width)
-    of_model = expected_shapes(model) | {"layer_0/wh_v": (hidden, hidden)}
+    architecture = Model(hidden=hidden, embedding=width)
+    of_model = expected_shapes(architecture) | {"layer_0/wh_v": (hidden, hidden)}
     shapes = {name: of_model[parameter] for name, parameter in parameters.items()}
     values = checked_arrays(where, files, shapes)
     flat = {parameters[name]: array for name, array in values.items()}
     flat["layer_0/wh_v"] = np.concatenate(list(values.values())[2:6], axis=1)
     source = "openai/generating-reviews-discovering-sentiment"
-    return ModelWeights(model, "radford", unflatten(flat), source)
+    return ModelWeights(architecture, "radford", unflatten(flat), source)

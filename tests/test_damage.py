@@ -72,7 +72,7 @@ def read_run(folder: Path) -> Any:
 
 def read_weights(folder: Path) -> Any:
     found = weights.load_weights(folder / "a.safetensors")
-    return [found.model, found.cleaning, found.source, found.params]
+    return [found.architecture, found.cleaning, found.source, found.params]
 
 
 def read_classifier(folder: Path) -> Any:

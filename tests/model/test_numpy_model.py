@@ -131,7 +131,7 @@ def test_former_name_of_a_field(run, tmp_path, monkeypatch) -> None:
     for file in (tmp_path / "m.safetensors", tmp_path / "run" / WEIGHTS):
         write_units(file, file)
     assert load_small(tmp_path / "m.safetensors") is not None
-    assert weights.load_weights(tmp_path / "m.safetensors").model.hidden == 64
+    assert weights.load_weights(tmp_path / "m.safetensors").architecture.hidden == 64
     assert load_small(tmp_path / "run") is not None
     config = tmp_path / "run/config.json"
     digest.write_json(config, json.loads(config.read_text().replace('"hidden":', '"units":')))
