@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from mlstm_jax import digest, shipped, weights
 from mlstm_jax.corpora.documents import clean
@@ -22,6 +22,14 @@ from mlstm_jax.model.numpy_model import KINDS, NumpyModel
 from mlstm_jax.options import Cleaning, renamed
 
 WEIGHTS = "weights.safetensors"
+
+
+class Types(NamedTuple):
+    """The types that a model reads with."""
+
+    products: str
+    cell: str
+    several: str | None  # of the products of several texts; None: as of one
 
 
 class Loaded(ABC):
@@ -41,8 +49,8 @@ class Loaded(ABC):
 
     @property
     @abstractmethod
-    def precision(self) -> list[str]:
-        """The types that it reads with: of products, of c, and of products of several texts."""
+    def precision(self) -> Types:
+        """The types that it reads with."""
 
     @cached_property
     def fingerprint(self) -> str:
@@ -113,8 +121,8 @@ class SmallModel(Loaded):
         return self.sizes
 
     @property
-    def precision(self) -> list[str]:
-        return ["fp32", "fp32"] if self.compute == "fp32" else ["fp32", "fp32", self.compute]
+    def precision(self) -> Types:
+        return Types("fp32", "fp32", None if self.compute == "fp32" else self.compute)
 
     @cached_property
     def byte_by_byte(self) -> NumpyModel:

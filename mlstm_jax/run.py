@@ -15,7 +15,7 @@ from mlstm_jax import __version__, digest, environment, fields, host, output, sh
 from mlstm_jax.checkpoint import Checkpoints, Damaged
 from mlstm_jax.config import Config, Precision, load_json, require_function, to_json
 from mlstm_jax.errors import UserError, note
-from mlstm_jax.loaded import WEIGHTS, Loaded
+from mlstm_jax.loaded import WEIGHTS, Loaded, Types
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.model.stack import Recurrent
@@ -52,10 +52,10 @@ class Run(Loaded):
         return self.config.model
 
     @property
-    def precision(self) -> list[str]:
+    def precision(self) -> Types:
         precision = self.model.precision
-        types: list[str] = [precision.compute or "fp32", precision.cell]
-        return [*types, "bf16"] if self.batch_model else types
+        several = "bf16" if self.batch_model else None
+        return Types(precision.compute or "fp32", precision.cell, several)
 
 
 def read_config(folder: Path) -> Config | None:

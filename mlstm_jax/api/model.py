@@ -232,12 +232,12 @@ class TrainedModel(FittingModel):
     def __repr__(self) -> str:
         architecture = self.loaded.architecture
         count = sum(array.size for array in self.parameters.values())
-        compute, _, *several = self.loaded.precision
-        also = f", several texts in {several[0]}" if several else ""
+        types = self.loaded.precision
+        also = f", several texts in {types.several}" if types.several else ""
         return (
             f"{type(self).__name__}({str(self.path)!r}, checkpoint={self.checkpoint!r})\n"
             f"  {architecture.title}, {architecture.layers} x {architecture.hidden} units, "
-            f"{count:,} parameters, {compute}{also}\n"
+            f"{count:,} parameters, {types.products}{also}\n"
             f"  {self.loaded.origin}, texts cleaned as {self.cleaning}"
         )
 
