@@ -136,14 +136,14 @@ class Tracer:
 
     def __init__(self, loaded: Loaded) -> None:
         self.loaded = loaded
-        self.bytes = byte_engine(loaded)
-        # The last text with some layers, and the stream after the part of that text with which the
-        # next one may begin.
+        self.engine = byte_engine(loaded)
+        # By layers: the last trace, and the stream before the last bytes of its text, in which the
+        # next text may differ.
         self._kept: dict[tuple[tuple[State, int], ...], tuple[Trace, Stream]] = {}
 
     def stream(self, state: State | None = None) -> Stream:
         """Return a new stream, with a state of the top layer; unset: c, or h without a c."""
-        return Stream(self.loaded, self.bytes, [(state_of(self.loaded.architecture, state), -1)])
+        return Stream(self.loaded, self.engine, [(state_of(self.loaded.architecture, state), -1)])
 
     def __call__(
         self, text: bytes, layers: Layers | None = None, check: Callable[[], None] = go_on
@@ -160,7 +160,7 @@ class Tracer:
             if trace.text == text or (read and text.startswith(read)):
                 usable[key] = (trace, before)
         self._kept = usable  # frees the others
-        stream = Stream(self.loaded, self.bytes, layers)
+        stream = Stream(self.loaded, self.engine, layers)
         values = []
         if layers in usable:
             trace, before = usable[layers]
@@ -209,7 +209,7 @@ def generate(
     trace = tracer(prompt_bytes(prompt, tracer.loaded.cleaning), check=check)
     request = Request(options.samples, options.bytes, options.seed, how, held_H)
     ended = [False] * options.samples
-    for drawn_TB in tracer.bytes.write(trace.reached, trace.logits_V, request):
+    for drawn_TB in tracer.engine.write(trace.reached, trace.logits_V, request):
         check()
         pieces = []
         for sample, row in enumerate(drawn_TB.T):

@@ -106,14 +106,14 @@ def test_texts_that_begin_alike(kind, run, monkeypatch) -> None:
     other = typed[:30] + b"X" + typed[31:100]
     one = draw(kind) if kind else run
     tracer = Tracer(one)
-    each = tracer.bytes.each
+    each = tracer.engine.each
     count = []
 
     def counted(piece: bytes, reached: Any) -> Any:
         count.append(len(piece))
         return each(piece, reached)
 
-    monkeypatch.setattr(tracer.bytes, "each", counted)
+    monkeypatch.setattr(tracer.engine, "each", counted)
     texts = [typed[:end] for end in ends]
     for text in [*texts, other, other + "é".encode()]:
         for layers in (None, [("mean_h", 0)]):
