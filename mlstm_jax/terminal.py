@@ -133,7 +133,7 @@ def open_streams() -> None:
 
 
 class ProgressLine:
-    """Progress of `total` steps on standard error, unless `quiet`; a context manager.
+    """Progress of `total` steps on standard error, if `shown`; a context manager.
 
     `status` is shown until the first update. `of_bytes`: a step is a byte, and their rate is shown.
     """
@@ -146,20 +146,20 @@ class ProgressLine:
         *,
         status: str = "compiling",
         of_bytes: bool = False,
-        quiet: bool = False,
+        shown: bool = True,
     ) -> None:
         self._done = done
-        self._quiet = quiet
+        self._shown = shown
         self._printed = time.monotonic()
-        if quiet:
+        if not shown:
             return
         from rich import progress  # not needed for --help
         from rich.console import Console
 
         # Names and texts have brackets and colons.
-        shown = Console(stderr=True, markup=False, emoji=False, highlight=False)
+        console = Console(stderr=True, markup=False, emoji=False, highlight=False)
         # In a notebook, rich updates a bar in place if there are widgets.
-        has_widgets = shown.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
+        has_widgets = console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
         self._is_live = is_terminal(sys.stderr) or has_widgets
         described = progress.TextColumn("{task.description}", markup=False)
         status_column = progress.TextColumn("{task.fields[status]}", markup=False)
@@ -174,7 +174,7 @@ class ProgressLine:
         self._progress = progress.Progress(
             *bar,
             progress.TextColumn("left"),
-            console=shown,
+            console=console,
             disable=not self._is_live,
             speed_estimate_period=3600.0,
             get_time=lambda: time.monotonic(),
@@ -183,13 +183,13 @@ class ProgressLine:
 
     def __enter__(self) -> "ProgressLine":
         with self._terminal():
-            if not self._quiet:
+            if self._shown:
                 self._progress.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         with self._terminal():
-            if not self._quiet:
+            if self._shown:
                 self._progress.stop()
 
     def advance(self, steps: int) -> None:
@@ -199,7 +199,7 @@ class ProgressLine:
     def update(self, step: int, status: str = "") -> None:
         """Show the number of steps done, and `status` next to it."""
         self._done = step
-        if self._quiet:
+        if not self._shown:
             return
         with self._terminal():
             self._progress.update(self._task, completed=step, status=status)
@@ -212,7 +212,7 @@ class ProgressLine:
 
     def say(self, text: str) -> None:
         """Print a permanent line above the live line."""
-        if self._quiet:
+        if not self._shown:
             return
         with self._terminal():
             if self._is_live:
@@ -226,7 +226,7 @@ class ProgressLine:
         try:
             yield
         except Exception:  # of a closed terminal, or of what has replaced the stream
-            self._quiet = True
+            self._shown = False
 
 
 def file_size(count: float) -> str:

@@ -64,7 +64,7 @@ def train(
         callbacks=callbacks,
         resume=resume,
         reset_carry=reset_carry,
-        quiet=not show_progress,
+        show_progress=show_progress,
         owns_process=owns_process,
     )
     return load(run_train(config, session))

@@ -78,7 +78,7 @@ class JaxModel:
         evaluator = self._evaluators[key]
         size = evaluator.stream.scored
         steps = evaluator.stream.steps
-        with ProgressLine("evaluate", size, of_bytes=True, quiet=not show_progress) as progress:
+        with ProgressLine("evaluate", size, of_bytes=True, shown=show_progress) as progress:
             return evaluator(
                 self._devices.replicate(self.run.params),
                 lambda step: progress.update(size * step // steps),

@@ -65,7 +65,7 @@ class TextModel(OneTextModel):
         read = as_read(texts, text_column, self.cleaning)
         states = state and (state,)
         featurizer = self.featurizer(read, states, all_layers=all_layers, rows=batch_size)
-        return featurizer(read, "encode", quiet=not show_progress)
+        return featurizer(read, "encode", show_progress=show_progress)
 
     @public
     def bits_per_character(
@@ -92,7 +92,7 @@ class TextModel(OneTextModel):
         scored = 0
         read = as_read(texts, text_column, self.cleaning)
         featurizer = self.featurizer(read, ("h",), score=True)
-        for _, part in featurizer.read_each(read, "score", quiet=not show_progress):
+        for _, part in featurizer.read_each(read, "score", show_progress=show_progress):
             nats += float(part.nats_N.sum())
             scored += int(part.scored_N.sum())
         if not scored:
@@ -185,7 +185,7 @@ class TextModel(OneTextModel):
             score=about.familiar is not None,
             at_most=at_most,
         )
-        return label_texts(self.loaded, read, chosen, featurizer, quiet=not show_progress)
+        return label_texts(self.loaded, read, chosen, featurizer, show_progress=show_progress)
 
     @public
     def spans(

@@ -70,7 +70,9 @@ def features(
     model = loading.load(run)
     file = TextFile(texts, text_column, model.cleaning, csv)
     featurizer = model.featurizer(file, state, all_layers=all_layers)
-    parts = (read.features for _, read in featurizer.read_each(file, "features", quiet=False))
+    parts = (
+        read.features for _, read in featurizer.read_each(file, "features", show_progress=True)
+    )
     write_features(out, file.count, parts, featurizer)
     show(f"{out}: {file.count:,} texts x {len(featurizer.columns)} features")
 

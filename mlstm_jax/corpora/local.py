@@ -60,7 +60,7 @@ def sort_here(sources: Sequence[Source], job: Job) -> Iterator[SortedDocuments]:
     # The first process shows how far all are.
     name = f"read, process 1 of {workers}" if workers > 1 else "read"
     size = sum(source.size for source in tasks[0].sources)
-    with ProgressLine(name, size, of_bytes=True, quiet=job.quiet) as line:
+    with ProgressLine(name, size, of_bytes=True, shown=job.show_progress) as line:
         counts = _read_all(tasks, line.advance, job.rejects.add)
     kept = sum(parts.kept(parts.read_rows(folders, part), recipe) for part in range(count))
 

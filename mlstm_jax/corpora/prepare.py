@@ -108,7 +108,7 @@ def prepare(
         with atomic_directory(out, lambda: writer.check_out(out, overwrite)) as folder:
             # Inside the folder that becomes the corpus, unless `temp_dir` is set.
             scratch = partial_folder(scratch_beside) / "scratch"
-            job = Job(options, recipe, Rejects(rejects_file), scratch, not show_progress)
+            job = Job(options, recipe, Rejects(rejects_file), scratch, show_progress)
             with _gathered(split_sources, job) as gathered:
                 manifest = _write(gathered, folder, job)
             shutil.rmtree(scratch, ignore_errors=True)
@@ -206,7 +206,7 @@ def _read_given_splits(
     pieces = 0
     job.scratch.mkdir(parents=True)
     with (job.scratch / "pieces").open("w+b") as file:
-        with ProgressLine("read", total, of_bytes=True, quiet=job.quiet) as line:
+        with ProgressLine("read", total, of_bytes=True, shown=job.show_progress) as line:
             for split, split_sources in sources.items():
                 for source in split_sources:
                     one = SourceCounts(source)
@@ -277,7 +277,7 @@ def _write(gathered: SortedDocuments, folder: Path, job: Job) -> Manifest:
         manifests.sort()
         split = job.options.split or usual_split(gathered.documents)
         sizes = _sizes(gathered.documents, split)
-    pieces = writer.Pieces(_shown(gathered, job.quiet))
+    pieces = writer.Pieces(_shown(gathered, job.show_progress))
     splits = {}
     for name in _ORDER:
         size = sizes.get(name, 0)
@@ -300,8 +300,8 @@ def _write(gathered: SortedDocuments, folder: Path, job: Job) -> Manifest:
     )
 
 
-def _shown(gathered: SortedDocuments, quiet: bool) -> Iterator[Piece]:
-    with ProgressLine("write", gathered.documents, status="documents", quiet=quiet) as line:
+def _shown(gathered: SortedDocuments, show_progress: bool) -> Iterator[Piece]:
+    with ProgressLine("write", gathered.documents, status="documents", shown=show_progress) as line:
         for piece in gathered.in_order:
             yield piece
             line.advance(len(piece.rows))

@@ -36,7 +36,7 @@ class Job(NamedTuple):
     recipe: Recipe
     rejects: Rejects
     scratch: Path  # folder of temporary files
-    quiet: bool  # without progress
+    show_progress: bool
 
 
 class SortedDocuments(NamedTuple):

@@ -44,7 +44,7 @@ class Session:
     resume: bool = False
     reset_carry: bool = False
     callbacks: Sequence[Callable[[dict[str, Any]], None]] = ()
-    quiet: bool = False
+    show_progress: bool = True
     owns_process: bool = False
     # Returns the loss of the labels of the validation texts, and their accuracy; this loss then
     # chooses the best checkpoint.
@@ -212,11 +212,11 @@ def set_up(stack: ExitStack, config: Config, session: Session) -> Loop:
     # Only process 0 writes metrics and progress.
     folder = Path(config.out) if cluster.is_first else None
     log = stack.enter_context(closing(MetricsLog(folder, start.step, session.callbacks)))
-    is_quiet = session.quiet or not cluster.is_first
-    progress = ProgressLine("train", rows.steps, start.step, quiet=is_quiet)
+    shown = session.show_progress and cluster.is_first
+    progress = ProgressLine("train", rows.steps, start.step, shown=shown)
     reporter = Reporter(rows, log, stack.enter_context(progress), start)
     reporter.begin(devices, cluster, changed, notes)
-    if session.quiet and changed and start.step >= rows.steps:
+    if changed and not session.show_progress and start.step >= rows.steps:
         note(f"{config.out} is finished, so this change had no effect: {', '.join(changed)}.")
     batches = prefetch(lambda step: rows.stream.batch(step, own), range(start.step, rows.steps))
     return Loop(

@@ -43,7 +43,7 @@ def label_texts(
     classifier: Classifier,
     featurizer: Featurizer,
     *,
-    quiet: bool,
+    show_progress: bool,
 ) -> Iterator[tuple[Sequence[str], list[dict[str, float]]]]:
     """Yield texts, a file's in parts, with the probability of each class by name; then note.
 
@@ -56,7 +56,7 @@ def label_texts(
     total = 0
     firsts: dict[str, int] = {}  # number of the first text of each finding, from 1
     counts = Counter[str]()
-    for part, read in featurizer.read_each(texts, "classify", quiet=quiet):
+    for part, read in featurizer.read_each(texts, "classify", show_progress=show_progress):
         blank_N = read.scored_N == 0  # every cleaning adds a byte to a text
         marked = {_BLANK: blank_N}
         if familiar:

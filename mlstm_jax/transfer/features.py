@@ -208,23 +208,23 @@ class Featurizer:
         ]
 
     def __call__(
-        self, texts: Sequence[str] | TextFile, name: str = "", *, quiet: bool = True
+        self, texts: Sequence[str] | TextFile, name: str = "", *, show_progress: bool = False
     ) -> Features:
         """Return the features of any number of texts, float32 [texts, columns]; see `read_each`."""
         return np.concatenate(
-            [read.features for _, read in self.read_each(texts, name, quiet=quiet)]
+            [read.features for _, read in self.read_each(texts, name, show_progress=show_progress)]
         )
 
     def read_each(
-        self, texts: Sequence[str] | TextFile, name: str, *, quiet: bool
+        self, texts: Sequence[str] | TextFile, name: str, *, show_progress: bool
     ) -> Iterator[tuple[Sequence[str], Reading]]:
         """Read texts, a file's in parts, and yield each part with what reading it gives."""
         size = 0
         if isinstance(texts, TextFile):
             size = texts.size
-        elif not quiet:
+        elif show_progress:
             size = sum(map(len, self.loaded.cleaned(texts)))
-        with ProgressLine(name, size, of_bytes=True, quiet=quiet) as line:
+        with ProgressLine(name, size, of_bytes=True, shown=show_progress) as line:
             parts = texts if isinstance(texts, TextFile) else [texts]
             for part in parts:
                 yield part, self._read(part, line)

@@ -134,13 +134,15 @@ def finetune(
     state: State = "mean_h" if config.model.bidirectional else "h"
 
     def measured(
-        run: Run, names: Iterable[str], *, quiet: bool
+        run: Run, names: Iterable[str], *, show_progress: bool
     ) -> tuple[Classifier, dict[str, Examples]]:
         """Its label head, calibrated, and the features of some texts."""
         featurizer = Featurizer(run, states=(state,))
         examples: dict[str, Examples] = {}
         for name in names:
-            values = featurizer(texts[name].texts, f"features of {name}", quiet=quiet)
+            values = featurizer(
+                texts[name].texts, f"features of {name}", show_progress=show_progress
+            )
             labels_N = codes(texts[name].labels, classes)
             examples[name] = Examples(values, labels_N, texts[name].texts)
         return calibrated(head(run, classes), examples["valid"]), examples
@@ -148,12 +150,14 @@ def finetune(
     def score_labels(params: Parameters) -> tuple[float, float]:
         model = LanguageModel(config.model, config.precision)
         now = dataclasses.replace(run, config=config, model=model, params=params, batch_model=None)
-        classifier, examples = measured(now, ["valid"], quiet=True)
+        classifier, examples = measured(now, ["valid"], show_progress=False)
         return classifier.loss(examples["valid"]), classifier.score(examples["valid"])
 
-    session = Session(score_labels=score_labels, quiet=not show_progress, owns_process=owns_process)
+    session = Session(
+        score_labels=score_labels, show_progress=show_progress, owns_process=owns_process
+    )
     tuned = load_run(train(config, session))
-    alone, examples = measured(tuned, texts, quiet=not show_progress)
+    alone, examples = measured(tuned, texts, show_progress=show_progress)
     if counted:
         words_NK = counted.probabilities(texts["valid"].texts)
         states_NK = alone.probabilities(examples["valid"].features)

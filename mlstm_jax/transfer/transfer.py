@@ -67,11 +67,10 @@ def transfer(
     texts: dict[str, Labelled] = {name: sets.texts[name] for name in SPLITS if name in sets.texts}
     on_read, on_repeated = classify.note_known(run, sets)
     featurizer = Featurizer(run, states=states, all_layers=options.all_layers)
-    quiet = not show_progress
     if out and overwrite:
         _remove_results(out)
-    read = _features(out, featurizer, texts, quiet=quiet)
-    with ProgressLine("TF-IDF", 1, status="", quiet=quiet):
+    read = _features(out, featurizer, texts, show_progress=show_progress)
+    with ProgressLine("TF-IDF", 1, status="", shown=show_progress):
         tfidf = words.fit(texts["train"], texts.get("valid"), classes, sets.alike["train"])
     fitted_to = np.unique(sets.digests["train"])
     transferred = {}
@@ -84,7 +83,9 @@ def transfer(
             labels_N = codes(part.labels, classes)
             examples[name] = Examples(values, labels_N, part.texts, sets.alike[name])
         with (
-            ProgressLine(f"classifier of {state}", experiment.PROGRESS, quiet=quiet) as progress,
+            ProgressLine(
+                f"classifier of {state}", experiment.PROGRESS, shown=show_progress
+            ) as progress,
             words.one_thread(),
         ):
             classifier, result = experiment.run(
@@ -169,7 +170,7 @@ def _remove_results(out: Path) -> None:
 
 
 def _features(
-    out: Path | None, featurizer: Featurizer, texts: Mapping[str, Labelled], *, quiet: bool
+    out: Path | None, featurizer: Featurizer, texts: Mapping[str, Labelled], *, show_progress: bool
 ) -> dict[str, Features]:
     """Read the saved features, compute and save the others; UserError if `out` has others."""
     read: dict[str, Features] = {}
@@ -186,12 +187,12 @@ def _features(
                 "parameters; repeat the command that created it, choose another folder with "
                 "`out`, or replace it with `overwrite=True`."
             )
-    if read and not quiet:
+    if read and show_progress:
         tell(f"reusing the features of the same texts in {out}/features")
     for name, part in texts.items():
         if name in read:
             continue
-        values = featurizer(part.texts, f"features of {name}", quiet=quiet)
+        values = featurizer(part.texts, f"features of {name}", show_progress=show_progress)
         read[name] = values
         if out:  # Save now: they are most of the work, and a later step may fail.
             path = out / "features" / f"{name}.npz"

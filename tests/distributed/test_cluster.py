@@ -39,7 +39,7 @@ def test_change_of_devices_and_processes(corpus, tmp_path, launcher) -> None:
     often = {"train__checkpoint_every": 10, "train__keep_checkpoints": 9}
     config = vary(config, train__steps=60, **often)
     stayed = vary(config, out=str(tmp_path / "stayed"), devices=Devices(count=1))
-    expected = runs.lines_without_time(run_train(stayed, Session(quiet=True)))
+    expected = runs.lines_without_time(run_train(stayed, Session(show_progress=False)))
     for step, processes, devices in SESSIONS:
         runs.go_back(tmp_path / "run", step)
         launcher.train([config] * processes, count=devices)

@@ -48,7 +48,7 @@ def test_learning_and_resuming(kind, changes, corpus, tmp_path) -> None:
         train=short(steps=40, eval_every=40, checkpoint_every=20, dropout=0.1),
     )
     config = vary(config, **{"optimizer__learning_rate": 2e-2, "devices__count": 1} | changes)
-    whole = run.load_run(run_train(config, Session(quiet=True)), "latest")
+    whole = run.load_run(run_train(config, Session(show_progress=False)), "latest")
     assert whole.config.model == resolve(config, Hardware(1)).model
     lines = lines_of(whole.folder)
     assert lines["eval"][-1]["bpc"] < lines["train"][0]["bpc"] - 1
@@ -61,7 +61,7 @@ def test_learning_and_resuming(kind, changes, corpus, tmp_path) -> None:
         assert "maxima" not in str(whole.params.keys())  # nothing that reads a run sees them
 
     again = copy_until(whole.folder, 20, tmp_path / "again")
-    run_train(vary(config, out=str(again)), Session(resume=True, quiet=True))
+    run_train(vary(config, out=str(again)), Session(resume=True, show_progress=False))
     assert_same_run(again, whole.folder)
     assert memory_bytes(config, 8) > 0
 

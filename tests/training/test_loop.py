@@ -144,7 +144,9 @@ def test_busy_folder_and_finished_run(corpus, straight, tmp_path) -> None:
         run_train(config)
     run_train(config)
     with pytest.warns(Note, match=r"this change had no effect: optimizer.learning_rate"):
-        run_train(vary(config, optimizer__learning_rate=1e-4), Session(resume=True, quiet=True))
+        run_train(
+            vary(config, optimizer__learning_rate=1e-4), Session(resume=True, show_progress=False)
+        )
     assert runs.lines_without_time(folder) == before
 
 

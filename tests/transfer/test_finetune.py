@@ -261,7 +261,7 @@ def test_windows_of_single_documents(kind, corpus, tmp_path) -> None:
         data=Data(corpus=str(corpus), batch=8, window=48),
         train=Train(steps=1, epochs=None),
     )
-    run = load_run(run_train(base, Session(quiet=True)), "latest")
+    run = load_run(run_train(base, Session(show_progress=False)), "latest")
     random = np.random.default_rng(0)
 
     def draw(count: int) -> Labelled:
