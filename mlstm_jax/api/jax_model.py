@@ -1,4 +1,4 @@
-"""What a model does with JAX alone: spans and evaluation; see api/model.py."""
+"""What `TrainedModel` keeps of JAX: its run, and what compiles for `spans` and `evaluate`."""
 
 import reprlib
 from collections.abc import Iterable, Sequence
@@ -39,7 +39,7 @@ def load_run(path: Path, checkpoint: str, compute: ReadingCompute) -> runs.Run:
 
 @dataclass(frozen=True, eq=False)
 class JaxModel:
-    """The methods of `TrainedModel` that need JAX; it says what they do."""
+    """A run, and the work of `TrainedModel.spans` and `evaluate`, which say what they do."""
 
     run: runs.Run
     _evaluators: dict[object, "Evaluator"] = field(default_factory=dict)
