@@ -208,7 +208,7 @@ def refuse_other_run(config: Config, saved: Meta, expected: Meta) -> None:
         )
 
 
-def start_from(
+def continue_from(
     found: Snapshot, config: Config, expected: Meta, *, reset_carry: bool
 ) -> tuple[Snapshot, list[str]]:
     """Where a run goes on, and a note if its rows begin anew, near the same place in the text."""
@@ -231,7 +231,7 @@ def start_from(
     return found._replace(state=state, carry=None), [note]
 
 
-def set_aside(
+def move_damaged(
     cluster: Cluster, checkpoints: Checkpoints, damaged: dict[int, str], step: int
 ) -> list[str]:
     """Move the damaged checkpoints after `step` away; return notes for the user."""

@@ -191,8 +191,8 @@ def set_up(stack: ExitStack, config: Config, session: Session) -> Loop:
         start = resume.begin_new(cluster, devices, model, config, meta)
     else:
         resume.refuse_other_run(config, found.meta, meta)
-        start, notes = resume.start_from(found, config, meta, reset_carry=session.reset_carry)
-        notes = resume.set_aside(cluster, checkpoints, damaged, start.step) + notes
+        start, notes = resume.continue_from(found, config, meta, reset_carry=session.reset_carry)
+        notes = resume.move_damaged(cluster, checkpoints, damaged, start.step) + notes
     own = devices.rows(config.data.batch)
     if start.carry is None:
         zeros = model.init_carry(config.data.batch)
