@@ -82,7 +82,7 @@ def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def names_meant(name: str, known: Collection[str]) -> list[str]:
-    """The known options or fields, at most two, that a name which there is not may mean."""
+    """At most two known options or fields that an unknown name may mean."""
     section, _, last = name.rpartition(".")
     for usual in (last, _ELSEWHERE.get(last)):
         found = [one for one in known if one.rpartition(".")[2] == usual]

@@ -88,7 +88,7 @@ def plot(
 def limits(histories: Iterable[History], y: str) -> tuple[float, float] | None:
     """The limits of an axis that shows the column `y` of all runs after their first tenth.
 
-    That, the drop from 8 bits, would make the rest too small to read.
+    The first tenth, a drop from 8 bits, would make the rest too small to read.
 
     Args:
         histories: of the runs.

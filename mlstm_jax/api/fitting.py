@@ -1,4 +1,4 @@
-"""What a loaded model is fitted to: labels of a user, by frozen features or end to end."""
+"""Fit a classifier to labels: to frozen features (`transfer`), or with the model (`finetune`)."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

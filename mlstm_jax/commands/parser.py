@@ -102,7 +102,7 @@ def _for_parser(command: Callable[..., None], types: Mapping[str, Any]) -> Calla
 
 
 def _require_options(words: Sequence[str], lists: str, known: Mapping[str, str]) -> None:
-    """Raise UserError for an option that there is not.
+    """Raise UserError for an unknown option.
 
     `lists` is the command that lists all. `known` has the names of options in Python; the value of
     a former name is the present one.

@@ -102,7 +102,7 @@ def joined(pieces: Iterable[Piece]) -> Piece:
 
 
 def kept(rows: NDArray[Any], recipe: Recipe) -> int:
-    """The number of documents of a part to keep, by its rows."""
+    """How many documents of a part remain without duplicates, by its rows."""
     _, is_first = _sorted(rows)
     return len(rows) if recipe.dedupe == "none" else int(is_first.sum())
 

@@ -190,7 +190,7 @@ def manifest_names(sources: Sequence[Source]) -> list[str]:
 def check_source(source: Source, *, or_stdin: bool = False) -> None:
     """Raise UserError if `source` is a file of an unknown format; reads its beginning.
 
-    `or_stdin`: its user may also name standard input, or take a text itself for a source.
+    `or_stdin` is of commands that also read `-`: the message then says how to pass a text itself.
     """
     wrong = _unusable(source, source.path) if source.is_file else None
     if not wrong:

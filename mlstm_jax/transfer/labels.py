@@ -61,7 +61,7 @@ def _without_breaks(cleaned: bytes) -> bytes:
 
 
 def alike(texts: Sequence[str], cleaning: Cleaning) -> Digests:
-    """Return the digest of each text, or of one that it is alike, [texts]."""
+    """Return one digest for all texts that are alike, the least of theirs, [texts]."""
     least: dict[str, int] = {}
     letters = []
     for text, same in zip(texts, digests(texts, cleaning).tolist(), strict=True):
