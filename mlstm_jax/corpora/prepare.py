@@ -13,24 +13,22 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from fractions import Fraction
 from itertools import chain
-from math import nan
 from pathlib import Path
 from typing import Any
 
 from mlstm_jax import output
 from mlstm_jax.corpora import beam, local, parts, writer
-from mlstm_jax.corpora.documents import CleanDocument, Recipe
+from mlstm_jax.corpora.documents import Recipe
+from mlstm_jax.corpora.engine import Job, SortedDocuments, SourceCounts
 from mlstm_jax.corpora.options import DEFAULTS, PrepareOptions, SplitWeights
 from mlstm_jax.corpora.parts import Piece
-from mlstm_jax.corpora.readers import OnRead, limited_lines
 from mlstm_jax.corpora.records import Rejects, check_rejects_file
-from mlstm_jax.corpora.sources import READ_ERRORS, Source, find_sources, manifest_names
-from mlstm_jax.corpora.writer import Job, SortedDocuments, SourceCounts
+from mlstm_jax.corpora.sources import Source, find_sources, manifest_names
 from mlstm_jax.data import corpus
 from mlstm_jax.data.corpus import Corpus, Manifest, SourceManifest
 from mlstm_jax.errors import UserError, note, require
 from mlstm_jax.fields import public, require_kind
-from mlstm_jax.options import SPLITS, SplitName, Unit
+from mlstm_jax.options import SPLITS, SplitName
 from mlstm_jax.output import atomic_directory, partial_folder, remove_leftovers
 from mlstm_jax.terminal import ProgressLine
 
@@ -212,7 +210,7 @@ def _read_given_splits(
                     one = SourceCounts(source)
                     documents = one.read(recipe, job.rejects.add, line.advance)
                     if recipe.cleaning == "none" and source.format.parser == "text":
-                        documents = _raw_documents(one, recipe.document or "line", line.advance)
+                        documents = one.read_raw(recipe.document or "line", line.advance)
                     for _, piece in parts.distributed(documents, recipe, 1):
                         with output.write_errors(job.scratch):
                             pickle.dump(piece, file)
@@ -222,34 +220,6 @@ def _read_given_splits(
         file.seek(0)
         in_order = (pickle.load(file) for _ in range(pieces))
         yield SortedDocuments(counts, sum(sizes.values()), in_order, sizes)
-
-
-def _raw_documents(one: SourceCounts, document: Unit, on_read: OnRead) -> Iterator[CleanDocument]:
-    """Yield all bytes of a file as documents, including line ends and blank lines.
-
-    The bytes are not decoded: a split of enwik8 may begin inside a character.
-    """
-    lines: list[bytes] = []
-    has_text = False
-    was_blank = False
-    try:
-        for line in limited_lines(one.source, on_read):
-            is_blank = not line.strip()
-            ends = document == "line" or (document == "paragraph" and was_blank)
-            if has_text and ends and not is_blank:
-                one.documents += 1
-                yield b"".join(lines), nan
-                lines = []
-                has_text = False
-            lines.append(line)
-            has_text = has_text or not is_blank
-            was_blank = is_blank
-    except READ_ERRORS as error:
-        why = f"cannot be read: {error}; fetch or create it again."
-        raise UserError(f"{one.source} {why}") from error
-    if lines:
-        one.documents += 1
-        yield b"".join(lines), nan
 
 
 def _write(gathered: SortedDocuments, folder: Path, job: Job) -> Manifest:

@@ -1,24 +1,18 @@
 """Write a corpus: check its folder and the disk, then write what an engine has gathered."""
 
 import io
-import math
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
 
 from mlstm_jax import digest, output
-from mlstm_jax.corpora.documents import CleanDocument, Recipe, Reject, clean
-from mlstm_jax.corpora.options import PrepareOptions
 from mlstm_jax.corpora.parts import Piece
-from mlstm_jax.corpora.readers import OnRead, read_source
-from mlstm_jax.corpora.records import Rejects
 from mlstm_jax.corpora.sources import Source, text_size
 from mlstm_jax.data import corpus
 from mlstm_jax.data.corpus import SplitManifest
@@ -27,55 +21,6 @@ from mlstm_jax.terminal import file_size
 
 # Bytes of temporary files per byte of text, which many short documents need.
 _SCRATCH = 2
-
-
-class Job(NamedTuple):
-    """What the steps of a `prepare` share."""
-
-    options: PrepareOptions
-    recipe: Recipe
-    rejects: Rejects
-    scratch: Path  # folder of temporary files
-    show_progress: bool
-
-
-class SortedDocuments(NamedTuple):
-    """The result of an engine."""
-
-    counts: list["SourceCounts"]
-    documents: int  # number to write
-    in_order: Iterator[Piece]  # can be iterated once
-    sizes: Mapping[str, int] | None = None  # documents per split, if the splits are given
-
-
-@dataclass
-class SourceCounts:
-    """The counts of a source's records."""
-
-    source: Source
-    documents: int = 0
-    without_text: int = 0
-    blank: int = 0
-    is_rated: bool = False  # whether any document has a rating
-
-    def read(
-        self,
-        recipe: Recipe,
-        on_reject: Callable[[Reject], None],
-        on_read: OnRead | None = None,
-    ) -> Iterator[CleanDocument]:
-        """Count the records of the source, and yield the documents that have text."""
-        for record in read_source(self.source, recipe, on_read):
-            if isinstance(record, Reject):
-                on_reject(record)
-            elif record is None:
-                self.without_text += 1
-            elif text := clean(record.text, recipe.cleaning):
-                self.documents += 1
-                self.is_rated = self.is_rated or record.rating is not None
-                yield text, math.nan if record.rating is None else record.rating
-            else:
-                self.blank += 1
 
 
 class Pieces:

@@ -14,10 +14,10 @@ import pytest
 
 from mlstm_jax.corpora import local, parts
 from mlstm_jax.corpora.documents import CleanDocument, Document, Recipe, Reject
+from mlstm_jax.corpora.engine import SourceCounts
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.corpora.readers import read_source
 from mlstm_jax.corpora.sources import Source
-from mlstm_jax.corpora.writer import SourceCounts
 from mlstm_jax.errors import UserError
 from tests.tables import attributes, column
 

@@ -137,7 +137,7 @@ WORKERS = [
 def test_a_worker_fails(what: str, message: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(local, "_BYTES_A_WORKER", 1)
     program = (
-        "import os; from mlstm_jax.corpora.writer import SourceCounts\n"
+        "import os; from mlstm_jax.corpora.engine import SourceCounts\n"
         "from mlstm_jax.errors import UserError\n"
         "def read(counts, *others):\n"
         "    if counts.source.name.endswith('b.txt'):\n"
