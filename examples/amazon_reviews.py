@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 
-from mlstm_jax.corpora.documents import Recipe, Reject
+from mlstm_jax.corpora.documents import Recipe
 from mlstm_jax.corpora.readers import read_source
+from mlstm_jax.corpora.rejects import Reject
 from mlstm_jax.corpora.sources import Source, find_sources
 from mlstm_jax.errors import UserError
 

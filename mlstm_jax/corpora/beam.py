@@ -18,9 +18,10 @@ import numpy as np
 
 from mlstm_jax import output
 from mlstm_jax.corpora import parts
-from mlstm_jax.corpora.documents import Recipe, Reject
+from mlstm_jax.corpora.documents import Recipe
 from mlstm_jax.corpora.engine import Job, SortedDocuments, SourceCounts
 from mlstm_jax.corpora.parts import Piece
+from mlstm_jax.corpora.rejects import Reject
 from mlstm_jax.corpora.sources import Source
 from mlstm_jax.errors import KnownError, UserError, extra, first_line
 

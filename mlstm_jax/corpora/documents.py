@@ -53,16 +53,6 @@ class Document(NamedTuple):
     record: Record | None = None  # all its fields; only if the recipe names a label column
 
 
-class Reject(NamedTuple):
-    """A record that cannot be read as a document; or a note on a record that was read."""
-
-    kind: str  # a few words that name the kind
-    place: str  # file, and line if known
-    message: str  # place, reason and advice
-    excerpt: str = ""  # its beginning
-    is_note: bool = False
-
-
 class Recipe(NamedTuple):
     """How records become documents: the same for every engine."""
 

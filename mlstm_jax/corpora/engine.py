@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from mlstm_jax.corpora.documents import CleanDocument, Recipe, Reject, clean
+from mlstm_jax.corpora.documents import CleanDocument, Recipe, clean
 from mlstm_jax.corpora.options import PrepareOptions
 from mlstm_jax.corpora.parts import Piece
 from mlstm_jax.corpora.readers import OnRead, limited_lines, read_source
-from mlstm_jax.corpora.records import Rejects
+from mlstm_jax.corpora.rejects import Reject, Rejects
 from mlstm_jax.corpora.sources import READ_ERRORS, Source
 from mlstm_jax.errors import UserError
 from mlstm_jax.options import Unit

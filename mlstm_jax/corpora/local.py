@@ -16,10 +16,11 @@ from typing import IO, NamedTuple
 
 from mlstm_jax import output
 from mlstm_jax.corpora import parts
-from mlstm_jax.corpora.documents import Recipe, Reject
+from mlstm_jax.corpora.documents import Recipe
 from mlstm_jax.corpora.engine import Job, SortedDocuments, SourceCounts
 from mlstm_jax.corpora.parts import Piece
 from mlstm_jax.corpora.readers import OnRead
+from mlstm_jax.corpora.rejects import Reject
 from mlstm_jax.corpora.sources import Source, text_size
 from mlstm_jax.data.stream import prefetch
 from mlstm_jax.errors import KnownError

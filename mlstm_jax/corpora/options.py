@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from mlstm_jax.corpora.records import MAX_REJECT_FRACTION
+from mlstm_jax.corpora.rejects import MAX_REJECT_FRACTION
 from mlstm_jax.errors import require
 from mlstm_jax.fields import Between
 from mlstm_jax.options import Cleaning, CsvOptions, Dedupe, Unit

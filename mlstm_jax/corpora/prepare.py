@@ -22,7 +22,7 @@ from mlstm_jax.corpora.documents import Recipe
 from mlstm_jax.corpora.engine import Job, SortedDocuments, SourceCounts
 from mlstm_jax.corpora.options import DEFAULTS, PrepareOptions, SplitWeights
 from mlstm_jax.corpora.parts import Piece
-from mlstm_jax.corpora.records import Rejects, check_rejects_file
+from mlstm_jax.corpora.rejects import Rejects, check_rejects_file
 from mlstm_jax.corpora.sources import Source, find_sources, manifest_names
 from mlstm_jax.data import corpus
 from mlstm_jax.data.corpus import Corpus, Manifest, SourceManifest

@@ -12,19 +12,16 @@ from contextlib import suppress
 from functools import partial
 
 from mlstm_jax.corpora.columns import parquet_records, tfds_records
-from mlstm_jax.corpora.documents import Document, Recipe, Record, Reject, rating_of
+from mlstm_jax.corpora.documents import Document, Recipe, Record, rating_of
 from mlstm_jax.corpora.records import (
-    EXCERPT,
-    MAX_REJECT_FRACTION,
     Line,
     RecordOrReject,
-    Rejects,
     alike,
     as_json,
     json_records,
-    reject,
     text_records,
 )
+from mlstm_jax.corpora.rejects import EXCERPT, MAX_REJECT_FRACTION, Reject, Rejects, rejected
 from mlstm_jax.corpora.sources import GZIP_ERRORS, STDIN, Source, check_source
 from mlstm_jax.corpora.tables import csv_records
 from mlstm_jax.errors import UserError, note
@@ -141,11 +138,11 @@ def read_source(
             else:
                 excerpt = as_json(text)
                 why = f"its text is {excerpt[:EXCERPT]}, not a string"
-                yield reject("text of another type", source, where, why, excerpt)
+                yield rejected("text of another type", source, where, why, excerpt)
     except GZIP_ERRORS as error:
         why = f"the gzip data is cut short or damaged ({error}); fetch or create it again."
         where = f"after record {records:,}"
-        damage = reject("gzip cut short or damaged", source, where, why)
+        damage = rejected("gzip cut short or damaged", source, where, why)
         first_reject = first_reject or damage
         yield damage
     except OSError as error:
@@ -247,4 +244,4 @@ def _decoded(source: Source, number: int, line: bytes) -> Line:
         why = f"it is not UTF-8 text (byte {byte}); try iconv -f WINDOWS-1252 -t UTF-8"
     if line.startswith((b"\xff\xfe", b"\xfe\xff")) or line.count(0) > len(line) // 3:
         why = "it looks like UTF-16; convert it to UTF-8, such as with: iconv -f UTF-16 -t UTF-8"
-    return reject(kind, source, number, why, text)
+    return rejected(kind, source, number, why, text)

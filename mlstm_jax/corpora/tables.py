@@ -9,8 +9,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from mlstm_jax.corpora.documents import Recipe, Reject
-from mlstm_jax.corpora.records import EXCERPT, Line, RecordOrReject, reject, text_columns
+from mlstm_jax.corpora.documents import Recipe
+from mlstm_jax.corpora.records import Line, RecordOrReject, text_columns
+from mlstm_jax.corpora.rejects import EXCERPT, Reject, rejected
 from mlstm_jax.corpora.sources import DELIMITERS, STDIN, Source
 from mlstm_jax.errors import UserError
 
@@ -80,7 +81,7 @@ def csv_records(
         if form != usual and source != STDIN:
             why = f"its first line has the delimiter {form.delimiter!r}, so it is used, not "
             why += f"{usual.delimiter!r}."
-            yield reject("another delimiter", source, "", why, is_note=True)
+            yield rejected("another delimiter", source, "", why, is_note=True)
     if recipe.quoting:
         form = form._replace(quoted=recipe.quoting == "yes")
     elif form.delimiter == "\t":
@@ -192,7 +193,7 @@ class _Rows:
     def _reject(self, kind: str, why: str, is_note: bool = False) -> Reject:
         number, text = self._taken[0]
         self.has_stray_quotes = self.has_stray_quotes or kind == _QUOTE
-        return reject(kind, self._form.source, number, why, text, is_note)
+        return rejected(kind, self._form.source, number, why, text, is_note)
 
     def _read_header(self, row: list[str], wrong: Finding | None) -> None:
         text = self._taken[0][1]

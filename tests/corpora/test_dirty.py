@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from mlstm_jax.corpora import local, parts
-from mlstm_jax.corpora.documents import CleanDocument, Document, Recipe, Reject
+from mlstm_jax.corpora.documents import CleanDocument, Document, Recipe
 from mlstm_jax.corpora.engine import SourceCounts
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.corpora.readers import read_source
+from mlstm_jax.corpora.rejects import Reject
 from mlstm_jax.corpora.sources import Source
 from mlstm_jax.errors import UserError
 from tests.tables import attributes, column
