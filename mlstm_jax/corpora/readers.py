@@ -16,9 +16,9 @@ from mlstm_jax.corpora.documents import Document, Recipe, Record, rating_of
 from mlstm_jax.corpora.records import (
     Line,
     RecordOrReject,
-    alike,
     as_json,
     json_records,
+    similar_columns,
     text_records,
 )
 from mlstm_jax.corpora.rejects import EXCERPT, MAX_REJECT_FRACTION, Reject, Rejects, rejected
@@ -74,7 +74,7 @@ def _no_text(source: Source, recipe: Recipe, fields: Sequence[str], kinds: Count
     wanted = " or ".join(columns)
     others = ", ".join(f"{kind} in {n:,}" for kind, n in kinds.items())
     seen = ", ".join(fields) or "(none)"
-    end = "." if found else alike(columns, fields)
+    end = "." if found else similar_columns(columns, fields)
     return (
         f"{source}: none of its {kinds.total():,} records has text in {wanted} ({others}); the "
         f"fields seen are {seen}. Write strings there, or name another field with "

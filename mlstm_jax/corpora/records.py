@@ -22,11 +22,11 @@ def no_column(
     """The message about a table without any of the wanted columns."""
     return (
         f"{source}: no column {' or '.join(wanted)}; its columns are {', '.join(columns)}. Name "
-        f"the right one with {option}{alike(wanted, columns)}"
+        f"the right one with {option}{similar_columns(wanted, columns)}"
     )
 
 
-def alike(wanted: Sequence[str], columns: Sequence[str]) -> str:
+def similar_columns(wanted: Sequence[str], columns: Sequence[str]) -> str:
     """The end of a message: the columns whose names resemble the wanted ones."""
     near: dict[str, None] = {}
     for name in wanted:

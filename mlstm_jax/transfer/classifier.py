@@ -36,7 +36,7 @@ class Examples(NamedTuple):
     features: Features
     labels: Labels
     texts: Sequence[str] = ()
-    same: Digests | None = None  # see `labels.folds`
+    alike: Digests | None = None  # see `labels.folds`
 
 
 def subset(examples: Examples, count: int, seed: int) -> Examples:
@@ -45,8 +45,8 @@ def subset(examples: Examples, count: int, seed: int) -> Examples:
     _, first = np.unique(examples.labels[order], return_index=True)
     first = np.sort(first)  # in an order that the names of the classes do not change
     chosen = np.concatenate([order[first], np.delete(order, first)])[:count]
-    same = None if examples.same is None else examples.same[chosen]
-    return Examples(examples.features[chosen], examples.labels[chosen], same=same)
+    alike = None if examples.alike is None else examples.alike[chosen]
+    return Examples(examples.features[chosen], examples.labels[chosen], alike=alike)
 
 
 def named(classes: Sequence[str]) -> str:

@@ -132,7 +132,7 @@ def note_known(run: Loaded, sets: Sets) -> tuple[list[str], list[str]]:
     on_read = []
     on_repeated = []
     for name, part in sets.texts.items():
-        on_read += note_among(part.name, sets.digests[name], read, READ)
+        on_read += note_among(part.name, sets.same[name], read, READ)
         if name != "train":
             of_train_N = np.sort(sets.alike["train"])
             on_repeated += note_among(part.name, sets.alike[name], of_train_N, _REPEATED)

@@ -164,7 +164,7 @@ def finetune(
         weight = words.best_weight(states_NK, words_NK, examples["valid"].labels)
         counted = dataclasses.replace(counted, weight=weight)
     about = Description(state, False, tuned.fingerprint, text_column, step=tuned.step)
-    classifier = alone._replace(words=counted, texts=np.unique(sets.digests["train"]), about=about)
+    classifier = alone._replace(words=counted, texts=np.unique(sets.same["train"]), about=about)
     accuracy = {name: classifier.score(part) for name, part in examples.items()}
     report = {
         "run": str(run.folder),

@@ -162,7 +162,7 @@ class Sets(NamedTuple):
     sources: list[str]  # which records were used, by file
     texts: dict[str, Labelled]  # without blank ones; train, test and, if there are any, valid
     classes: list[str]  # of train
-    digests: dict[str, Digests]
+    same: dict[str, Digests]  # by which texts are found among those that a model has learned
     alike: dict[str, Digests]  # by which texts of all sets are compared
 
 
@@ -205,11 +205,11 @@ def with_held_out(
     return Sets(sources, kept, classes, same, by_set)
 
 
-def _labels_of(labelled: Labelled, same_N: list[int]) -> dict[int, set[str]]:
+def _labels_of(labelled: Labelled, digests_N: list[int]) -> dict[int, set[str]]:
     """The labels of each text, by its digest."""
     labels_of = defaultdict[int, set[str]](set)
-    for same, label in zip(same_N, labelled.labels, strict=True):
-        labels_of[same].add(label)
+    for digest, label in zip(digests_N, labelled.labels, strict=True):
+        labels_of[digest].add(label)
     return labels_of
 
 
@@ -232,27 +232,27 @@ def hold_out(labelled: Labelled, cleaning: Cleaning) -> tuple[Labelled, Labelled
     The order of the texts and the names of the labels do not matter. Texts that are alike stay
     together, and one text of each class stays in the larger part.
     """
-    same_N = alike(labelled.texts, cleaning).tolist()
-    labels_of = _labels_of(labelled, same_N)
+    alike_N = alike(labelled.texts, cleaning).tolist()
+    labels_of = _labels_of(labelled, alike_N)
     # The texts of each label, or of several if the same text has them; the smallest first.
     groups = defaultdict[frozenset[str], list[int]](list)
-    for same in sorted(labels_of):
-        groups[frozenset(labels_of[same])].append(same)
+    for digest in sorted(labels_of):
+        groups[frozenset(labels_of[digest])].append(digest)
     ordered = [*chain.from_iterable(groups.values())]
     # Of five texts the third; the first of a group may be the only one of its class.
     held = {*ordered[2::5]} - {group[0] for group in groups.values()}
-    train = labelled.select([same not in held for same in same_N])
-    return train, labelled.select([same in held for same in same_N])
+    train = labelled.select([digest not in held for digest in alike_N])
+    return train, labelled.select([digest in held for digest in alike_N])
 
 
-def folds(labels_N: NDArray[np.int64], same_N: Digests | None, most: int) -> Any:
+def folds(labels_N: NDArray[np.int64], alike_N: Digests | None, most: int) -> Any:
     """Return at most this many folds, with the texts of a digest in one; None for a lone text."""
     from sklearn.model_selection import PredefinedSplit, StratifiedKFold
 
-    if same_N is None:
-        same_N = np.arange(len(labels_N), dtype=np.uint32)
+    if alike_N is None:
+        alike_N = np.arange(len(labels_N), dtype=np.uint32)
     # In the order of digests, which is as good as a random one.
-    _, first, place_N = np.unique(same_N, return_index=True, return_inverse=True)
+    _, first, place_N = np.unique(alike_N, return_index=True, return_inverse=True)
     count = min(most, *np.bincount(labels_N[first], minlength=labels_N.max() + 1))
     if count < 2:
         return None
@@ -262,9 +262,9 @@ def folds(labels_N: NDArray[np.int64], same_N: Digests | None, most: int) -> Any
     return PredefinedSplit(fold[place_N])
 
 
-def _require_folds(labelled: Labelled, same_N: Digests) -> None:
+def _require_folds(labelled: Labelled, alike_N: Digests) -> None:
     """Raise UserError if a class has only one text, so that `folds` gives none."""
-    pairs = {*zip(labelled.labels, same_N.tolist(), strict=True)}
+    pairs = {*zip(labelled.labels, alike_N.tolist(), strict=True)}
     for label, count in Counter(label for label, _ in pairs).items():
         if count < 2:
             raise UserError(
@@ -328,10 +328,10 @@ def require_classes(labelled: Labelled) -> list[str]:
             f"{labelled.name} has {len(names):,} different labels ({first_of(names)}) for "
             f"{len(labelled.texts):,} texts; is `label_column` right?"
         )
-    alike = defaultdict[object, list[str]](list)
+    by_skeleton = defaultdict[object, list[str]](list)
     for name in names:
-        alike[_skeleton(name)].append(name)
-    for similar in alike.values():
+        by_skeleton[_skeleton(name)].append(name)
+    for similar in by_skeleton.values():
         if len(similar) > 1:
             note(
                 f"{labelled.name}: the labels {', '.join(map(ascii, similar))} differ only in case,"

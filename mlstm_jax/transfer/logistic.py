@@ -135,7 +135,7 @@ def best_fit(
         candidates = [(prior, C) for C in Cs] + candidates
         if len(classes) == 2:
             candidates.insert(0, (prior, 0.0))
-    if valid is None and folds(train.labels, train.same, _FOLDS) is None:
+    if valid is None and folds(train.labels, train.alike, _FOLDS) is None:
         used, C = candidates[0 if prior else -1]
         return Choice(fit(train, classes, C, used), used is not None, np.nan, None)
     labels = (valid or train).labels
@@ -176,7 +176,7 @@ def _held_out(
         _pipeline(train, len(classes), C, prior),
         train.features.astype(np.float64),
         train.labels,
-        cv=folds(train.labels, train.same, _FOLDS),
+        cv=folds(train.labels, train.alike, _FOLDS),
         method="predict_proba",
     )
     return shares_NK

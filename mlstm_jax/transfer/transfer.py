@@ -72,7 +72,7 @@ def transfer(
     read = _features(out, featurizer, texts, show_progress=show_progress)
     with ProgressLine("TF-IDF", 1, status="", shown=show_progress):
         tfidf = words.fit(texts["train"], texts.get("valid"), classes, sets.alike["train"])
-    fitted_to = np.unique(sets.digests["train"])
+    fitted_to = np.unique(sets.same["train"])
     transferred = {}
     for state in states:
         columns = features.places_of(state, featurizer.columns)
@@ -95,7 +95,7 @@ def transfer(
         if own and own.texts is not None and result.has_prior:
             test = texts["test"].name
             told = classify.FITTED_BEFORE
-            on_fitted = classify.note_among(test, sets.digests["test"], own.texts, told)
+            on_fitted = classify.note_among(test, sets.same["test"], own.texts, told)
         result = dataclasses.replace(
             result,
             sources=sets.sources,

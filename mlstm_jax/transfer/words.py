@@ -107,18 +107,18 @@ def one_thread() -> Iterator[None]:
 
 @one_thread()
 def fit(
-    train: Labelled, valid: Labelled | None, classes: Sequence[str], same_N: Digests | None = None
+    train: Labelled, valid: Labelled | None, classes: Sequence[str], alike_N: Digests | None = None
 ) -> Fit:
     """Fit with the counts and the C of most right answers, on `valid` or by cross-validation.
 
-    `same_N` are digests of the training texts, for the folds; every class needs two texts. Of equal
-    counts words are taken, and the smaller C.
+    `alike_N` are digests of the training texts, for the folds; every class needs two texts. Of
+    equal counts words are taken, and the smaller C.
     """
     labels_N = codes(train.labels, classes)
     texts = np.array(train.texts, object)
     true_N = labels_N
     if valid is None:
-        parts = list(folds(labels_N, same_N, _FOLDS).split())
+        parts = list(folds(labels_N, alike_N, _FOLDS).split())
     else:
         true_N = codes(valid.labels, classes)
         texts = np.append(texts, np.array(valid.texts, object))

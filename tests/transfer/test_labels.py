@@ -191,15 +191,15 @@ def test_forms_of_a_text() -> None:
     found = Labelled(texts, [*"ab" * 120])
     train, held = hold_out(found, "radford")
     assert len(held.texts) == 48
-    same_N = alike(texts, "radford")
-    assert len(set(same_N)) == 60
-    same_of = dict(zip(texts, same_N, strict=True))
-    assert not {same_of[text] for text in train.texts} & {same_of[text] for text in held.texts}
+    alike_N = alike(texts, "radford")
+    assert len(set(alike_N)) == 60
+    digest_of = dict(zip(texts, alike_N, strict=True))
+    assert not {digest_of[text] for text in train.texts} & {digest_of[text] for text in held.texts}
     labels_N = codes(found.labels, "ab")
-    parts = list(folds(labels_N, same_N, 5).split())
+    parts = list(folds(labels_N, alike_N, 5).split())
     assert len(parts) == 5
     for fitted, held_out in parts:
-        assert not set(same_N[fitted]) & set(same_N[held_out])
+        assert not set(alike_N[fitted]) & set(alike_N[held_out])
         assert np.bincount(labels_N[held_out]).tolist() == [24, 24]
 
 
