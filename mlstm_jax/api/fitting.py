@@ -1,4 +1,7 @@
-"""Fit a classifier to labels: to frozen features (`transfer`), or with the model (`finetune`)."""
+"""Fit a classifier to labels: to frozen features (`transfer`), or with the model (`finetune`).
+
+The commands call the same two functions as the methods, after they have read the files.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,12 +11,48 @@ from mlstm_jax.api.arguments import LabelledTexts, as_labelled
 from mlstm_jax.api.texts import TextModel
 from mlstm_jax.errors import UserError
 from mlstm_jax.fields import public
-from mlstm_jax.options import FINETUNE, TRANSFER, FinetuneOptions, TransferOptions
-from mlstm_jax.transfer.labels import with_held_out
+from mlstm_jax.options import FINETUNE, TRANSFER, FeatureState, FinetuneOptions, TransferOptions
+from mlstm_jax.transfer.labels import Labelled, with_held_out
 
 if TYPE_CHECKING:
     from mlstm_jax.transfer.finetune import Finetuned
     from mlstm_jax.transfer.transfer import Transferred
+
+
+def fit_states(
+    model: TextModel,
+    labelled: dict[str, Labelled],
+    out: Path | None,
+    options: TransferOptions,
+    text_column: str | None,
+    *,
+    overwrite: bool,
+    show_progress: bool,
+) -> "dict[FeatureState, Transferred]":
+    """Fit a classifier to each of several states; see `TrainedModel.transfer`."""
+    from mlstm_jax.transfer.transfer import transfer
+
+    sets = with_held_out(labelled, model.cleaning, "test", text_column)  # before JAX has the model
+    return transfer(model.run, sets, out, options, overwrite=overwrite, show_progress=show_progress)
+
+
+def fit_parameters(
+    model: TextModel,
+    labelled: dict[str, Labelled],
+    out: Path,
+    options: FinetuneOptions,
+    text_column: str | None,
+    *,
+    owns_process: bool,
+    show_progress: bool,
+) -> "Finetuned":
+    """Fine-tune all parameters; see `TrainedModel.finetune`."""
+    sets = with_held_out(labelled, model.cleaning, "valid", text_column)
+    from mlstm_jax.transfer.finetune import finetune  # imports JAX
+
+    return finetune(
+        model.run, sets, out, options, owns_process=owns_process, show_progress=show_progress
+    )
 
 
 class FittingModel(TextModel):
@@ -65,22 +104,21 @@ class FittingModel(TextModel):
             >>> 0 <= made.result.accuracy <= 1
             True
         """
-        from mlstm_jax.transfer import transfer as fits
+        from mlstm_jax.transfer.transfer import require_out
 
-        if len(options.states or ("",)) != 1:
+        if options.states is not None and len(options.states) > 1:
             raise UserError("`state` takes one state here; call `transfer` once for each.")
         folder = None if out is None else Path(out)
         if folder:
-            fits.require_out(folder, options, overwrite=overwrite)
+            require_out(folder, options, overwrite=overwrite)
         files = {"train": train, "test": test, "valid": valid}
-        given = as_labelled(files, text_column, label_column)
-        sets = with_held_out(given, self.cleaning, "test")  # before JAX has the model
-        made = fits.transfer(
-            self.run,
-            sets,
+        labelled = as_labelled(files, text_column, label_column)
+        made = fit_states(
+            self,
+            labelled,
             folder,
             options,
-            text_column=text_column,
+            text_column,
             overwrite=overwrite,
             show_progress=show_progress,
         )
@@ -126,18 +164,15 @@ class FittingModel(TextModel):
             >>> 0 <= tuned.accuracy["valid"] <= 1
             True
         """
-        from mlstm_jax.transfer.finetune import finetune as run_finetune
-
         output.require_folder(Path(out))
         files = {"train": train, "valid": valid, "test": test}
-        given = as_labelled(files, text_column, label_column)
-        sets = with_held_out(given, self.cleaning, "valid")
-        return run_finetune(
-            self.run,
-            sets,
+        labelled = as_labelled(files, text_column, label_column)
+        return fit_parameters(
+            self,
+            labelled,
             Path(out),
             options,
-            text_column=text_column,
+            text_column,
             owns_process=owns_process,
             show_progress=show_progress,
         )

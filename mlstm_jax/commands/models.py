@@ -126,9 +126,8 @@ def transfer(
             cross-validation.
     """
     from mlstm_jax.api.arguments import as_labelled
-    from mlstm_jax.transfer.labels import with_held_out
+    from mlstm_jax.api.fitting import fit_states
     from mlstm_jax.transfer.transfer import REPORT, require_out
-    from mlstm_jax.transfer.transfer import transfer as run_transfer
 
     require_out(out, options, overwrite=overwrite)
     files = {"train": train, "test": test, "valid": valid}
@@ -141,15 +140,8 @@ def transfer(
 
     with interruptible(note=resumes):
         model = loading.load(run)
-        sets = with_held_out(labelled, model.cleaning, "test")
-        made = run_transfer(
-            model.run,
-            sets,
-            out,
-            options,
-            text_column=text_column,
-            overwrite=overwrite,
-            show_progress=True,
+        made = fit_states(
+            model, labelled, out, options, text_column, overwrite=overwrite, show_progress=True
         )
     for one in made.values():
         assert one.folder
@@ -181,24 +173,15 @@ def finetune(
         test: such a file, to measure the accuracy on.
     """
     from mlstm_jax.api.arguments import as_labelled
+    from mlstm_jax.api.fitting import fit_parameters
     from mlstm_jax.api.model import load
-    from mlstm_jax.transfer.labels import with_held_out
 
     output.require_folder(out)
     files = {"train": train, "valid": valid, "test": test}
     labelled = as_labelled(files, text_column, label_column, csv)
     model = load(run)
-    sets = with_held_out(labelled, model.cleaning, "valid")
-    from mlstm_jax.transfer.finetune import finetune as run_finetune  # imports JAX
-
-    tuned = run_finetune(
-        model.run,
-        sets,
-        out,
-        options,
-        text_column=text_column,
-        owns_process=True,
-        show_progress=True,
+    tuned = fit_parameters(
+        model, labelled, out, options, text_column, owns_process=True, show_progress=True
     )
     show(f"\n{tuned}\nin {out}: run/, classifier/, report.json")
 

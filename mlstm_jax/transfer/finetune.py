@@ -111,7 +111,6 @@ def finetune(
     out: Path,
     options: FinetuneOptions,
     *,
-    text_column: str | None = None,
     owns_process: bool = False,
     show_progress: bool = False,
 ) -> Finetuned:
@@ -163,7 +162,7 @@ def finetune(
         states_NK = alone.probabilities(examples["valid"].features)
         weight = words.best_weight(states_NK, words_NK, examples["valid"].labels)
         counted = dataclasses.replace(counted, weight=weight)
-    about = Description(state, False, tuned.fingerprint, text_column, step=tuned.step)
+    about = Description(state, False, tuned.fingerprint, sets.text_column, step=tuned.step)
     classifier = alone._replace(words=counted, texts=np.unique(sets.same["train"]), about=about)
     accuracy = {name: classifier.score(part) for name, part in examples.items()}
     report = {

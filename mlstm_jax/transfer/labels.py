@@ -164,10 +164,14 @@ class Sets(NamedTuple):
     classes: list[str]  # of train
     same: dict[str, Digests]  # by which texts are found among those that a model has learned
     alike: dict[str, Digests]  # by which texts of all sets are compared
+    text_column: str | None = None  # that the user named, which a classifier records
 
 
 def with_held_out(
-    texts: Mapping[str, Labelled], cleaning: Cleaning, part: Literal["valid", "test"]
+    texts: Mapping[str, Labelled],
+    cleaning: Cleaning,
+    part: Literal["valid", "test"],
+    text_column: str | None = None,
 ) -> Sets:
     """Check labelled texts, before a model reads them; `part` is by default held out of train."""
     kept = {name: some.without_blank(cleaning) for name, some in texts.items()}
@@ -202,7 +206,7 @@ def with_held_out(
             f"the labels {first_of(classes)} are read as {len(classes)} classes, without an order; "
             'to predict numbers, see "Numbers" in docs/transfer.md.'
         )
-    return Sets(sources, kept, classes, same, by_set)
+    return Sets(sources, kept, classes, same, by_set, text_column)
 
 
 def _labels_of(labelled: Labelled, digests_N: list[int]) -> dict[int, set[str]]:

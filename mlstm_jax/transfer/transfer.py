@@ -48,7 +48,6 @@ def transfer(
     out: Path | None,
     options: TransferOptions,
     *,
-    text_column: str | None,
     overwrite: bool,
     show_progress: bool,
 ) -> dict[FeatureState, Transferred]:
@@ -103,7 +102,9 @@ def transfer(
             is_known=bool(on_read or on_fitted),
             keeps_words=options.words,
         )
-        about = Description(state, options.all_layers, run.fingerprint, text_column, step=run.step)
+        about = Description(
+            state, options.all_layers, run.fingerprint, sets.text_column, step=run.step
+        )
         counted = classifier.words if options.words else None
         classifier = classifier._replace(words=counted, texts=fitted_to, about=about)
         folder = out
