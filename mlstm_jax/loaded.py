@@ -56,22 +56,25 @@ class Loaded(ABC):
     def fingerprint(self) -> str:
         return weights.fingerprint(self.params)
 
+    @cached_property
+    def pretrained(self) -> str | None:
+        """The name of a model that comes with the package; None for others."""
+        return shipped.name_of(self.folder)
+
     @property
     def name(self) -> str:
         """The name in reports and pictures."""
-        name = self.folder.resolve().name
-        return name if shipped.is_shipped(self.folder) else f"{name}, {self.origin}"
+        return self.pretrained or f"{self.folder.resolve().name}, {self.origin}"
 
     @property
     def place(self) -> str:
         """The name in messages: two runs may have one name in different folders."""
-        place = self.folder.name if shipped.is_shipped(self.folder) else self.folder
-        return f"{place}, {self.origin}"
+        return f"{self.pretrained or self.folder}, {self.origin}"
 
     @property
     def origin(self) -> str:
         """Where the parameters come from."""
-        if shipped.is_shipped(self.folder):
+        if self.pretrained:
             return "a pretrained model"
         return "imported" if self.imported else f"step {self.step:,}"
 

@@ -91,7 +91,7 @@ def which_model(path: Path) -> str:
 
 def classifier(path: Path) -> Path | None:
     """The classifier that comes with a pretrained model; None for other models."""
-    return model(path) / "sentiment" if is_shipped(path) else None
+    return model(path) / "sentiment" if name_of(path) else None
 
 
 def rated_texts(fingerprint: str | None) -> Path | None:
@@ -105,14 +105,15 @@ def rated_texts(fingerprint: str | None) -> Path | None:
 
 def example(path: Path) -> str:
     """The text that the page of a pretrained model begins with; "" for other models."""
-    if not is_shipped(path):
+    if not name_of(path):
         return ""
     return (model(path) / "example.txt").read_text(encoding="utf-8")
 
 
-def is_shipped(path: Path) -> bool:
-    """Whether a path is the name or the folder of a pretrained model."""
-    return model(path).resolve().parent == MODELS.resolve()
+def name_of(path: Path) -> str | None:
+    """The name of a pretrained model, by its name or folder; None for other models."""
+    place = model(path).resolve()
+    return place.name if place.parent == MODELS.resolve() else None
 
 
 def summary(path: Path) -> str:

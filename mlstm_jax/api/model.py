@@ -184,8 +184,11 @@ class TrainedModel(FittingModel):
         """
         with extra("view", "the page needs Starlette and uvicorn"):
             from mlstm_jax.view.server import show_page
-        folder = Path(classifier) if classifier else None
-        show_page(self.loaded, folder, label=label, host=host, port=port)
+        chosen = None
+        if classifier or self.loaded.pretrained:
+            chosen = self._classifier(classifier)
+        example = shipped.example(self._place).strip()
+        show_page(self.loaded, chosen, example, label=label, host=host, port=port)
 
     @public
     def export(
@@ -251,7 +254,7 @@ class TrainedModel(FittingModel):
         # Store the step: if training continues, the best checkpoint may change.
         step = self.checkpoint if self.loaded.imported else str(self.step)
         # A pretrained model is found by its name in any environment.
-        path = self._place.name if shipped.is_shipped(self._place) else self._place
+        path = self.loaded.pretrained or self._place
         return _load_same, (str(path), step, self.compute, self._library, self.loaded.fingerprint)
 
 

@@ -311,6 +311,12 @@ def load_classifier(folder: Path) -> Classifier:
     )
 
 
+def own_classifier(loaded: Loaded) -> Classifier | None:
+    """The classifier that comes with a pretrained model; None for other models."""
+    place = shipped.classifier(loaded.folder)
+    return load_classifier(place) if place else None
+
+
 def _read_json(given: Path) -> _File:
     folder = shipped.model(given)
     path = folder / "classifier.json"

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from mlstm_jax import output, shipped
+from mlstm_jax.loaded import Loaded
 from mlstm_jax.terminal import markdown, one_line
 from mlstm_jax.transfer import words
 from mlstm_jax.transfer.experiment import Result
@@ -15,21 +16,26 @@ from mlstm_jax.transfer.features import STATE_NAMES
 REPORT = "report.md"  # written last: if it exists, all files are complete
 
 
-def write_report(folder: Path, result: Result, run_name: str) -> None:
-    written = {"model": run_name} | asdict(result)
+def write_report(folder: Path, result: Result, loaded: Loaded) -> None:
+    written = {"model": loaded.name} | asdict(result)
     output.write_text(folder / "report.json", json.dumps(written, indent=2))
-    output.write_text(folder / REPORT, as_markdown(result, run_name, _draw(folder, result)))
+    text = as_markdown(result, loaded.name, _draw(folder, result), loaded.pretrained)
+    output.write_text(folder / REPORT, text)
 
 
-def as_markdown(result: Result, run_name: str, pictures: list[str]) -> str:
-    """Return the report as Markdown with tables, and with the pictures of these names."""
+def as_markdown(
+    result: Result, run_name: str, pictures: list[str], pretrained: str | None = None
+) -> str:
+    """Return the report as Markdown with tables, and with the pictures of these names.
+
+    `pretrained` is the name of a model that comes with the package.
+    """
     classes = list(map(markdown, result.classes))
     counts = [f"{count:,} {name}" for name, count in result.texts.items() if count]
     units = list(map(str, result.units[:10]))
     best = result.best_unit
-    is_shipped = run_name in shipped.files("model")
-    run = run_name if is_shipped else "RUN"
-    where = "" if is_shipped else " (RUN: the model's folder)"
+    run = pretrained or "RUN"
+    where = "" if pretrained else " (RUN: the model's folder)"
     # What chose the classifier, and whether words help.
     fitting = "validation texts" if result.texts.get("valid") else "cross-validation"
     fitted = f"C = {result.C:g}. " if result.C else ""
@@ -51,7 +57,7 @@ def as_markdown(result: Result, run_name: str, pictures: list[str]) -> str:
         f"{result.texts['test']:,} test texts** (95% interval: {_percent(low)} to "
         f"{_percent(high)}%). The rest is for comparison; accuracies in %:",
         _table(_accuracies(result, fitting)),
-        *_remarks(result, run_name, fitting),
+        *_remarks(result, pretrained, fitting),
         f"{fitted}The features of largest weight: {', '.join(units)}.",
         f"To view the best unit{where}: `mlstm-jax heatmap {run} --state "
         f"{best.state} --layer {best.layer} --unit {best.unit} --text TEXT --out heat.html`.",
@@ -103,7 +109,7 @@ def _accuracies(result: Result, fitting: str) -> list[list[object]]:
     return rows
 
 
-def _remarks(result: Result, run_name: str, fitting: str) -> list[str]:
+def _remarks(result: Result, pretrained: str | None, fitting: str) -> list[str]:
     """What the baseline, the prior and the held-out texts say, and notes."""
     remarks = []
     if result.has_prior and result.C:
@@ -128,7 +134,7 @@ def _remarks(result: Result, run_name: str, fitting: str) -> list[str]:
             "labels, or classes that the texts tell apart."
         )
     elif result.word_weight == 1:
-        other = "" if run_name == shipped.MODEL else f", or use `{shipped.MODEL}`"
+        other = "" if pretrained == shipped.MODEL else f", or use `{shipped.MODEL}`"
         remarks.append(
             f"**Words alone are better here** by {fitting}, and the features add nothing "
             "clear to them: pass `--words` (the classifier then reads only words), or train the "

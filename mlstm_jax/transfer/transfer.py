@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlstm_jax import output, shipped
+from mlstm_jax import output
 from mlstm_jax.errors import UserError
 from mlstm_jax.loaded import Loaded
 from mlstm_jax.options import SPLITS, FeatureState, TransferOptions
 from mlstm_jax.terminal import ProgressLine, tell
 from mlstm_jax.transfer import classify, experiment, features, words
-from mlstm_jax.transfer.classifier import Classifier, Description, Examples, load_classifier
+from mlstm_jax.transfer.classifier import Classifier, Description, Examples, own_classifier
 from mlstm_jax.transfer.experiment import Result
 from mlstm_jax.transfer.features import Column, Features, Featurizer
 from mlstm_jax.transfer.labels import Labelled, Sets, codes
@@ -55,9 +55,8 @@ def transfer(
 
     Each of several states gets its own subfolder of `out`.
     """
-    place = shipped.classifier(run.folder)
     # Its log-odds are one more feature with every state that has its features.
-    own = load_classifier(place) if place else None
+    own = own_classifier(run)
     chosen = options.states
     if chosen is None and own and "+" in own.about.state:
         chosen = (own.about.state,)
@@ -112,16 +111,16 @@ def transfer(
             folder = out / state
         transferred[state] = Transferred(classifier, result, folder)
         if folder:
-            _save(folder, transferred[state], run.name)
+            _save(folder, transferred[state], run)
     return transferred
 
 
-def _save(folder: Path, made: Transferred, run_name: str) -> None:
+def _save(folder: Path, made: Transferred, loaded: Loaded) -> None:
     """Write the classifier and the report, whose last file says that all are complete."""
     folder.mkdir(exist_ok=True)
     (folder / REPORT).unlink(missing_ok=True)
     made.classifier.save(folder)
-    write_report(folder, made.result, run_name)
+    write_report(folder, made.result, loaded)
 
 
 def _prior(own: Classifier | None, units: Sequence[Column]) -> Classifier | None:

@@ -25,11 +25,11 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from mlstm_jax import fields, shipped
+from mlstm_jax import fields
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.loaded import Loaded
 from mlstm_jax.terminal import show
-from mlstm_jax.transfer.classifier import load_classifier
+from mlstm_jax.transfer.classifier import Classifier
 from mlstm_jax.view.viewer import MOST_BYTES, RequestError, Viewer
 
 _MOST_BODY = 4 * MOST_BYTES  # JSON may encode one byte as several
@@ -217,15 +217,17 @@ def serve(viewer: Viewer, address: Address) -> None:
 
 
 def show_page(
-    loaded: Loaded, classifier: Path | None, *, label: str | None, host: str, port: int
+    loaded: Loaded,
+    classifier: Classifier | None,
+    example: str,
+    *,
+    label: str | None,
+    host: str,
+    port: int,
 ) -> None:
-    """Serve the page of a model."""
-    classifier = classifier or shipped.classifier(loaded.folder)
-    chosen = load_classifier(classifier) if classifier else None
-    if chosen:
-        chosen.require_model(str(classifier), loaded)
+    """Serve the page of a model, which begins with the example."""
     address = bind(host, port)
     with address.socket:  # An error must not keep the port.
-        viewer = Viewer(loaded, chosen, label, shipped.example(loaded.folder).strip())
+        viewer = Viewer(loaded, classifier, label, example)
         show(f"{address.url} shows {loaded.name}; Ctrl-C stops it")
         serve(viewer, address)
