@@ -118,7 +118,9 @@ def written(rated_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     for name in ("safetensors", "classifier", "features", "openai", "sources/files"):
         (folder / name).mkdir(parents=True)
     weights.save(folder / "safetensors/a.safetensors", run.as_weights(loaded))
-    counts = Words("words", ["good", "so good"], np.ones(2), draw.normal(size=(3, 2)), np.zeros(3))
+    counts = Words(
+        "words", ["good", "so good"], np.ones(2), draw.normal(size=(3, 2)), np.zeros(3), weight=0.5
+    )
     weights_KD = draw.normal(size=(3, 16))
     made = Classifier(weights_KD, np.zeros(3), ["a", "b", "c"], 1.0, words=counts)
     about = Description("h", False, weights.fingerprint(loaded.params), None)

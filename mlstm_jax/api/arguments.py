@@ -118,7 +118,7 @@ def as_labelled(
                 "each text, and one text or more."
             )
         places = [f"{name}[1], text {number:,}: the label" for number in range(len(texts))]
-        sets[name] = of_classes(texts, labels, places)._replace(name=name)
+        sets[name] = of_classes(texts, labels, places, name)
     return sets
 
 

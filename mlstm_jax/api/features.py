@@ -225,8 +225,8 @@ class FineTuned(ClassifierMixin, _TextEstimator):
                 f"({SEVERAL_LABELS})."
             )
         values = list(y)
-        labelled = of_classes(strings, values, [f"y[{n}]" for n in range(len(values))])
-        require_no_numbers(labelled._replace(name="y"))
+        labelled = of_classes(strings, values, [f"y[{n}]" for n in range(len(values))], "y")
+        require_no_numbers(labelled)
         check_classification_targets(values)
         classes, code_N = np.unique(np.asarray(values), return_inverse=True)
         names = [label_of(value) for value in classes.tolist()]

@@ -4,8 +4,8 @@ Puri et al. 2018, section VI, and Radford et al. 2017, figs. 2 and 3.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,15 @@ _DRAWS = 3  # random draws of examples for each point of the curve
 _BINS = 40
 
 PROGRESS = len(CS) + 2  # updates that `run` reports
+
+
+class Context(NamedTuple):
+    """What is known before an experiment; the fields of a `Result` of these names."""
+
+    sources: list[str]
+    notes: list[str]
+    is_known: bool
+    keeps_words: bool
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -78,10 +87,10 @@ class Result:
     confusion: list[list[int]]
     learning_curve: list[dict[str, float]]
     histogram: dict[str, Any]
-    sources: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    is_known: bool = False
-    keeps_words: bool = False
+    sources: list[str]
+    notes: list[str]
+    is_known: bool
+    keeps_words: bool
 
     @property
     def accuracy(self) -> float:
@@ -120,9 +129,10 @@ def run(
     columns: list[Column],
     tfidf: words.Fit,
     prior: Classifier | None,
+    context: Context,
     on_part: Callable[[int, str], None],
 ) -> tuple[Classifier, Result]:
-    """Fit and measure; return the classifier, with TF-IDF of the same texts, and the results.
+    """Fit and measure; return the classifier that is kept, and the results.
 
     `on_part` is told how many parts of `PROGRESS` are done, and the name of the next.
     """
@@ -173,8 +183,9 @@ def run(
         confusion=confusion_matrix(test.labels, predicted_N, labels=range(len(classes))).tolist(),
         learning_curve=learning_curve,
         **by_units,
+        **context._asdict(),
     )
-    return both, result
+    return both if context.keeps_words else chosen, result
 
 
 def _by_units(

@@ -148,7 +148,7 @@ def read_labelled(
             "label is a string or a number: write one there, or name another field or column "
             f"with `label_column` ({SEVERAL_LABELS}){did_you_mean(near, otherwise)}"
         )
-    return of_classes(texts, values, places)._replace(records=len(documents))
+    return of_classes(texts, values, places, str(path), len(documents))
 
 
 def _note_blank(name: str, blank: int, total: int) -> None:
@@ -277,7 +277,9 @@ def _require_folds(labelled: Labelled, alike_N: Digests) -> None:
             )
 
 
-def of_classes(texts: list[str], values: Sequence[object], places: Sequence[str]) -> Labelled:
+def of_classes(
+    texts: list[str], values: Sequence[object], places: Sequence[str], name: str, records: int = 0
+) -> Labelled:
     """Return texts with the class of each; UserError, with its place, for no string or number."""
     labels = []
     spellings = defaultdict[str, set[str]](set)
@@ -296,7 +298,7 @@ def of_classes(texts: list[str], values: Sequence[object], places: Sequence[str]
         if len(written) > 1:
             shown = ", ".join(map(repr, sorted(written)))
             note(f"the labels {shown} are read as one class, {label!r}.")
-    return Labelled(texts, labels)
+    return Labelled(texts, labels, name, records)
 
 
 def _plain(value: Any) -> Any:

@@ -71,6 +71,12 @@ def transfer(
     with ProgressLine("TF-IDF", 1, status="", shown=show_progress):
         tfidf = words.fit(texts["train"], texts.get("valid"), classes, sets.alike["train"])
     fitted_to = np.unique(sets.same["train"])
+    context = experiment.Context(
+        sources=sets.sources,
+        notes=on_read + on_repeated,
+        is_known=bool(on_read),
+        keeps_words=options.words,
+    )
     transferred = {}
     for state in states:
         columns = features.places_of(state, featurizer.columns)
@@ -87,25 +93,19 @@ def transfer(
             words.one_thread(),
         ):
             classifier, result = experiment.run(
-                examples, classes, state, units, tfidf, _prior(own, units), progress.update
+                examples, classes, state, units, tfidf, _prior(own, units), context, progress.update
             )
-        on_fitted = []
         if own and own.texts is not None and result.has_prior:
             test = texts["test"].name
             told = classify.FITTED_BEFORE
             on_fitted = classify.note_among(test, sets.same["test"], own.texts, told)
-        result = dataclasses.replace(
-            result,
-            sources=sets.sources,
-            notes=on_read + on_repeated + on_fitted,
-            is_known=bool(on_read or on_fitted),
-            keeps_words=options.words,
-        )
+            if on_fitted:
+                notes = result.notes + on_fitted
+                result = dataclasses.replace(result, notes=notes, is_known=True)
         about = Description(
             state, options.all_layers, run.fingerprint, sets.text_column, step=run.step
         )
-        counted = classifier.words if options.words else None
-        classifier = classifier._replace(words=counted, texts=fitted_to, about=about)
+        classifier = classifier._replace(texts=fitted_to, about=about)
         folder = out
         if out and len(states) > 1:
             folder = out / state

@@ -49,7 +49,7 @@ class Words:
     idf_V: Floats
     weights_KV: Floats
     intercepts_K: Floats
-    weight: float = MEAN  # of their probabilities, beside 1 - weight for the states
+    weight: float  # of their probabilities, beside 1 - weight for the states
 
     def __repr__(self) -> str:
         return f"{len(self.vocabulary):,} {COUNTED[self.counted]}"
@@ -141,7 +141,8 @@ def fit(
     counts = unfitted(counted, len(train.texts))
     logistic = _logistic(C).fit(counts.fit_transform(train.texts), labels_N)
     vocabulary = counts.get_feature_names_out().tolist()
-    words = Words(counted, vocabulary, counts.idf_, logistic.coef_, logistic.intercept_)
+    weight = 1.0  # alone, as they are measured here; beside states: `best_weight`
+    words = Words(counted, vocabulary, counts.idf_, logistic.coef_, logistic.intercept_, weight)
     return Fit(words, C, accuracy, held_out_NK)
 
 

@@ -85,7 +85,7 @@ def test_labels_of_every_format(tmp_path, suffix, values, expected) -> None:
     read: Any = partial(read_labelled, path, None)
     if suffix == "memory":
         places = [*map("label of record {}".format, range(1, 5))]
-        read = partial(of_classes, texts, values, places)
+        read = partial(of_classes, texts, values, places, "x")
     else:
         rows = ", ".join(map("('{}', '{}')".format, texts, values))
         write_table(path, f"SELECT * FROM (VALUES {rows}) t(text, label)")
@@ -108,11 +108,12 @@ def test_labels_of_every_type() -> None:
         "1" + "0" * 22: [1e22],
     }
     for label, same in values.items():
-        assert set(of_classes(["a"] * len(same), same, ["label"] * len(same)).labels) == {label}
+        found = of_classes(["a"] * len(same), same, ["label"] * len(same), "x")
+        assert set(found.labels) == {label}
     with pytest.warns(Note, match="'1', '1.0' are read as one class, '1'"):
-        of_classes(["a"] * 4, ["1", "1.0", " 1", "2"], ["label"] * 4)
+        of_classes(["a"] * 4, ["1", "1.0", " 1", "2"], ["label"] * 4, "x")
     with warnings.catch_warnings(action="error"):
-        of_classes(["a"] * 4, [1, 1.0, " a", "a"], ["label"] * 4)
+        of_classes(["a"] * 4, [1, 1.0, " a", "a"], ["label"] * 4, "x")
 
 
 def test_labels_that_look_alike() -> None:
