@@ -20,9 +20,9 @@ from mlstm_jax.corpora.documents import SEVERAL_LABELS, label_of
 from mlstm_jax.errors import UserError
 from mlstm_jax.fields import Count, public, require_kind
 from mlstm_jax.options import FINETUNE, FeatureState, FinetuneOptions
-from mlstm_jax.transfer.classify import READ, note_among, read_with_ratings
 from mlstm_jax.transfer.features import features_of, layers_of
-from mlstm_jax.transfer.labels import digests, of_classes, require_no_numbers
+from mlstm_jax.transfer.known import READ, digests, note_among, read_with_ratings
+from mlstm_jax.transfer.labels import of_classes, require_no_numbers
 
 
 class _TextEstimator(BaseEstimator):

@@ -12,7 +12,8 @@ from mlstm_jax.api.texts import TextModel
 from mlstm_jax.errors import UserError
 from mlstm_jax.fields import public
 from mlstm_jax.options import FINETUNE, TRANSFER, FeatureState, FinetuneOptions, TransferOptions
-from mlstm_jax.transfer.labels import Labelled, with_held_out
+from mlstm_jax.transfer.labels import Labelled
+from mlstm_jax.transfer.sets import with_held_out
 
 if TYPE_CHECKING:
     from mlstm_jax.transfer.finetune import Finetuned

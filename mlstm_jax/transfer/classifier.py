@@ -20,7 +20,7 @@ from mlstm_jax.loaded import Loaded
 from mlstm_jax.model.architecture import Sizes
 from mlstm_jax.options import FeatureState, State
 from mlstm_jax.transfer.features import Features, layers_of
-from mlstm_jax.transfer.labels import Digests
+from mlstm_jax.transfer.known import Digests
 from mlstm_jax.transfer.standalone import shares_of
 from mlstm_jax.transfer.words import MEAN, Counted, Words
 
@@ -36,7 +36,7 @@ class Examples(NamedTuple):
     features: Features
     labels: Labels
     texts: Sequence[str] = ()
-    alike: Digests | None = None  # see `labels.folds`
+    alike: Digests | None = None  # see `sets.folds`
 
 
 def subset(examples: Examples, count: int, seed: int) -> Examples:

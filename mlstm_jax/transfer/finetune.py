@@ -37,10 +37,11 @@ from mlstm_jax.options import Cleaning, FinetuneOptions, State
 from mlstm_jax.output import atomic_directory
 from mlstm_jax.run import Run, as_weights, load_run
 from mlstm_jax.training.train import Session, train
-from mlstm_jax.transfer import classify, words
+from mlstm_jax.transfer import words
 from mlstm_jax.transfer.classifier import Classifier, Description, Examples, of_softmax
 from mlstm_jax.transfer.features import Featurizer
-from mlstm_jax.transfer.labels import Labelled, Sets, codes
+from mlstm_jax.transfer.labels import Labelled, codes
+from mlstm_jax.transfer.sets import Sets, note_known
 
 # Rows of a batch, and the fewest updates of an epoch with enough windows (results/finetune/).
 _LEAST_ROWS = 2
@@ -117,7 +118,7 @@ def finetune(
     """Fine-tune a model to predict the labels of texts; see `TrainedModel.finetune`."""
     texts = sets.texts
     classes = sets.classes
-    on_read, on_repeated = classify.note_known(run, sets)
+    on_read, on_repeated = note_known(run, sets)
     counted = None
     if options.words:  # before the hours of training
         counted = words.fit(texts["train"], texts["valid"], classes).words

@@ -1,20 +1,13 @@
-"""Texts and the class of each, from a source of any kind that `prepare` reads.
+"""Texts and the class of each, from a source of any kind that `prepare` reads."""
 
-Texts are the same if they are equal apart from case, white space and the line breaks of HTML: where
-texts that a model has learned from are counted. They are alike if they differ only in these, in
-punctuation and in Unicode's forms of a character (NFKC): for the choice of held-out texts, for
-cross-validation, and between the sets of a user.
-"""
-
-import reprlib
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from decimal import Decimal
-from itertools import chain, compress
+from itertools import compress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +19,6 @@ from mlstm_jax.corpora.documents import (
     is_broken,
     label_of,
     note_broken,
-    order_key,
     rating_of,
 )
 from mlstm_jax.corpora.readers import kind_of, read_documents
@@ -35,43 +27,6 @@ from mlstm_jax.errors import UserError, did_you_mean, first_of, nearest, note
 from mlstm_jax.options import CSV, Cleaning, CsvOptions
 
 _FEW_NUMBERS = 5  # as many may be classes, such as stars
-
-Digests = NDArray[np.uint32]
-
-_key = order_key(0, "normalized")
-
-
-def digests(texts: Sequence[str], cleaning: Cleaning) -> Digests:
-    """Return a digest of each text, [texts]; texts that are the same have the same one.
-
-    It is four bytes of the md5 by which `prepare` finds duplicates. Two texts have one digest by
-    chance: with n digests a text meets one of them with a probability of n / 2^32, for the texts
-    that the pretrained model has read 1 in 126,000.
-    """
-    return np.array([digest_of(clean(text, cleaning)) for text in texts], np.uint32)
-
-
-def digest_of(cleaned: bytes) -> int:
-    return int.from_bytes(_key(_without_breaks(cleaned))[:4], "big")
-
-
-def _without_breaks(cleaned: bytes) -> bytes:
-    """Many people remove the line breaks of HTML from IMDB's reviews."""
-    return cleaned.replace(b"<br />", b" ").replace(b"<BR />", b" ")
-
-
-def alike(texts: Sequence[str], cleaning: Cleaning) -> Digests:
-    """Return one digest for all texts that are alike, the least of theirs, [texts]."""
-    least: dict[str, int] = {}
-    letters = []
-    for text, same in zip(texts, digests(texts, cleaning).tolist(), strict=True):
-        plain = _without_breaks(clean(text, cleaning)).decode()
-        plain = unicodedata.normalize("NFKC", plain).casefold()
-        left_out = {ord(c): None for c in set(plain) if unicodedata.category(c)[0] in "CPZ"}
-        left = plain.translate(left_out) or str(same)  # such as "!!!"
-        letters.append(left)
-        least[left] = min(same, least.get(left, same))
-    return np.array([least[one] for one in letters], np.uint32)
 
 
 def codes(labels: Sequence[str], classes: Sequence[str]) -> NDArray[np.int64]:
@@ -103,7 +58,8 @@ class Labelled(NamedTuple):
         note_broken(broken, len(self.texts), self.name)
         return kept
 
-    def select(self, is_chosen: Sequence[bool]) -> "Labelled":
+    def select(self, is_chosen: Iterable[bool]) -> "Labelled":
+        is_chosen = list(is_chosen)
         texts = list(compress(self.texts, is_chosen))
         return self._replace(texts=texts, labels=list(compress(self.labels, is_chosen)))
 
@@ -154,127 +110,6 @@ def read_labelled(
 def _note_blank(name: str, blank: int, total: int) -> None:
     if blank:
         note(f"{name}: {blank:,} of {total:,} records have no text, and are left out.")
-
-
-class Sets(NamedTuple):
-    """Texts to train and to measure on, with what is known of them without a model."""
-
-    sources: list[str]  # which records were used, by file
-    texts: dict[str, Labelled]  # without blank ones; train, test and, if there are any, valid
-    classes: list[str]  # of train
-    same: dict[str, Digests]  # by which texts are found among those that a model has learned
-    alike: dict[str, Digests]  # by which texts of all sets are compared
-    text_column: str | None = None  # that the user named, which a classifier records
-
-
-def with_held_out(
-    texts: Mapping[str, Labelled],
-    cleaning: Cleaning,
-    part: Literal["valid", "test"],
-    text_column: str | None = None,
-) -> Sets:
-    """Check labelled texts, before a model reads them; `part` is by default held out of train."""
-    kept = {name: some.without_blank(cleaning) for name, some in texts.items()}
-    sources = []
-    for some in kept.values():
-        _note_conflicts(some, cleaning)
-        if some.records:
-            count = f"{len(some.texts):,} of the {some.records:,} records"
-            sources.append(f"{count} of {some.name}")
-    classes = require_classes(kept["train"])
-    if part not in kept:
-        train, held = hold_out(kept["train"], cleaning)
-        if not held.texts:
-            raise UserError(
-                f"{train.name} has only {len(train.texts):,} texts, too few to hold out a fifth; "
-                f"pass `{part}` as well."
-            )
-        held = held._replace(name=f"the held-out fifth of {train.name}")
-        train = train._replace(name=f"the rest of {train.name}")
-        kept |= {"train": train, part: held}
-    for some in kept.values():
-        require_known(some, classes)
-    same = {name: digests(some.texts, cleaning) for name, some in kept.items()}
-    together = list(chain.from_iterable(some.texts for some in kept.values()))
-    alike_N = alike(together, cleaning)
-    ends = np.cumsum([len(some.texts) for some in kept.values()])
-    by_set = dict(zip(kept, np.split(alike_N, ends[:-1]), strict=True))
-    if "valid" not in kept:
-        _require_folds(kept["train"], by_set["train"])
-    if len(classes) > 2 and all(rating_of(name) is not None for name in classes):
-        note(
-            f"the labels {first_of(classes)} are read as {len(classes)} classes, without an order; "
-            'to predict numbers, see "Numbers" in docs/transfer.md.'
-        )
-    return Sets(sources, kept, classes, same, by_set, text_column)
-
-
-def _labels_of(labelled: Labelled, digests_N: list[int]) -> dict[int, set[str]]:
-    """The labels of each text, by its digest."""
-    labels_of = defaultdict[int, set[str]](set)
-    for digest, label in zip(digests_N, labelled.labels, strict=True):
-        labels_of[digest].add(label)
-    return labels_of
-
-
-def _note_conflicts(labelled: Labelled, cleaning: Cleaning) -> None:
-    same_N = digests(labelled.texts, cleaning).tolist()
-    labels_of = _labels_of(labelled, same_N)
-    several = [same for same, labels in labels_of.items() if len(labels) > 1]
-    if several:
-        text = reprlib.repr(labelled.texts[same_N.index(several[0])])
-        labels = ", ".join(sorted(labels_of[several[0]]))
-        note(
-            f"{labelled.name}: texts with several labels: {len(several):,}, such as {text} with "
-            f"{labels}; at most one of them can be right."
-        )
-
-
-def hold_out(labelled: Labelled, cleaning: Cleaning) -> tuple[Labelled, Labelled]:
-    """Return four fifths and a fifth of the texts, with about a fifth of each class.
-
-    The order of the texts and the names of the labels do not matter. Texts that are alike stay
-    together, and one text of each class stays in the larger part.
-    """
-    alike_N = alike(labelled.texts, cleaning).tolist()
-    labels_of = _labels_of(labelled, alike_N)
-    # The texts of each label, or of several if the same text has them; the smallest first.
-    groups = defaultdict[frozenset[str], list[int]](list)
-    for digest in sorted(labels_of):
-        groups[frozenset(labels_of[digest])].append(digest)
-    ordered = [*chain.from_iterable(groups.values())]
-    # Of five texts the third; the first of a group may be the only one of its class.
-    held = {*ordered[2::5]} - {group[0] for group in groups.values()}
-    train = labelled.select([digest not in held for digest in alike_N])
-    return train, labelled.select([digest in held for digest in alike_N])
-
-
-def folds(labels_N: NDArray[np.int64], alike_N: Digests | None, most: int) -> Any:
-    """Return at most this many folds, with the texts of a digest in one; None for a lone text."""
-    from sklearn.model_selection import PredefinedSplit, StratifiedKFold
-
-    if alike_N is None:
-        alike_N = np.arange(len(labels_N), dtype=np.uint32)
-    # In the order of digests, which is as good as a random one.
-    _, first, place_N = np.unique(alike_N, return_index=True, return_inverse=True)
-    count = min(most, *np.bincount(labels_N[first], minlength=labels_N.max() + 1))
-    if count < 2:
-        return None
-    fold = np.zeros(len(first), np.int64)
-    for number, (_, held_out) in enumerate(StratifiedKFold(count).split(first, labels_N[first])):
-        fold[held_out] = number
-    return PredefinedSplit(fold[place_N])
-
-
-def _require_folds(labelled: Labelled, alike_N: Digests) -> None:
-    """Raise UserError if a class has only one text, so that `folds` gives none."""
-    pairs = {*zip(labelled.labels, alike_N.tolist(), strict=True)}
-    for label, count in Counter(label for label, _ in pairs).items():
-        if count < 2:
-            raise UserError(
-                f"{labelled.name}: the class {label!r} has only one text, but cross-validation "
-                "needs two; correct the name, add texts of this class, or pass `valid`."
-            )
 
 
 def of_classes(

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mlstm_jax.transfer.classifier import Classifier, Examples, Floats, nats
-from mlstm_jax.transfer.labels import folds
+from mlstm_jax.transfer.sets import folds
 
 CS = tuple(2.0**power for power in range(-8, 1))
 

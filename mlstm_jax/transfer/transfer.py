@@ -16,12 +16,14 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.loaded import Loaded
 from mlstm_jax.options import SPLITS, FeatureState, TransferOptions
 from mlstm_jax.terminal import ProgressLine, tell
-from mlstm_jax.transfer import classify, experiment, features, words
+from mlstm_jax.transfer import experiment, features, words
 from mlstm_jax.transfer.classifier import Classifier, Description, Examples, own_classifier
 from mlstm_jax.transfer.experiment import Result
 from mlstm_jax.transfer.features import Column, Features, Featurizer
-from mlstm_jax.transfer.labels import Labelled, Sets, codes
+from mlstm_jax.transfer.known import FITTED_BEFORE, note_among
+from mlstm_jax.transfer.labels import Labelled, codes
 from mlstm_jax.transfer.report import REPORT, write_report
+from mlstm_jax.transfer.sets import Sets, note_known
 
 
 class Transferred(NamedTuple):
@@ -63,7 +65,7 @@ def transfer(
     states = features.features_of(run.architecture, chosen)
     classes = sets.classes
     texts: dict[str, Labelled] = {name: sets.texts[name] for name in SPLITS if name in sets.texts}
-    on_read, on_repeated = classify.note_known(run, sets)
+    on_read, on_repeated = note_known(run, sets)
     featurizer = Featurizer(run, states=states, all_layers=options.all_layers)
     if out and overwrite:
         _remove_results(out)
@@ -97,8 +99,7 @@ def transfer(
             )
         if own and own.texts is not None and result.has_prior:
             test = texts["test"].name
-            told = classify.FITTED_BEFORE
-            on_fitted = classify.note_among(test, sets.same["test"], own.texts, told)
+            on_fitted = note_among(test, sets.same["test"], own.texts, FITTED_BEFORE)
             if on_fitted:
                 notes = result.notes + on_fitted
                 result = dataclasses.replace(result, notes=notes, is_known=True)

@@ -18,7 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from mlstm_jax.transfer.labels import Digests, Labelled, codes, folds
+from mlstm_jax.transfer.known import Digests
+from mlstm_jax.transfer.labels import Labelled, codes
+from mlstm_jax.transfer.sets import folds
 
 CS = (1.0, 4.0, 16.0, 64.0)
 MEAN = 0.5  # the weight of words in the mean of both probabilities

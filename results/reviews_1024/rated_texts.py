@@ -17,7 +17,7 @@ import numpy as np
 from mlstm_jax import shipped
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.transfer.classifier import load_classifier
-from mlstm_jax.transfer.labels import digest_of, digests
+from mlstm_jax.transfer.known import digest_of, digests
 
 LEAST = 40  # bytes
 

@@ -21,7 +21,7 @@ import train
 from mlstm_jax import shipped, weights
 from mlstm_jax.config import Config, to_json
 from mlstm_jax.transfer.classifier import Classifier, Description, DomainLimit
-from mlstm_jax.transfer.labels import digest_of
+from mlstm_jax.transfer.known import digest_of
 from mlstm_jax.weights import ModelWeights, fingerprint, load_weights
 
 LEAST = 40  # bytes

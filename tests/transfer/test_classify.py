@@ -16,9 +16,9 @@ from mlstm_jax.config import vary
 from mlstm_jax.errors import Note, UserError
 from mlstm_jax.loaded import load_small
 from mlstm_jax.run import as_weights, load_run
-from mlstm_jax.transfer import classify
+from mlstm_jax.transfer import known
 from mlstm_jax.transfer.classifier import Classifier, Description
-from mlstm_jax.transfer.labels import digests
+from mlstm_jax.transfer.known import digests
 from mlstm_jax.transfer.report import as_markdown
 from mlstm_jax.weights import save
 from tests.tables import column, praise_and_blame
@@ -59,7 +59,7 @@ def test_texts_of_the_fit(model, tmp_path) -> None:
         (60, 50_000, False),
         (0, 5, True),
     ):
-        assert classify.is_negligible(count, total) == is_left_out
+        assert known.is_negligible(count, total) == is_left_out
 
 
 def test_rewritten_classifier(model, tmp_path) -> None:
@@ -106,7 +106,7 @@ def test_texts_of_a_run_from_the_model(run, corpus, monkeypatch, tmp_path) -> No
         config = vary(run.config, out=str(tmp_path / name), train__start_from=str(start))
         config = vary(config, data__corpus=str(corpus), train__steps=1)
         made = mlstm.train(config, show_progress=False)
-        assert len(classify.read_with_ratings(made.loaded)) == len(TEXTS)
+        assert len(known.read_with_ratings(made.loaded)) == len(TEXTS)
         start = (tmp_path / name).rename(tmp_path / f"moved_{name}")
     mlstm.load(start).export(tmp_path / "exported.safetensors")
     mlstm.load(run.folder).export(tmp_path / "rounded.safetensors", "int8")
@@ -114,18 +114,18 @@ def test_texts_of_a_run_from_the_model(run, corpus, monkeypatch, tmp_path) -> No
         file = tmp_path / f"{name}.safetensors"
         mlstm.import_weights("mlstm", file, tmp_path / name)
         for loaded in (load_small(file), load_run(file), load_small(tmp_path / name)):
-            assert len(classify.read_with_ratings(loaded)) == len(TEXTS)
+            assert len(known.read_with_ratings(loaded)) == len(TEXTS)
 
 
 def test_texts_of_the_shipped_model(tmp_path: Path) -> None:
     """Of every ten labelled reviews of IMDB the first eight, and the sentences of SST's fit."""
     run = load_run(Path("reviews-1024"))
-    read = classify.read_with_ratings(run)
+    read = known.read_with_ratings(run)
     assert (read.dtype, len(read)) == (np.uint32, 34_147)
     assert (np.diff(read.astype(np.int64)) > 0).all()
     file = tmp_path / "mine.safetensors"
     save(file, as_weights(run))
-    np.testing.assert_array_equal(classify.read_with_ratings(load_run(file)), read)
+    np.testing.assert_array_equal(known.read_with_ratings(load_run(file)), read)
     folder = shipped.model(Path("reviews-1024"))
     size = 0
     for path in (*folder.glob("*.npy"), *folder.glob("*/classifier.safetensors")):

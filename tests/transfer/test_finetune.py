@@ -32,7 +32,8 @@ from mlstm_jax.training.train import train as run_train
 from mlstm_jax.transfer import finetune, words
 from mlstm_jax.transfer.classifier import Classifier, Examples
 from mlstm_jax.transfer.features import Featurizer
-from mlstm_jax.transfer.labels import Labelled, read_labelled, with_held_out
+from mlstm_jax.transfer.labels import Labelled, read_labelled
+from mlstm_jax.transfer.sets import with_held_out
 from mlstm_jax.weights import flatten
 from tests.tables import column
 from tests.tolerance import assert_close

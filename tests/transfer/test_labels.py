@@ -12,19 +12,18 @@ import numpy as np
 import pytest
 
 from mlstm_jax.errors import Note, UserError
+from mlstm_jax.options import Cleaning
+from mlstm_jax.transfer import known, sets
+from mlstm_jax.transfer.known import digests, keys_of
 from mlstm_jax.transfer.labels import (
     Labelled,
-    alike,
     codes,
-    digests,
-    folds,
-    hold_out,
     of_classes,
     read_labelled,
     require_classes,
     require_known,
-    with_held_out,
 )
+from mlstm_jax.transfer.sets import folds, with_held_out
 from tests.corpora.written import jsonl
 
 MANY = ",a\n".join([*map(str, range(300)), ""])
@@ -160,6 +159,16 @@ def test_column_without_labels(tmp_path, suffix, value, kind) -> None:
 TURNED = str.maketrans("abcd", "dcba")
 
 
+def alike(texts: list[str], cleaning: Cleaning) -> known.Digests:
+    (alike_N,) = known.alike([keys_of(texts, cleaning)])
+    return alike_N
+
+
+def hold_out(labelled: Labelled, cleaning: Cleaning) -> tuple[Labelled, Labelled]:
+    is_held_N = sets.held_out(labelled.labels, alike(labelled.texts, cleaning))
+    return labelled.select(~is_held_N), labelled.select(is_held_N)
+
+
 def test_held_out_texts(random: np.random.Generator) -> None:
     """Of each class, the same in any order, with equal texts on one side and no class lost."""
     texts = [*map("text {}".format, range(90))]
@@ -217,10 +226,10 @@ def test_several_labels_and_lone_texts() -> None:
     once = Labelled(["a", " A", "b", "c"], ["x", "x", "y", "y"])
     same_N = digests(once.texts, "none")
     assert folds(codes(once.labels, "xy"), same_N, 5) is None
-    sets = {"train": once, "test": once}
+    both = {"train": once, "test": once}
     with pytest.raises(UserError, match="the class 'x' has only one text, but"):
-        with_held_out(sets, "none", "test")
-    assert with_held_out(sets | {"valid": once}, "none", "test").classes == ["x", "y"]
+        with_held_out(both, "none", "test")
+    assert with_held_out(both | {"valid": once}, "none", "test").classes == ["x", "y"]
 
 
 N = np.arange(80)
