@@ -143,9 +143,3 @@ def in_order(part: Piece, recipe: Recipe) -> Piece:
         order = order[is_first]
     text = b"".join([text[cuts[row] : cuts[row + 1]] for row in order.tolist()])
     return Piece(rows[order], text)
-
-
-def sorted_here(documents: Iterable[CleanDocument], recipe: Recipe) -> Piece:
-    """The documents to keep, in order; all are in memory."""
-    pieces = distributed(documents, recipe, 1)
-    return in_order(joined(piece for _, piece in pieces), recipe)

@@ -26,15 +26,12 @@ import numpy as np
 
 from mlstm_jax import host, output, parallel, weights
 from mlstm_jax.config import Config, Data, Devices, Optimizer, Train
-from mlstm_jax.corpora.documents import Recipe, clean
-from mlstm_jax.corpora.parts import sorted_here
-from mlstm_jax.corpora.writer import check_out, durable, write_split
+from mlstm_jax.corpora.documents import CleanDocument, clean
+from mlstm_jax.corpora.rated import write_rated
 from mlstm_jax.data import corpus
-from mlstm_jax.data.corpus import FORMAT_VERSION, Manifest
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.model.language_model import LanguageModel, Parameters
-from mlstm_jax.options import Cleaning, FinetuneOptions, State
-from mlstm_jax.output import atomic_directory
+from mlstm_jax.options import Cleaning, FinetuneOptions, SplitName, State
 from mlstm_jax.run import Run, as_weights, load_run
 from mlstm_jax.training.train import Session, train
 from mlstm_jax.transfer import words
@@ -42,47 +39,12 @@ from mlstm_jax.transfer.classifier import Classifier, Description, Examples, of_
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.labels import Labelled, codes
 from mlstm_jax.transfer.sets import Sets, note_known
+from mlstm_jax.transfer.words import Words
 
 # Rows of a batch, and the fewest updates of an epoch with enough windows (results/finetune/).
 _LEAST_ROWS = 2
 _MOST_ROWS = 32
 _UPDATES = 40
-
-
-def write_corpus(
-    out: Path, train: Labelled, valid: Labelled, classes: Sequence[str], cleaning: Cleaning
-) -> None:
-    """Write the corpus of two sets of texts, by content, duplicates kept: always the same bytes."""
-    splits = {}
-    with atomic_directory(out, lambda: check_out(out, overwrite=True)) as folder:
-        for name, part in (("train", train), ("valid", valid), ("test", Labelled([], []))):
-            documents = []
-            for text, code in zip(part.texts, codes(part.labels, classes), strict=True):
-                cleaned = clean(text, cleaning)
-                if cleaned:
-                    documents.append((cleaned, float(code)))
-            piece = sorted_here(documents, Recipe(dedupe="none"))
-            splits[name] = write_split(folder, name, [piece], len(piece.rows), rated=True)
-        manifest = Manifest(
-            format_version=FORMAT_VERSION,
-            seed=0,
-            cleaning=cleaning,
-            split=(len(train.texts), len(valid.texts), 0),
-            sources=(),
-            records=len(train.texts) + len(valid.texts),
-            without_text=0,
-            blank=0,
-            duplicates=0,
-            splits=splits,
-        )
-        with durable(folder / corpus.MANIFEST) as file:
-            file.write(manifest.to_json().encode())
-        written = corpus.open_corpus(folder)
-        if out.exists() and corpus.open_corpus(out).identity != written.identity:
-            raise UserError(
-                f"{out} was made from different texts or labels; resume with the same files, or "
-                "choose another folder with `out`."
-            )
 
 
 class Finetuned(NamedTuple):
@@ -124,7 +86,11 @@ def finetune(
         counted = words.fit(texts["train"], texts["valid"], classes).words
     is_new = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
-    write_corpus(out / "corpus", texts["train"], texts["valid"], classes, run.cleaning)
+    documents: dict[SplitName, list[CleanDocument]] = {
+        "train": _documents(texts["train"], classes, run.cleaning),
+        "valid": _documents(texts["valid"], classes, run.cleaning),
+    }
+    write_rated(out / "corpus", documents, run.cleaning)
     try:
         config = make_config(run, _start(run, out), out, len(classes), options)
     except UserError:
@@ -132,55 +98,85 @@ def finetune(
             shutil.rmtree(out)
         raise
     state: State = "mean_h" if config.model.bidirectional else "h"
-
-    def measured(
-        run: Run, names: Iterable[str], *, show_progress: bool
-    ) -> tuple[Classifier, dict[str, Examples]]:
-        """Its label head, calibrated, and the features of some texts."""
-        featurizer = Featurizer(run, states=(state,))
-        examples: dict[str, Examples] = {}
-        for name in names:
-            values = featurizer(
-                texts[name].texts, f"features of {name}", show_progress=show_progress
-            )
-            labels_N = codes(texts[name].labels, classes)
-            examples[name] = Examples(values, labels_N, texts[name].texts)
-        return calibrated(head(run, classes), examples["valid"]), examples
+    heads = _Heads(texts, classes, state)
 
     def score_labels(params: Parameters) -> tuple[float, float]:
         model = LanguageModel(config.model, config.precision)
         now = dataclasses.replace(run, config=config, model=model, params=params, batch_model=None)
-        classifier, examples = measured(now, ["valid"], show_progress=False)
+        classifier, examples = heads.measured(now, ["valid"], show_progress=False)
         return classifier.loss(examples["valid"]), classifier.score(examples["valid"])
 
     session = Session(
         score_labels=score_labels, show_progress=show_progress, owns_process=owns_process
     )
     tuned = load_run(train(config, session))
-    alone, examples = measured(tuned, texts, show_progress=show_progress)
+    alone, examples = heads.measured(tuned, texts, show_progress=show_progress)
     if counted:
-        words_NK = counted.probabilities(texts["valid"].texts)
-        states_NK = alone.probabilities(examples["valid"].features)
-        weight = words.best_weight(states_NK, words_NK, examples["valid"].labels)
-        counted = dataclasses.replace(counted, weight=weight)
+        counted = _weighted(counted, alone, examples["valid"])
     about = Description(state, False, tuned.fingerprint, sets.text_column, step=tuned.step)
     classifier = alone._replace(words=counted, texts=np.unique(sets.same["train"]), about=about)
     accuracy = {name: classifier.score(part) for name, part in examples.items()}
-    report = {
-        "run": str(run.folder),
-        "step": tuned.step,
-        "notes": on_read + on_repeated,
-        "classes": classes,
-        "accuracy": accuracy,
-    }
     without_words = {}
     if counted:
         without_words = {name: alone.score(part) for name, part in examples.items()}
-        report |= {"without_words": without_words, "word_weight": counted.weight}
+    made = Finetuned(tuned, classifier, accuracy, without_words)
+    _save(out, made, run, on_read + on_repeated)
+    return made
+
+
+class _Heads(NamedTuple):
+    """Measures the label heads of a model, in training and at its end."""
+
+    texts: dict[str, Labelled]
+    classes: list[str]
+    state: State  # which a head reads
+
+    def measured(
+        self, tuned: Run, names: Iterable[str], *, show_progress: bool
+    ) -> tuple[Classifier, dict[str, Examples]]:
+        """A model's label head, calibrated, and the features of some texts."""
+        featurizer = Featurizer(tuned, states=(self.state,))
+        examples: dict[str, Examples] = {}
+        for name in names:
+            part = self.texts[name]
+            values = featurizer(part.texts, f"features of {name}", show_progress=show_progress)
+            examples[name] = Examples(values, codes(part.labels, self.classes), part.texts)
+        return calibrated(head(tuned, self.classes), examples["valid"]), examples
+
+
+def _documents(
+    labelled: Labelled, classes: Sequence[str], cleaning: Cleaning
+) -> list[CleanDocument]:
+    """The cleaned texts, with the number of their class as a rating."""
+    documents = []
+    for text, code in zip(labelled.texts, codes(labelled.labels, classes), strict=True):
+        documents.append((clean(text, cleaning), float(code)))
+    return documents
+
+
+def _weighted(counted: Words, alone: Classifier, valid: Examples) -> Words:
+    """The words with the weight that suits a classifier of states alone."""
+    words_NK = counted.probabilities(valid.texts)
+    states_NK = alone.probabilities(valid.features)
+    weight = words.best_weight(states_NK, words_NK, valid.labels)
+    return dataclasses.replace(counted, weight=weight)
+
+
+def _save(out: Path, made: Finetuned, run: Run, notes: list[str]) -> None:
+    """Write the classifier and the report; the model was fine-tuned from `run`."""
+    classifier = made.classifier
+    report = {
+        "run": str(run.folder),
+        "step": made.run.step,
+        "notes": notes,
+        "classes": classifier.classes,
+        "accuracy": made.accuracy,
+    }
+    if classifier.words:
+        report |= {"without_words": made.without_words, "word_weight": classifier.words.weight}
     (out / "classifier").mkdir(exist_ok=True)
     classifier.save(out / "classifier")
     output.write_text(out / "report.json", json.dumps(report, indent=2) + "\n")
-    return Finetuned(tuned, classifier, accuracy, without_words)
 
 
 def make_config(run: Run, start: Path, out: Path, classes: int, options: FinetuneOptions) -> Config:

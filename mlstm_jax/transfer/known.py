@@ -84,7 +84,7 @@ def keys_of(texts: Sequence[str], cleaning: Cleaning) -> Keys:
 
 
 def alike(sets: Sequence[Keys]) -> list[Digests]:
-    """Return for each set, [texts], one digest for all texts that are alike, the least of theirs."""
+    """Return, by set, one digest for all texts that are alike, the least of theirs, [texts]."""
     least: dict[str, int] = {}
     for keys in sets:
         for letters, digest in zip(keys.letters, keys.same_N.tolist(), strict=True):

@@ -18,6 +18,7 @@ import pytest
 
 from mlstm_jax import cli, weights
 from mlstm_jax.config import Compute, Config, Data, Train, vary
+from mlstm_jax.corpora.rated import write_rated
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
@@ -72,12 +73,10 @@ def test_first_parameters(run: Run, tmp_path: Path) -> None:
 
 
 def test_corpus_of_labelled_texts(tmp_path: Path) -> None:
-    classes = ["x", "y"]
-    train = Labelled(["a b", "c", "a b", " "], ["x", "y", "y", "x"])
-    valid = Labelled(["d"], ["y"])
-    other = Labelled(["e"], ["y"])
+    train = [(b"\n a b ", 0.0), (b"\n c ", 1.0), (b"\n a b ", 1.0)]
     for _ in range(2):
-        finetune.write_corpus(tmp_path / "c", train, valid, classes, "radford")
+        documents = {"train": train, "valid": [(b"\n d ", 1.0)]}
+        write_rated(tmp_path / "c", documents, "radford")
         opened = open_corpus(tmp_path / "c", verify=True)
         split = opened.split("train")
         found = {}
@@ -86,7 +85,7 @@ def test_corpus_of_labelled_texts(tmp_path: Path) -> None:
             found.setdefault(text, []).append(rating)
         assert found == {b"\n a b ": [0.0, 1.0], b"\n c ": [1.0]}
     with pytest.raises(UserError, match="was made from different texts or labels"):
-        finetune.write_corpus(tmp_path / "c", train, other, classes, "radford")
+        write_rated(tmp_path / "c", documents | {"valid": [(b"\n e ", 1.0)]}, "radford")
     assert open_corpus(tmp_path / "c").identity == opened.identity
     assert os.listdir(tmp_path) == ["c"]
 
@@ -242,8 +241,8 @@ def test_given_parameters(run, tmp_path, monkeypatch) -> None:
     given = load_run(Path("w.safetensors"))
     assert finetune._start(given, tmp_path) == given.folder
     monkeypatch.chdir(tmp_path / "b")
-    texts = Labelled(["my guitar is good", "my piano is bad"] * 20, ["x", "y"] * 20)
-    finetune.write_corpus(tmp_path / "corpus", texts, texts, ["x", "y"], "radford")
+    documents = [(b"\n my guitar is good ", 0.0), (b"\n my piano is bad ", 1.0)] * 20
+    write_rated(tmp_path / "corpus", {"train": documents, "valid": documents}, "radford")
     for one in (run, other, given):
         start = finetune._start(one, tmp_path)
         config = finetune.make_config(one, start, tmp_path, 2, FinetuneOptions(window=16))
