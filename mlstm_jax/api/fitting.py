@@ -12,6 +12,7 @@ from mlstm_jax.api.texts import TextModel
 from mlstm_jax.errors import UserError
 from mlstm_jax.fields import public
 from mlstm_jax.options import FINETUNE, TRANSFER, FeatureState, FinetuneOptions, TransferOptions
+from mlstm_jax.transfer.folder import require_out
 from mlstm_jax.transfer.labels import Labelled
 from mlstm_jax.transfer.sets import with_held_out
 
@@ -105,8 +106,6 @@ class FittingModel(TextModel):
             >>> 0 <= made.result.accuracy <= 1
             True
         """
-        from mlstm_jax.transfer.transfer import require_out
-
         if options.states is not None and len(options.states) > 1:
             raise UserError("`state` takes one state here; call `transfer` once for each.")
         folder = None if out is None else Path(out)

@@ -127,7 +127,7 @@ def transfer(
     """
     from mlstm_jax.api.arguments import as_labelled
     from mlstm_jax.api.fitting import fit_states
-    from mlstm_jax.transfer.transfer import REPORT, require_out
+    from mlstm_jax.transfer.folder import REPORT, require_out
 
     require_out(out, options, overwrite=overwrite)
     files = {"train": train, "test": test, "valid": valid}

@@ -12,8 +12,7 @@ from mlstm_jax.terminal import markdown, one_line
 from mlstm_jax.transfer import words
 from mlstm_jax.transfer.experiment import Result
 from mlstm_jax.transfer.features import STATE_NAMES
-
-REPORT = "report.md"  # written last: if it exists, all files are complete
+from mlstm_jax.transfer.folder import REPORT
 
 
 def write_report(folder: Path, result: Result, loaded: Loaded) -> None:

@@ -4,14 +4,12 @@ The features are saved in OUT/features as they are computed, so that interrupted
 """
 
 import dataclasses
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from mlstm_jax import output
 from mlstm_jax.errors import UserError
 from mlstm_jax.loaded import Loaded
 from mlstm_jax.options import SPLITS, FeatureState, TransferOptions
@@ -20,9 +18,10 @@ from mlstm_jax.transfer import experiment, features, words
 from mlstm_jax.transfer.classifier import Classifier, Description, Examples, own_classifier
 from mlstm_jax.transfer.experiment import Result
 from mlstm_jax.transfer.features import Column, Features, Featurizer
+from mlstm_jax.transfer.folder import REPORT, remove_results, results_in
 from mlstm_jax.transfer.known import FITTED_BEFORE, note_among
 from mlstm_jax.transfer.labels import Labelled, codes
-from mlstm_jax.transfer.report import REPORT, write_report
+from mlstm_jax.transfer.report import write_report
 from mlstm_jax.transfer.sets import Sets, note_known
 
 
@@ -68,7 +67,7 @@ def transfer(
     on_read, on_repeated = note_known(run, sets)
     featurizer = Featurizer(run, states=states, all_layers=options.all_layers)
     if out and overwrite:
-        _remove_results(out)
+        remove_results(out)
     read = _features(out, featurizer, texts, show_progress=show_progress)
     with ProgressLine("TF-IDF", 1, status="", shown=show_progress):
         tfidf = words.fit(texts["train"], texts.get("valid"), classes, sets.alike["train"])
@@ -137,39 +136,6 @@ def _prior(own: Classifier | None, units: Sequence[Column]) -> Classifier | None
     return Classifier(weights_KD, own.intercepts_K, own.classes, own.C)
 
 
-def require_out(out: Path, options: TransferOptions, *, overwrite: bool) -> None:
-    """Raise UserError unless `out` is new, is of an earlier call that was stopped, or replaced."""
-    states = options.states or ()
-    folders = [out]
-    if len(states) > 1:
-        folders = [out / state for state in states]
-    is_done = all((folder / REPORT).exists() for folder in folders)
-    is_ours = (out / "features").is_dir()
-    may_go_on = is_ours and (overwrite or not is_done)
-    if _results(out) and not may_go_on:
-        raise UserError(
-            f"{out} exists; choose another folder with `out`, or replace one that `transfer` wrote "
-            "with `overwrite=True`."
-        )
-    output.require_folder(out)
-
-
-def _results(out: Path) -> list[Path]:
-    """What a folder has besides features, which are saved before all else."""
-    if not out.is_dir():
-        return []
-    return [path for path in out.iterdir() if path.name != "features"]
-
-
-def _remove_results(out: Path) -> None:
-    with output.write_errors(out):
-        for path in _results(out):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-
-
 def _features(
     out: Path | None, featurizer: Featurizer, texts: Mapping[str, Labelled], *, show_progress: bool
 ) -> dict[str, Features]:
@@ -182,7 +148,7 @@ def _features(
             saved = features.read_features(out / "features" / f"{name}.npz", keys[name])
             if saved is not None:
                 read[name] = saved
-        if _results(out) and len(read) < len(texts):
+        if results_in(out) and len(read) < len(texts):
             raise UserError(
                 f"{out} exists, but its features are damaged, or of other texts, states or "
                 "parameters; repeat the command that created it, choose another folder with "

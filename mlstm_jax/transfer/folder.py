@@ -1,0 +1,43 @@
+"""The folder that a transfer writes: whether it may, and what an earlier call has left there."""
+
+import shutil
+from pathlib import Path
+
+from mlstm_jax import output
+from mlstm_jax.errors import UserError
+from mlstm_jax.options import TransferOptions
+
+REPORT = "report.md"  # written last: if it exists, all files are complete
+
+
+def require_out(out: Path, options: TransferOptions, *, overwrite: bool) -> None:
+    """Raise UserError unless `out` is new, is of an earlier call that was stopped, or replaced."""
+    states = options.states or ()
+    folders = [out]
+    if len(states) > 1:
+        folders = [out / state for state in states]
+    is_done = all((folder / REPORT).exists() for folder in folders)
+    is_ours = (out / "features").is_dir()
+    may_go_on = is_ours and (overwrite or not is_done)
+    if results_in(out) and not may_go_on:
+        raise UserError(
+            f"{out} exists; choose another folder with `out`, or replace one that `transfer` wrote "
+            "with `overwrite=True`."
+        )
+    output.require_folder(out)
+
+
+def results_in(out: Path) -> list[Path]:
+    """What a folder has besides features, which are saved before all else."""
+    if not out.is_dir():
+        return []
+    return [path for path in out.iterdir() if path.name != "features"]
+
+
+def remove_results(out: Path) -> None:
+    with output.write_errors(out):
+        for path in results_in(out):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
