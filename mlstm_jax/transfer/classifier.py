@@ -131,12 +131,12 @@ class Classifier(NamedTuple):
                 "one without `words`."
             )
 
-    def require_model(self, name: str | Path, run: Loaded) -> None:
+    def require_model(self, name: str | Path, loaded: Loaded) -> None:
         """Raise UserError unless it was created with this run; `name` is for the message."""
-        if self.about.fingerprint != run.fingerprint:
+        if self.about.fingerprint != loaded.fingerprint:
             step = f" {self.about.step}" if self.about.step else ""
             raise UserError(
-                f"{name} does not belong to the parameters of {run.place}; pass the run and "
+                f"{name} does not belong to the parameters of {loaded.place}; pass the run and "
                 f"`checkpoint`{step} that it was created with (of `mlstm-jax finetune`: OUT/run), "
                 "or create it again."
             )

@@ -28,7 +28,7 @@ _UNLIKE = (
 
 
 def label_texts(
-    run: Loaded,
+    loaded: Loaded,
     texts: Sequence[str] | TextFile,
     classifier: Classifier,
     featurizer: Featurizer,
@@ -39,7 +39,7 @@ def label_texts(
 
     A blank text has none. The featurizer scores texts if the classifier knows what is familiar.
     """
-    learned = {READ: read_with_ratings(run)}
+    learned = {READ: read_with_ratings(loaded)}
     if classifier.texts is not None:
         learned[FITTED] = classifier.texts
     familiar = classifier.about.familiar
@@ -51,7 +51,7 @@ def label_texts(
         marked = {_BLANK: blank_N}
         if familiar:
             marked[_UNLIKE] = familiar.is_out_of_domain(read.nats_N, read.scored_N)
-        found_N = digests(part, run.cleaning)
+        found_N = digests(part, loaded.cleaning)
         for finding, theirs in learned.items():
             marked[finding] = is_among(found_N, theirs)
         for finding, is_marked_N in marked.items():

@@ -44,7 +44,7 @@ class Transferred(NamedTuple):
 
 
 def transfer(
-    run: Loaded,
+    loaded: Loaded,
     sets: Sets,
     out: Path | None,
     options: TransferOptions,
@@ -57,15 +57,15 @@ def transfer(
     Each of several states gets its own subfolder of `out`.
     """
     # Its log-odds are one more feature with every state that has its features.
-    own = own_classifier(run)
+    own = own_classifier(loaded)
     chosen = options.states
     if chosen is None and own and "+" in own.about.state:
         chosen = (own.about.state,)
-    states = features.features_of(run.architecture, chosen)
+    states = features.features_of(loaded.architecture, chosen)
     classes = sets.classes
     texts: dict[str, Labelled] = {name: sets.texts[name] for name in SPLITS if name in sets.texts}
-    on_read, on_repeated = note_known(run, sets)
-    featurizer = Featurizer(run, states=states, all_layers=options.all_layers)
+    on_read, on_repeated = note_known(loaded, sets)
+    featurizer = Featurizer(loaded, states=states, all_layers=options.all_layers)
     if out and overwrite:
         remove_results(out)
     read = _features(out, featurizer, texts, show_progress=show_progress)
@@ -103,7 +103,7 @@ def transfer(
                 notes = result.notes + on_fitted
                 result = dataclasses.replace(result, notes=notes, is_known=True)
         about = Description(
-            state, options.all_layers, run.fingerprint, sets.text_column, step=run.step
+            state, options.all_layers, loaded.fingerprint, sets.text_column, step=loaded.step
         )
         classifier = classifier._replace(texts=fitted_to, about=about)
         folder = out
@@ -111,7 +111,7 @@ def transfer(
             folder = out / state
         transferred[state] = Transferred(classifier, result, folder)
         if folder:
-            _save(folder, transferred[state], run)
+            _save(folder, transferred[state], loaded)
     return transferred
 
 
