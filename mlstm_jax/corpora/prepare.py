@@ -76,69 +76,70 @@ def prepare(
         ['train', 'valid', 'test']
     """
     options = dataclasses.replace(options, **changes)
-    names_of = _names_of(sources)
+    splits: dict[SplitName, list[str]] = {}  # if they are given
+    if isinstance(sources, Mapping):
+        splits = {split: _names_of(of_split) for split, of_split in sources.items()}
+        names = list(chain(*splits.values()))
+    else:
+        names = _names_of(sources)
+    if not names:
+        raise UserError("no source given; name text files, or pydoc:")
     # So that the temporary folder goes next to it, even for "." or a link; and the corpus replaces
     # the folder, so "." would still be the old one.
     out = Path(os.path.realpath(out))
-    scratch_beside = _scratch_beside(out, options.temp_dir)
-    is_given = isinstance(sources, Mapping)
-    if is_given:
-        _require_given(names_of, options)
+    temporary_of = _temporary_of(out, options.temp_dir)
+    if splits:
+        _require_given(splits, options)
     remove_leftovers(out)  # may restore an old corpus
     writer.check_out(out, overwrite)
     rejects_file = out.with_name(f"{out.name}.rejects.jsonl")
-    split_sources = _sources_of(names_of, without=(out, rejects_file))
+    written = (out, rejects_file)
+    given = _given_splits(splits, without=written)
+    every = list(chain(*given.values())) if given else find_sources(names, without=written)
     check_rejects_file(rejects_file)
-    remove_leftovers(scratch_beside)
-    every = list(chain(*split_sources.values()))
-    writer.check_disk(every, out, scratch_beside)
+    remove_leftovers(temporary_of)
+    writer.check_disk(every, out, temporary_of)
     recipe = Recipe(
-        options.text_column,
-        options.rating_column,
-        options.document,
-        options.clean,
-        options.dedupe or ("none" if is_given else "normalized"),
-        options.seed,
-        options.quoting,
-        options.delimiter,
+        text_column=options.text_column,
+        rating_column=options.rating_column,
+        document=options.document,
+        cleaning=options.clean,
+        dedupe=options.dedupe or ("none" if given else "normalized"),
+        seed=options.seed,
+        quoting=options.quoting,
+        delimiter=options.delimiter,
     )
     try:
         with atomic_directory(out, lambda: writer.check_out(out, overwrite)) as folder:
             # Inside the folder that becomes the corpus, unless `temp_dir` is set.
-            scratch = partial_folder(scratch_beside) / "scratch"
+            scratch = partial_folder(temporary_of) / "scratch"
             job = Job(options, recipe, Rejects(rejects_file), scratch, show_progress)
-            with _gathered(split_sources, job) as gathered:
+            with _gathered(every, given, job) as gathered:
                 manifest = _write(gathered, folder, job)
             shutil.rmtree(scratch, ignore_errors=True)
             with writer.durable(folder / corpus.MANIFEST) as file:
                 file.write(manifest.to_json().encode())
     finally:  # Its own cleanup may have been interrupted.
         remove_leftovers(out)
-        remove_leftovers(scratch_beside)
+        remove_leftovers(temporary_of)
     job.rejects.write()
     for text in job.rejects.notes():
         note(text)
     return Corpus(out, manifest)
 
 
-def _names_of(sources: Sources | Mapping[SplitName, Sources]) -> dict[str, list[str]]:
-    """The names of the sources of each split, or of ""; UserError if they are no names."""
-    splits: Mapping[Any, Sources] = sources if isinstance(sources, Mapping) else {"": sources}
-    names_of = {}
-    for split, names in splits.items():
-        is_table = hasattr(names, "columns") or hasattr(names, "dtype")
-        require(not is_table, "sources", type(names).__name__, "files; write the texts to one")
-        given = [names] if isinstance(names, (str, Path)) else list(names)
-        for name in given:
-            require_kind("sources", name, str | Path)
-        names_of[split] = list(map(str, given))
-    if not any(names_of.values()):
-        raise UserError("no source given; name text files, or pydoc:")
-    return names_of
+def _names_of(sources: Sources) -> list[str]:
+    """The names of one or several sources; UserError if they are no names."""
+    is_table = hasattr(sources, "columns") or hasattr(sources, "dtype")
+    require(not is_table, "sources", type(sources).__name__, "files; write the texts to one")
+    names = [sources] if isinstance(sources, (str, Path)) else list(sources)
+    for name in names:
+        require_kind("sources", name, str | Path)
+    return list(map(str, names))
 
 
-def _scratch_beside(out: Path, temp_dir: Path | None) -> Path:
-    """What the folder of temporary files is named after; UserError if it cannot be written."""
+def _temporary_of(out: Path, temp_dir: Path | None) -> Path:
+    """The path whose `partial_folder` has the temporary files; UserError if it has no place."""
     if not temp_dir:
         return out
     folder = Path(os.path.realpath(temp_dir))
@@ -163,16 +164,16 @@ def _require_given(splits: Collection[str], options: PrepareOptions) -> None:
             raise UserError(f"`{option}` cannot be used with given splits: they stay as they are.")
 
 
-def _sources_of(
-    names_of: Mapping[Any, Sequence[str]], without: Sequence[Path]
-) -> dict[str, list[Source]]:
-    """The sources of each split, or of ""; UserError if two splits have a file in common."""
+def _given_splits(
+    splits: Mapping[SplitName, Sequence[str]], without: Sequence[Path]
+) -> dict[SplitName, list[Source]]:
+    """The sources of each split that is given; UserError if two have a file in common."""
     split_of: dict[tuple[str, ...], str] = {}
     found = {}
-    for split in ("", *_ORDER):
-        if split not in names_of:
+    for split in _ORDER:
+        if split not in splits:
             continue
-        found[split] = find_sources(names_of[split], without)
+        found[split] = find_sources(splits[split], without)
         for source in found[split]:
             other = split_of.setdefault(source.place, split)
             if other != split:
@@ -184,23 +185,24 @@ def _sources_of(
 
 
 def _gathered(
-    split_sources: Mapping[str, list[Source]], job: Job
+    every: Sequence[Source], given: Mapping[SplitName, Sequence[Source]], job: Job
 ) -> AbstractContextManager[SortedDocuments]:
-    if "" not in split_sources:
-        return _read_given_splits(split_sources, job)
-    sort = beam.sort_with_beam if job.options.engine == "beam" else local.sort_here
-    return sort(split_sources[""], job)
+    if given:
+        return _read_given_splits(given, job)
+    if job.options.engine == "beam":
+        return beam.sort_with_beam(every, job)
+    return local.sort_here(every, job)
 
 
 @contextmanager
 def _read_given_splits(
-    sources: Mapping[str, Sequence[Source]], job: Job
+    sources: Mapping[SplitName, Sequence[Source]], job: Job
 ) -> Iterator[SortedDocuments]:
     """Read every split into a file of pieces, and yield what to write, in the order of splits."""
     recipe = job.recipe
     total = sum(source.size for source in chain(*sources.values()))
     counts = []
-    sizes = dict.fromkeys(sources, 0)
+    sizes: dict[str, int] = dict.fromkeys(sources, 0)
     pieces = 0
     job.scratch.mkdir(parents=True)
     with (job.scratch / "pieces").open("w+b") as file:
