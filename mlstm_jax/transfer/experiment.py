@@ -122,7 +122,7 @@ class Result:
         return f"{score}; {named(self.classes)}; state {self.state}"
 
 
-def run(
+def fit_and_measure(
     examples: Mapping[str, Examples],
     classes: list[str],
     state: FeatureState,

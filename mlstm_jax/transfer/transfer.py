@@ -93,7 +93,7 @@ def transfer(
             ) as progress,
             words.one_thread(),
         ):
-            classifier, result = experiment.run(
+            classifier, result = experiment.fit_and_measure(
                 examples, classes, state, units, tfidf, _prior(own, units), context, progress.update
             )
         if own and own.texts is not None and result.has_prior:
