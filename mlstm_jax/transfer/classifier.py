@@ -89,8 +89,8 @@ class Description:
     familiar: DomainLimit | None = None
     step: int | None = None  # of the checkpoint; 0 for imported weights; None: not recorded
 
-    def layers(self, model: Sizes) -> list[tuple[State, int]]:
-        return layers_of(model, self.state, all_layers=self.all_layers)
+    def layers(self, architecture: Sizes) -> list[tuple[State, int]]:
+        return layers_of(architecture, self.state, all_layers=self.all_layers)
 
 
 class Classifier(NamedTuple):
