@@ -111,7 +111,7 @@ def test_fine_tuned_classifier(model, tmp_path, classes) -> None:
     np.testing.assert_array_equal(again.predict_proba(TEXTS), shares)
     # A fit that fails leaves it as it was.
     kept.set_params(out=tmp_path / "other", options=mlstm.FinetuneOptions(batch=10_000))
-    with pytest.raises(ValueError, match=r"batch is .* at most 0, the windows of"):
+    with pytest.raises(ValueError, match=r"batch is .* at most 3, the windows of"):
         kept.fit(TEXTS, ["x", "y"] * 12)
     np.testing.assert_array_equal(kept.predict(TEXTS), made.predict(TEXTS))
 
