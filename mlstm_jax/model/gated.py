@@ -40,7 +40,7 @@ def _float32(carry: Tree) -> Tree:
 def _backward(
     advance: Callable[[Array, Tree], Tree], residuals: Residuals, dlast: Tree, dh_TBH: Array
 ) -> Cotangents:
-    first, x, weights, _, h_TBH, (carries, z_TBZ) = residuals
+    first, x, weights, h_TBH, (carries, z_TBZ) = residuals
     compute = h_TBH.dtype
     window, _, size = z_TBZ.shape
     of_h = weights["wh"].shape[1]

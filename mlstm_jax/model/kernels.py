@@ -202,7 +202,7 @@ def _backward(
     residuals: Residuals, dlast: LSTMCarry, dh_TBH: Array, *, interpret: bool
 ) -> Cotangents:
     """Store dmh of a step at the place of the step before, beside the h that it belongs to."""
-    first, x_TB, weights, scales_3, h_TBH, kept = residuals
+    first, x_TB, weights, h_TBH, kept = residuals
     compute = h_TBH.dtype
     window = x_TB.shape[0]
     rows, hidden = first.h.shape
@@ -243,7 +243,7 @@ def _backward(
     m_TBH = read_m(x_TB, weights, mh_TBH)
     dx, dweights = weight_gradients(residuals, m_TBH, dz_TBG, dmx_TBH, dwmh_HH)
     maxima_3 = None
-    if scales_3 is not None:
+    if isinstance(weights["wh"], Quantised):
         maxima_3 = maxima(m_TBH, dz_TBG, dmh_TBH)
     dfirst = LSTMCarry(jnp.sum(dh_PBH, axis=0) * scales_4[3], dc_2BH[window % 2])
     return Cotangents(dfirst, dx, dweights, maxima_3)

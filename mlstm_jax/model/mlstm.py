@@ -128,7 +128,7 @@ def layer_step(weights: Weights, rows: int, *, stacked: bool = False) -> Step:
 def _backward(
     residuals: Residuals, dlast: LSTMCarry, dh_TBH: Array, *, stacked: bool
 ) -> Cotangents:
-    first, x, weights, scales_3, h_TBH, kept = residuals
+    first, x, weights, h_TBH, kept = residuals
     compute = h_TBH.dtype
     window, rows, hidden = h_TBH.shape
     # For bytes a lookup in the loop saves a GPU from writing all of mx first.
@@ -179,7 +179,7 @@ def _backward(
     dwmh_HH = ops.sum_rows(before_h_TBH, dmh_TBH)
     dx, dweights = weight_gradients(residuals, m_TBH, dz_TBG, dm_T2BH[:, 1], dwmh_HH)
     maxima_3 = None
-    if scales_3 is not None:
+    if isinstance(weights["wh"], fp8.Quantised):
         # The kernels for GPUs have each step of dmh at the place of the step before.
         maxima_3 = fp8.maxima(m_TBH, dz_TBG, jnp.roll(dmh_TBH, -1, axis=0))
     return Cotangents(LSTMCarry(dh, dc), dx, dweights, maxima_3)

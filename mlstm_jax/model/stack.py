@@ -35,7 +35,6 @@ class Residuals(NamedTuple):
     carry: Tree  # before the window
     x: Array  # as in `run_layer`
     weights: Weights  # rounded
-    scales_3: Array | None  # of fp8 operands, see fp8.py
     h_TBH: Array  # after each step, in the compute type
     kept: Tree  # of each step, by the kind
 
@@ -99,7 +98,7 @@ def with_gradient(kind: "Recurrent", compute: jnp.dtype, loops: Loops) -> Callab
             )
         rounded = kind.rounded(weights, is_bytes(x), compute, scales_3)
         last, h_TBH, kept = loops.forward(carry, x, rounded, compute)
-        return (last, h_TBH), Residuals(carry, x, rounded, scales_3, h_TBH, kept)
+        return (last, h_TBH), Residuals(carry, x, rounded, h_TBH, kept)
 
     def backward(residuals: Residuals, cotangents: tuple[Tree, Array]) -> tuple[Any, ...]:
         found = loops.backward(residuals, *cotangents)
