@@ -8,28 +8,23 @@ from flax import linen
 
 from mlstm_jax.model.architecture import LSTMCarry
 from mlstm_jax.model.ops import dot
-from mlstm_jax.model.stack import Weights
+from mlstm_jax.model.stack import Recurrence, Weights
 
 Array = jax.Array
 
 
 def autodiff(
-    _: Any,
-    carry: LSTMCarry,
-    bytes_TB: Array,
-    weights: Weights,
-    compute: jnp.dtype,
-    *__: Any,
-    **___: Any,
+    recurrence: Recurrence, carry: LSTMCarry, bytes_TB: Array, weights: Weights, *_: Any
 ) -> tuple[LSTMCarry, Array]:
     """Run a straightforward scan, with the input projections outside it.
 
-    It takes the arguments of `run_layer`, so that it can replace it, but ignores its options. JAX
-    computes the gradient. The lookups are outside the scan, since JAX's gradient of a lookup inside
-    it would be even slower.
+    It takes the arguments of `run_layer`, so that it can replace it, but uses only the compute type
+    of the recurrence, and neither a mask nor fp8. JAX computes the gradient. The lookups are
+    outside the scan, since JAX's gradient of a lookup inside it would be even slower.
     """
     mx_TBH = weights["wmx"][bytes_TB]
     zx_TBG = weights["wx"][bytes_TB] + weights["b"][None, None]
+    compute = recurrence.compute
     wmh_HH = weights["wmh"].astype(compute)
     wh_HG = weights["wh"].astype(compute)
 

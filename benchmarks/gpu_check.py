@@ -58,7 +58,7 @@ from mlstm_jax.model.architecture import LSTMCarry  # noqa: E402
 from mlstm_jax.model.kernels import INTERPRETED, PALLAS  # noqa: E402
 from mlstm_jax.model.language_model import LanguageModel  # noqa: E402
 from mlstm_jax.model.mlstm import MLSTM, STACKED  # noqa: E402
-from mlstm_jax.model.stack import Loops, Weights, run_layer  # noqa: E402
+from mlstm_jax.model.stack import Loops, Recurrence, Weights, run_layer  # noqa: E402
 from mlstm_jax.parallel import Parallel  # noqa: E402
 from mlstm_jax.training import metrics  # noqa: E402
 from mlstm_jax.training.train import train as run_train  # noqa: E402
@@ -157,7 +157,7 @@ def our_own_kernels(compute: str) -> Result:
     def gradient(loops: Loops) -> Any:
         def scalar(carry: LSTMCarry, weights: Weights) -> jax.Array:
             dtype = jnp.dtype(NAMES[compute])
-            made = run_layer(MLSTM(), carry, bytes_TB, weights, dtype, loops=loops)
+            made = run_layer(Recurrence(MLSTM(), dtype, loops), carry, bytes_TB, weights)
             return jnp.vdot(made[1].astype(jnp.float32), cotangent) + jnp.sum(made[0].c)
 
         with jax.default_matmul_precision("highest"):

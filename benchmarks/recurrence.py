@@ -21,7 +21,7 @@ from measure import DTYPES, Case, Point
 
 from mlstm_jax.model.architecture import LSTMCarry
 from mlstm_jax.model.mlstm import MLSTM
-from mlstm_jax.model.stack import run_layer
+from mlstm_jax.model.stack import Recurrence, run_layer
 
 EMBEDDING = 64
 IMPLEMENTATIONS = ["ours", "autodiff", "flax_lstm", "torch"]
@@ -61,7 +61,8 @@ def mlstm(
     weights = {name: value for name, value in params.items() if name != "embedding"}
     weights = model.with_tables(weights, params["embedding"], compute)
     carry = LSTMCarry(zero, zero)
-    return run(model, carry, bytes_TB, weights, compute, recompute_every=recompute_every)[1]
+    recurrence = Recurrence(model, compute, recompute_every=recompute_every)
+    return run(recurrence, carry, bytes_TB, weights)[1]
 
 
 def jax_cases(

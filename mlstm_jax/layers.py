@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from flax import linen
 
 from mlstm_jax.model import gated, mlstm
-from mlstm_jax.model.stack import LayerParameters, Recurrent, run_layer
+from mlstm_jax.model.stack import LayerParameters, Recurrence, Recurrent, run_layer
 
 Array = jax.Array
 
@@ -60,8 +60,8 @@ class _Layer(linen.Module):
             carry = jax.tree.map(lambda state: jnp.asarray(state[:, 0]), zeros)
         mask_TB = None if padding_mask_BT is None else padding_mask_BT.T
         x_TBI = x_BTI.swapaxes(0, 1).astype(self.compute)
-        compute = jnp.dtype(self.compute)
-        carry, h_TBH = run_layer(kind, carry, x_TBI, weights, compute, mask_TB)
+        recurrence = Recurrence(kind, jnp.dtype(self.compute))
+        carry, h_TBH = run_layer(recurrence, carry, x_TBI, weights, mask_TB)
         return carry, h_TBH.swapaxes(0, 1)
 
 

@@ -112,28 +112,37 @@ def with_gradient(kind: "Recurrent", compute: jnp.dtype, loops: Loops) -> Callab
     return run
 
 
+class Recurrence(NamedTuple):
+    """What a layer over time computes, and how: all that is no array.
+
+    With `recompute_every` k only the carry of every k-th step is kept for the backward pass, and
+    the steps between are computed again, k at a time: less memory for the time of a second forward
+    pass.
+    """
+
+    kind: "Recurrent"
+    compute: jnp.dtype
+    loops: Loops | None = None  # None: XLA's fastest
+    recompute_every: int | None = None
+
+
 def run_layer(
-    kind: "Recurrent",
+    recurrence: Recurrence,
     carry: Tree,
     x: Array,
     weights: Weights,
-    compute: jnp.dtype,
     padding_mask_TB: Array | None = None,
-    *,
-    recompute_every: int | None = None,
-    loops: Loops | None = None,
     scales_3: Array | None = None,
 ) -> tuple[Tree, Array]:
     """Run one layer over a window; gradients are float32, and weight gradients float32 sums.
 
     `x` is the bytes, int32 [T, B], or the states of the layer below, [T, B, I]. Where the padding
-    mask is true the carry does not change, and there is no gradient. With `recompute_every` k only
-    the carry of every k-th step is kept for the backward pass, and the steps between are computed
-    again, k at a time: less memory for the time of a second forward pass.
+    mask is true the carry does not change, and there is no gradient.
 
     Returns:
         The carry after the window, and h at every step [T, B, H] in the compute type.
     """
+    kind, compute, loops, recompute_every = recurrence
     layer = with_gradient(kind, compute, loops or kind.loops())
     inputs = (x, padding_mask_TB)
     if recompute_every is None or recompute_every >= x.shape[0]:
@@ -252,6 +261,7 @@ class Recurrent(Architecture):
     def read(self, window: Window) -> tuple[Tree, Any, Tree]:
         x = window.bytes_TB
         compute = window.compute
+        recurrence = Recurrence(self, compute, window.loops, window.recompute_every)
         carries = []
         states = []
         for layer in range(self.layers):
@@ -269,11 +279,7 @@ class Recurrent(Architecture):
                 carry, x, kept = run_window(step, carry, x, mask_TB, compute, window.states)
                 states.append(kept)
             else:
-                carry, x = run_layer(
-                    self, carry, x, weights, compute, mask_TB,
-                    recompute_every=window.recompute_every,
-                    loops=window.loops, scales_3=window.scales_3,
-                )  # fmt: skip
+                carry, x = run_layer(recurrence, carry, x, weights, mask_TB, window.scales_3)
             carries.append(carry)
             if window.dropout_B is not None:
                 x = x * window.dropout_B[None, :, layer].astype(x.dtype)

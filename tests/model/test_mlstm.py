@@ -28,7 +28,8 @@ Arguments = tuple[LSTMCarry, np.ndarray, Weights]
 def run_layer(carry, x, weights, compute, padding_mask_TB=None, **options):
     """The layer, by XLA's separate loops unless others are given."""
     options = {"loops": SEPARATE} | options
-    return stack.run_layer(MLSTM(), carry, x, weights, compute, padding_mask_TB, **options)
+    recurrence = stack.Recurrence(MLSTM(), compute, **options)
+    return stack.run_layer(recurrence, carry, x, weights, padding_mask_TB)
 
 
 def arguments(random, t: int, b: int, h: int, *, inputs: int | None = None) -> Arguments:

@@ -11,7 +11,7 @@ from benchmarks.compiled_program import Program, kernels, parse, places, product
 from mlstm_jax.model.architecture import LSTMCarry
 from mlstm_jax.model.mlstm import MLSTM, SEPARATE
 from mlstm_jax.model.ops import dot, times, with_transpose
-from mlstm_jax.model.stack import Weights, run_layer
+from mlstm_jax.model.stack import Recurrence, Weights, run_layer
 from tests.tolerance import assert_close
 
 T = 24
@@ -24,9 +24,8 @@ def gradient(compute: str) -> Program:
     """Compile the gradient by all weights of one layer that reads bytes."""
 
     def total(carry: LSTMCarry, bytes_TB: jax.Array, weights: Weights) -> jax.Array:
-        (last, _), h_TBH = run_layer(
-            MLSTM(), carry, bytes_TB, weights, jnp.dtype(compute), loops=SEPARATE
-        )
+        recurrence = Recurrence(MLSTM(), jnp.dtype(compute), SEPARATE)
+        (last, _), h_TBH = run_layer(recurrence, carry, bytes_TB, weights)
         return jnp.sum(last) + jnp.sum(h_TBH.astype(jnp.float32))
 
     zero_BH = jnp.zeros((B, H))
