@@ -6,7 +6,6 @@ from that run's folder.
 """
 
 import csv
-import functools
 import itertools
 import os
 import statistics
@@ -23,10 +22,11 @@ from mlstm_jax.errors import InUse, UserError, require
 from mlstm_jax.fields import public
 from mlstm_jax.launcher import process_info
 from mlstm_jax.record import newest_record
-from mlstm_jax.run import load_run, read_config
+from mlstm_jax.run import read_config
 from mlstm_jax.terminal import markdown, message, tell
 from mlstm_jax.training import metrics
 from mlstm_jax.training.report import Diverged
+from mlstm_jax.training.resume import load_start
 from mlstm_jax.training.train import Session, train
 from mlstm_jax.weights import fingerprint
 
@@ -139,12 +139,11 @@ def require_same_run(config: Config) -> None:
     different = list(itertools.chain(*differences(trained, resolved)))
     before = newest_record(run_folder)
     if before and not different:
-        start = None
-        if config.train.start_from is not None:
-            start = _fingerprint(config.train.start_from)
+        start = load_start(resolved)
+        print_of = fingerprint(start.params) if start else None
         corpus = open_corpus(Path(config.data.corpus)).identity
         then = {"corpus": before.meta.corpus, "start_from": before.meta.start}
-        now = {"corpus": corpus, "start_from": start}
+        now = {"corpus": corpus, "start_from": print_of}
         for name, old, new in differing(then, now):
             different.append(f"fingerprint of {name}: {str(old)[:12]}… → {str(new)[:12]}…")
     if different:
@@ -152,11 +151,6 @@ def require_same_run(config: Config) -> None:
             f"{run_folder} contains a run with another config ({'; '.join(different)}); use "
             "another `out`, or remove the folder."
         )
-
-
-@functools.lru_cache
-def _fingerprint(start_from: str) -> str:
-    return fingerprint(load_run(Path(start_from)).params)
 
 
 @public

@@ -18,6 +18,7 @@ from mlstm_jax.config.resolve import Hardware, resolve
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.errors import UserError
 from mlstm_jax.training import run_folder, schedule, sweep
+from mlstm_jax.training.train import train
 from tests.tables import column
 from tests.training.runs import config_of, lines_of, make_config, short, train_line, write_lines
 
@@ -246,3 +247,23 @@ def test_order_of_runs(corpus: Path, tmp_path: Path, capsys) -> None:
     one, two = mlstm.sweep(runs, tmp_path)
     assert (one.status, two.status) == ("diverged", "not begun")
     assert "it starts from a / one, which is not done" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("start_optimizer", [False, True])
+def test_sweep_again_with_a_start(corpus: Path, tmp_path: Path, start_optimizer: bool) -> None:
+    """A run begins with the best parameters of another, or with its newest and its optimizer."""
+    rise = {"optimizer__learning_rate": 0.5, "optimizer__warmup_steps": 40}
+    first = config_of(corpus, Path("one"), 40, **rise)
+    first = vary(first, train__divergence_bpc=1e6)
+    second = config_of(corpus, Path("two"), 2, train__start_from="one")
+    second = vary(second, train__start_optimizer=start_optimizer)
+    runs = {("a", "one"): first, ("a", "two"): second}
+    results = mlstm.sweep(runs, tmp_path)
+    assert results[0].best_bpc < results[0].bpc  # The newest parameters are not the best.
+    assert mlstm.sweep(runs, tmp_path) == results
+    # One that trains on has other parameters, which this process has not read yet.
+    if start_optimizer:
+        runs["a", "one"] = vary(first, train__steps=45)
+        train(vary(runs["a", "one"], out=str(tmp_path / "a/one")))
+        with pytest.raises(UserError, match=r"a/two contains .*fingerprint of start_from: "):
+            mlstm.sweep(runs, tmp_path)
