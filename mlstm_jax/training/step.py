@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from mlstm_jax.config import Config, Data, Train
+from mlstm_jax.config import Config, Optimizer, Precision
 from mlstm_jax.data.stream import Batch, EvaluationBatch
 from mlstm_jax.model import fp8
+from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import (
     Carry,
     LanguageModel,
@@ -37,6 +38,20 @@ Array = jax.Array
 # random numbers.
 _DROPOUT = 1
 _OBJECTIVE = 2
+
+
+class StepOptions(NamedTuple):
+    """All that a training step reads of a config; runs that are equal in it share its program."""
+
+    architecture: Architecture
+    optimizer: Optimizer  # its rates are arguments, see `without_rates`
+    precision: Precision
+    update_bytes: int
+    dropout: float
+    label_weight: float
+    micro_batches: int
+    seed: int
+    log_every: int
 
 
 class Means(NamedTuple):
@@ -83,23 +98,23 @@ def _noise(square: Array, mean_square: Array, batches: int, rows: int) -> tuple[
     return signal, trace
 
 
-def _kept_units(config: Config, step: Array, row_B: Array, window: int) -> Array | None:
+def _kept_units(options: StepOptions, step: Array, row_B: Array, window: int) -> Array | None:
     """Draw the units that each row keeps in this window, scaled so that their mean is 1.
 
     In a recurrent model a row has one mask for all bytes of its window (Gal and Ghahramani 2016,
     arXiv 1512.05287).
     """
-    if not config.train.dropout:
+    if not options.dropout:
         return None
-    kept = 1 - config.train.dropout
-    keys_B = row_keys(config.train.seed, _DROPOUT, step, row_B)
-    shape = config.model.dropout_shape(window)
+    kept = 1 - options.dropout
+    keys_B = row_keys(options.seed, _DROPOUT, step, row_B)
+    shape = options.architecture.dropout_shape(window)
     draw = functools.partial(jax.random.bernoulli, p=kept, shape=shape)
     return jax.vmap(draw)(keys_B) / jnp.float32(kept)
 
 
 def _gradient_of_rows(
-    config: Config,
+    options: StepOptions,
     model: LanguageModel,
     state: TrainState,
     carry: Carry,
@@ -107,10 +122,10 @@ def _gradient_of_rows(
     row_B: Array,
 ) -> Gradient:
     """Compute the gradient over some rows of this device, the numbers `row_B` of the batch."""
-    dropout_B = _kept_units(config, state.step, row_B, batch.inputs_BT.shape[1])
+    dropout_B = _kept_units(options, state.step, row_B, batch.inputs_BT.shape[1])
     counted_BT = jnp.arange(batch.inputs_BT.shape[1])[None] < batch.targets_B[:, None]
-    keys_B = row_keys(config.train.seed, _OBJECTIVE, state.step, row_B)
-    objective = OBJECTIVES[config.model.objective]
+    keys_B = row_keys(options.seed, _OBJECTIVE, state.step, row_B)
+    objective = OBJECTIVES[options.architecture.objective]
     targets = objective(batch.inputs_BT, batch.targets_BT, counted_BT, keys_B)
     padding_mask_BT = ~counted_BT if model.architecture.bidirectional else None
 
@@ -130,7 +145,7 @@ def _gradient_of_rows(
         nats_BT = cross_entropy(read.logits_BTV, targets.targets_BT)
         loss = jnp.mean(weighted(nats_BT, targets.weight_BT))
         label_loss, labels = label_losses(read.labels_BTK, batch.labels_BT)
-        total = loss + config.train.label_weight * label_loss
+        total = loss + options.label_weight * label_loss
         # The reported loss is the mean over positions with a target. The gradient belongs to the
         # mean over all positions, so that every byte has the same weight, even if few rows are
         # left at the end of an epoch.
@@ -175,7 +190,7 @@ def _accumulate(
 
 
 def _gradient_of_batch(
-    config: Config,
+    options: StepOptions,
     model: LanguageModel,
     state: TrainState,
     read: tuple[Carry, Batch],
@@ -185,16 +200,16 @@ def _gradient_of_batch(
     carry, batch = read
     rows = batch.inputs_BT.shape[0]
     row_B = jax.lax.axis_index(AXIS) * rows + jnp.arange(rows)
-    gradient_of = functools.partial(_gradient_of_rows, config, model, state)
+    gradient_of = functools.partial(_gradient_of_rows, options, model, state)
     gradient, means, after, maxima_3 = _accumulate(
-        gradient_of, config.train.micro_batches, state.params, (carry, batch, row_B)
+        gradient_of, options.micro_batches, state.params, (carry, batch, row_B)
     )
     devices = jax.lax.axis_size(AXIS)
     shares, means = jax.tree.map(lambda x: x / devices, (gradient, means))
-    reduce_type = model.compute if config.precision.all_reduce == "compute" else jnp.float32
+    reduce_type = model.compute if options.precision.all_reduce == "compute" else jnp.float32
     shares = optax.tree.cast(shares, reduce_type)
     # After a loop over micro-batches all sums are ready at once: pieces would overlap nothing.
-    early = model.backward_order() if config.train.micro_batches == 1 else []
+    early = model.backward_order() if options.micro_batches == 1 else []
     gradient, (means, stop) = sum_over_devices(shares, (means, stop), early)
     scale = state.loss_scale.scale
     gradient = jax.tree.map(lambda g: g.astype(jnp.float32) / scale, gradient)
@@ -221,47 +236,42 @@ def make_train_step(config: Config, model: LanguageModel) -> TrainStep:
     float32 scalar `stop` is above 0 on the devices of a process that has received a signal (see
     guard.py). It is summed with the gradient, so all processes stop together.
     """
-    train = config.train
-    read_by_step = Config(
-        model=config.model,
-        data=Data(batch=config.data.batch, window=config.data.window),
+    options = StepOptions(
+        architecture=config.model,
         optimizer=without_rates(config.optimizer),
         precision=config.precision,
-        train=Train(
-            dropout=train.dropout,
-            label_weight=train.label_weight,
-            micro_batches=train.micro_batches,
-            seed=train.seed,
-            log_every=train.log_every,
-        ),
+        update_bytes=config.data.batch * config.data.window,
+        dropout=config.train.dropout,
+        label_weight=config.train.label_weight,
+        micro_batches=config.train.micro_batches,
+        seed=config.train.seed,
+        log_every=config.train.log_every,
     )
-    return _make_train_step(read_by_step, model)
+    return _make_train_step(options, model)
 
 
 @functools.lru_cache(maxsize=PROGRAMS)
-def _make_train_step(config: Config, model: LanguageModel) -> TrainStep:
-    micro_batches = config.train.micro_batches
-
+def _make_train_step(options: StepOptions, model: LanguageModel) -> TrainStep:
     def train_step(
         state: TrainState, carry: Carry, batch: Batch, stop: Array, rates: Rates
     ) -> tuple[TrainState, Carry, StepMetrics]:
-        rate = functools.partial(learning_rate, config.optimizer, rates)
+        rate = functools.partial(learning_rate, options.optimizer, rates)
         tx = optimizer.build(
-            config.optimizer,
-            config.model,
+            options.optimizer,
+            options.architecture,
             rate,
-            update_bytes=config.data.batch * config.data.window,
+            update_bytes=options.update_bytes,
             axis_name=AXIS,
-            compute=config.precision.compute,
+            compute=options.precision.compute,
         )
         scale = state.loss_scale.scale
         carry = reset(carry, batch.reset_B)
-        found, stop = _gradient_of_batch(config, model, state, (carry, batch), stop)
+        found, stop = _gradient_of_batch(options, model, state, (carry, batch), stop)
         gradient, means, after, maxima_3 = found
         loss = means.loss
         square = optax.tree.norm(gradient, squared=True)
-        batches = jax.lax.axis_size(AXIS) * micro_batches
-        rows = batch.inputs_BT.shape[0] // micro_batches
+        batches = jax.lax.axis_size(AXIS) * options.micro_batches
+        rows = batch.inputs_BT.shape[0] // options.micro_batches
         signal, trace = _noise(square, means.square / scale**2, batches, rows)
         # An inf or NaN anywhere in the gradient makes its norm inf or NaN; the square overflows if
         # the norm exceeds 2^64.
@@ -270,7 +280,7 @@ def _make_train_step(config: Config, model: LanguageModel) -> TrainStep:
         params, opt_state, has_target = _update(tx, state, gradient, batch)
         history_U3 = state.maxima_U3
         if history_U3 is not None:
-            positions = batch.inputs_BT.size // micro_batches
+            positions = batch.inputs_BT.size // options.micro_batches
             history_U3 = fp8.with_newest(history_U3, jax.lax.pmax(maxima_3, AXIS), positions)
         params, opt_state, after, history_U3 = _select(
             finite,
@@ -292,7 +302,7 @@ def _make_train_step(config: Config, model: LanguageModel) -> TrainStep:
             "updates": jnp.int32(1),
             "labels": means.labels,
         }
-        first_of_line = state.step % config.train.log_every == 0
+        first_of_line = state.step % options.log_every == 0
         line = _select(first_of_line, empty_tally(), state.tally)
         new = TrainState(
             step=step,
@@ -300,7 +310,7 @@ def _make_train_step(config: Config, model: LanguageModel) -> TrainStep:
             consecutive_skips=jnp.where(finite, 0, state.consecutive_skips + 1),
             params=params,
             opt_state=opt_state,
-            loss_scale=adjust_loss_scale(state.loss_scale, finite, config.precision),
+            loss_scale=adjust_loss_scale(state.loss_scale, finite, options.precision),
             tally=add_to_tally(line, values, has_loss=finite & has_target),
             maxima_U3=history_U3,
         )
