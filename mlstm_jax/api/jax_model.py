@@ -16,6 +16,7 @@ from mlstm_jax import run as runs
 from mlstm_jax.api.arguments import as_texts, noted
 from mlstm_jax.config import Devices
 from mlstm_jax.corpora.documents import cleaned_spans
+from mlstm_jax.data.corpus import Corpus, open_corpus
 from mlstm_jax.errors import UserError
 from mlstm_jax.options import Cleaning, ReadingCompute, SplitName
 from mlstm_jax.parallel import Parallel
@@ -35,6 +36,30 @@ def load_run(path: Path, checkpoint: str, compute: ReadingCompute) -> runs.Run:
     environment.cache_programs()
     run = runs.load_run(path, checkpoint)
     return runs.with_compute(run, "fp32" if compute == "int8" else compute)
+
+
+def corpus_of(run: runs.Run, given: str | Path | None) -> tuple[Corpus, bool]:
+    """The corpus to score, by default the run's, and whether it is the one of its training."""
+    if given is not None:
+        found = open_corpus(Path(given))
+        return found, found.identity == run.corpus
+    if run.imported:
+        raise UserError(f"{run.place}, comes without a corpus; name one with `corpus`.")
+    path = Path(run.config.data.corpus)
+    if not path.exists():
+        raise UserError(
+            f"the run {run.folder} was trained on {path}, which is not here; name the corpus with "
+            "`corpus`."
+        )
+    found = open_corpus(path)
+    if found.identity != run.corpus:
+        raise UserError(
+            f"{found.path} is not the corpus that {run.folder} was trained on: its identity is "
+            f"{found.identity[:12]}…, not {str(run.corpus)[:12]}…. Its splits may contain text "
+            "that the run was trained on. Prepare the original corpus again, or name a corpus to "
+            "score with `corpus`."
+        )
+    return found, True
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +92,7 @@ class JaxModel:
     def evaluate(
         self, split: SplitName, *, corpus: str | Path | None, show_progress: bool
     ) -> "Score":
-        from mlstm_jax.training.evaluation import Evaluator, corpus_of
+        from mlstm_jax.training.evaluation import Evaluator
 
         scored, _ = corpus_of(self.run, corpus)
         key = (scored.identity, split)

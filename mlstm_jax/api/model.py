@@ -152,7 +152,7 @@ class TrainedModel(FittingModel):
             >>> "gzip" in mlstm.load("runs/mine").report()
             True
         """
-        from mlstm_jax.training.evaluation import report_of  # imports JAX
+        from mlstm_jax.api.report import report_of  # imports JAX
 
         is_writer = self.loaded.architecture.objective == "next-byte"
         sample = self.generate() if is_writer else ""

@@ -70,7 +70,7 @@ def evaluate(
         split: which part of the corpus.
     """
     _require_corpus(corpus)
-    from mlstm_jax.training.evaluation import corpus_of  # imports JAX
+    from mlstm_jax.api.jax_model import corpus_of  # imports JAX
 
     model = loading.load(run)
     score = model.evaluate(split, corpus=corpus, show_progress=True)

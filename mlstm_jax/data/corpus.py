@@ -224,16 +224,6 @@ def open_corpus(path: Path, *, verify: bool = False) -> Corpus:
     return corpus
 
 
-def open_corpus_of(run: Path, path: Path, option: str) -> Corpus:
-    """Open the corpus that a run was trained on; UserError names the option for another place."""
-    if not path.exists():
-        raise UserError(
-            f"the run {run} was trained on {path}, which is not here; name the corpus with "
-            f"`{option}`."
-        )
-    return open_corpus(path)
-
-
 def is_corpus(path: Path) -> bool:
     """Return whether a folder contains only a corpus, so that it may be replaced."""
     # Other programs also write a manifest.json, next to files that must not be deleted.

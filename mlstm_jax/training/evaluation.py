@@ -4,33 +4,18 @@ Puri et al. 2018, section VI: 16 shards, each from a zero state to its end. Ever
 once, except the first of each shard, which nothing predicts.
 """
 
-import bz2
-import gzip
-import lzma
-import textwrap
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
-from mlstm_jax.data.corpus import Corpus, Split, open_corpus, open_corpus_of
+from mlstm_jax.data.corpus import Split
 from mlstm_jax.data.stream import EVALUATION_ROWS, EvaluationStream, prefetch
-from mlstm_jax.errors import UserError
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.parallel import Parallel
-from mlstm_jax.run import Run
 from mlstm_jax.training.metrics import BITS_PER_NAT
 from mlstm_jax.training.step import make_evaluation_step
-
-COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
-    "gzip -9": lambda data: gzip.compress(data, 9, mtime=0),
-    "bz2 -9": lambda data: bz2.compress(data, 9),
-    "xz -6": lzma.compress,
-}
-# Enough to compare compressors; xz takes about a second for it.
-_MOST_BYTES = 8_000_000
 
 
 class Score(NamedTuple):
@@ -51,24 +36,6 @@ class Score(NamedTuple):
     seconds: float
     label_loss: float | None = None
     accuracy: float | None = None
-
-
-def corpus_of(run: Run, given: str | Path | None) -> tuple[Corpus, bool]:
-    """The corpus to score, by default the run's, and whether it is the one of its training."""
-    if given is not None:
-        found = open_corpus(Path(given))
-        return found, found.identity == run.corpus
-    if run.imported:
-        raise UserError(f"{run.place}, comes without a corpus; name one with `corpus`.")
-    found = open_corpus_of(run.folder, Path(run.config.data.corpus), "corpus")
-    if found.identity != run.corpus:
-        raise UserError(
-            f"{found.path} is not the corpus that {run.folder} was trained on: its identity is "
-            f"{found.identity[:12]}…, not {str(run.corpus)[:12]}…. Its splits may contain text "
-            "that the run was trained on. Prepare the original corpus again, or name a corpus to "
-            "score with `corpus`."
-        )
-    return found, True
 
 
 class Evaluator:
@@ -109,43 +76,3 @@ class Evaluator:
         nats += float(self._devices.unreplicate(pending))
         loss = nats / self.stream.scored
         return Score(loss, loss * BITS_PER_NAT, self.stream.scored, time.monotonic() - started)
-
-
-def compressed_bpc(data: bytes) -> dict[str, float]:
-    """Bits per byte that each compressor of the standard library needs for `data`."""
-    return {name: 8 * len(compress(data)) / len(data) for name, compress in COMPRESSORS.items()}
-
-
-def report_of(run: Run, corpus: str | Path | None, score: Score, sample: str) -> str:
-    """Compare the score of the validation split with compressors; `sample`: a text of the model."""
-    scored, is_own = corpus_of(run, corpus)
-    data = scored.split("valid").bytes
-    origin = ", not used for training" if is_own else f" of {scored.path}, not the training corpus"
-    whose = f"{len(data):,} validation bytes{origin}"
-    place: list[str] = []
-    if not run.imported:
-        files = "config.json, metrics.jsonl, checkpoints/"
-        if (run.folder / "tensorboard").is_dir():
-            files += ", tensorboard/"
-        place = ["", f"The run is in {run.folder}: {files}."]
-    objective = run.config.model.objective
-    if objective != "next-byte":
-        what = f"{objective.replace('-', ' ')} of {whose}"
-        return "\n".join([f"Bits per byte over the {what}: {score.bpc:.3f} ({run.origin})", *place])
-    text = data[:_MOST_BYTES].tobytes()
-    if len(text) < score.bytes_scored:
-        whose += f" (compressors: the first {len(text):,})"
-    lines = [
-        f"Bits per character over {whose}:",
-        f"  {'this model':<12}{score.bpc:8.3f}   {run.origin}",
-    ]
-    compressed = compressed_bpc(text)
-    for name, bpc in compressed.items():
-        lines.append(f"  {name:<12}{bpc:8.3f}")
-    lines += ["", "A sample, drawn at temperature 0.7:"]
-    lines += textwrap.wrap(sample, 96, initial_indent="  ", subsequent_indent="  ")
-    lines += place
-    best = min(compressed, key=lambda name: compressed[name])
-    if score.bpc >= compressed[best]:
-        lines.append(f"It does not beat {best} yet: train longer, or on more text.")
-    return "\n".join(lines)

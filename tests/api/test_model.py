@@ -14,7 +14,8 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 
 import mlstm_jax as mlstm
-from mlstm_jax.training.evaluation import Score, report_of
+from mlstm_jax.api.report import report_of
+from mlstm_jax.training.evaluation import Score
 from mlstm_jax.transfer.classifier import load_classifier
 from tests.tables import praise_and_blame
 from tests.transfer.pieces import shares_of

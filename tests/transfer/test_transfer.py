@@ -16,6 +16,7 @@ import pytest
 
 from mlstm_jax import cli
 from mlstm_jax.api.model import load
+from mlstm_jax.api.report import compressed_bpc, report_of
 from mlstm_jax.config import to_json, vary
 from mlstm_jax.corpora.documents import prompt_bytes
 from mlstm_jax.corpora.prepare import prepare
@@ -23,7 +24,7 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.model.numpy_sampling import Sampling
 from mlstm_jax.options import HeatmapOptions, SamplingOptions
 from mlstm_jax.run import Run, load_run, with_compute
-from mlstm_jax.training.evaluation import Score, compressed_bpc, report_of
+from mlstm_jax.training.evaluation import Score
 from mlstm_jax.transfer.classifier import Classifier, Description
 from mlstm_jax.transfer.device_bytes import _sample
 from mlstm_jax.transfer.features import Featurizer
