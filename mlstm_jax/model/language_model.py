@@ -102,11 +102,13 @@ class LanguageModel(linen.Module):
         carry: Carry,
         padding_mask_BT: Array | None = None,
         return_states: StateOutput = "none",
-        reading_weights: Any = None,
         dropout_B: Array | None = None,
         scales_3: Array | None = None,
     ) -> ModelOutput:
         """Read a window of every row.
+
+        Beside the collection "params" there may be what `reading_weights` returns of the same
+        parameters, as "weights" in the collection "reading".
 
         Args:
             bytes_BT: the bytes to read, of any integer type.
@@ -115,7 +117,6 @@ class LanguageModel(linen.Module):
                 not change, and the logits are meaningless.
             return_states: see `Architecture.read`; without a gradient. With "each", no product has
                 a shape that depends on the length of the window.
-            reading_weights: what the method of this name returns, of the same parameters.
             dropout_B: factors of units, see `Architecture.dropout_shape`.
             scales_3: of a gradient in fp8, see fp8.py; their "gradient" is the operands' maxima.
         """
@@ -131,7 +132,7 @@ class LanguageModel(linen.Module):
                 padding_mask_TB=None if padding_mask_BT is None else padding_mask_BT.T,
                 dropout_B=dropout_B,
                 states=return_states,
-                reading_weights=reading_weights,
+                reading_weights=self.get_variable("reading", "weights"),
                 recompute_every=self.recompute_every,
                 loops=self.loops,
                 scales_3=scales_3,

@@ -51,6 +51,7 @@ def _generate_block(
     held_H: Any,
 ) -> tuple[Carry, jax.Array, jax.Array]:
     params, reading_weights = jax.tree.map(lambda x: x[0], weights)
+    variables = {"params": params, "reading": {"weights": reading_weights}}
     key = jax.random.key(seed, impl="threefry2x32")
     keys_B = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(logits_BV.shape[0]))
 
@@ -64,9 +65,7 @@ def _generate_block(
             # NaN: a unit of the top layer that is not held.
             top_BH = jnp.where(jnp.isnan(held_H), carry.c[:, -1], held_H)
             carry = carry._replace(c=carry.c.at[:, -1].set(top_BH.astype(carry.c.dtype)))
-        carry, logits_BTV, *_ = model.apply(
-            {"params": params}, byte_B[:, None], carry, reading_weights=reading_weights
-        )
+        carry, logits_BTV, *_ = model.apply(variables, byte_B[:, None], carry)
         return (carry, logits_BTV[:, 0]), byte_B
 
     steps = first + jnp.arange(BLOCK)

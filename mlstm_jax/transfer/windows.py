@@ -192,15 +192,13 @@ def _make_step(
 
     def step(weights: Any, state: RowStates, window: TextWindow) -> Any:
         params, reading_weights = weights
+        variables = {"params": params, "reading": {"weights": reading_weights}}
         bytes_BT = window.bytes_BT[:, :-1]
         read_B, scored_B, starts_B = window.counts_B3.T
         carry, totals, nats_B = reset(state, starts_B)
         place_1T = jnp.arange(bytes_BT.shape[1])[None]
         padding_mask_BT = place_1T >= read_B[:, None]
-        read = model.apply(
-            {"params": params}, bytes_BT, carry, padding_mask_BT,
-            return_states=keep_states, reading_weights=reading_weights,
-        )  # fmt: skip
+        read = model.apply(variables, bytes_BT, carry, padding_mask_BT, return_states=keep_states)
         if keep_states == "totals":
             starts_B11 = starts_B[:, None, None]
             highest_BLH = jnp.where(starts_B11, -jnp.inf, totals.max)
