@@ -185,7 +185,10 @@ class Architecture(Sizes, ABC):
         return self.init_carry(rows, cell)
 
     def reading_window(self, proposed: int) -> int:
-        """Choose how many bytes of a text to read at a time; half of places hold those before."""
+        """Choose how many bytes of a text to read at a time.
+
+        Half of the positions of the longest window hold bytes of the window before.
+        """
         return proposed if self.longest_window is None else self.longest_window // 2
 
     def reading_weights(self, params: Tree, compute: Any, *, several_rows: bool) -> Tree:

@@ -168,7 +168,7 @@ class LanguageModel(linen.Module):
 
 
 def _logits_by_step(x_TBH: Array, kernel_HV: Array, compute: Any, steps: Array | int) -> Array:
-    """As `matmul`, whose product would round a row otherwise in a window of another length."""
+    """`matmul` one step at a time: a product of all would round a row differently for another T."""
 
     def step(t: Array, logits_TBV: Array) -> Array:
         return put_step(logits_TBV, matmul(step_of(x_TBH, t), kernel_HV, compute), t)

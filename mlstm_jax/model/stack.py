@@ -76,7 +76,8 @@ def forward_loop(
 def with_gradient(kind: "Recurrent", compute: jnp.dtype, loops: Loops) -> Callable[..., Any]:
     """The function (carry, x, mask of padding, weights, fp8's scales) → carry, h, and its gradient.
 
-    The scales' "gradient" is the maxima of the window's fp8 operands: there is no other way out.
+    The scales' "gradient" is the maxima of the window's fp8 operands: a custom_vjp returns only
+    gradients, so the maxima are returned as one.
     """
 
     @jax.custom_vjp
