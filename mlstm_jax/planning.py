@@ -25,8 +25,8 @@ from mlstm_jax.environment import MEMORY_FRACTION
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.fields import Between, Count, Positive, public, require_kind
 from mlstm_jax.model.language_model import VOCABULARY
+from mlstm_jax.training.memory import compute_bytes, memory_bytes, parameter_count
 from mlstm_jax.training.optimizer import product_flops
-from mlstm_jax.training.state import compute_bytes, memory_bytes, parameter_count
 
 _DEVICES = [2**power for power in range(8)]
 

@@ -33,7 +33,7 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Totals
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.planning import load_machine
-from mlstm_jax.training.state import memory_bytes, parameter_count
+from mlstm_jax.training.memory import memory_bytes, parameter_count
 from mlstm_jax.training.step import make_evaluation_step
 from mlstm_jax.transfer import device_bytes, windows
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from mlstm_jax.analysis.histories import History, load_histories
-from mlstm_jax.training import metrics
+from mlstm_jax.training.tally import METRICS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,7 +23,7 @@ _LABELS = {
     "noise_scale": "noise scale, rows",
     "kilobytes_per_second": "kB/s",
 }
-_LABELS |= {name: metric.label for name, metric in metrics.METRICS.items()}
+_LABELS |= {name: metric.label for name, metric in METRICS.items()}
 
 
 def smooth(values: pd.Series, span: float) -> pd.Series:

@@ -14,8 +14,8 @@ from mlstm_jax.data.corpus import Split
 from mlstm_jax.data.stream import EVALUATION_ROWS, EvaluationStream, prefetch
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.parallel import Parallel
-from mlstm_jax.training.metrics import BITS_PER_NAT
 from mlstm_jax.training.step import make_evaluation_step
+from mlstm_jax.training.tally import BITS_PER_NAT
 
 
 class Score(NamedTuple):

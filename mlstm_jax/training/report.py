@@ -16,10 +16,11 @@ from mlstm_jax.parallel import Parallel
 from mlstm_jax.record import Meta, resume_advice
 from mlstm_jax.terminal import ProgressLine, file_size
 from mlstm_jax.training.evaluation import Score
-from mlstm_jax.training.metrics import BITS_PER_NAT, MetricsLog, line_of, shown_of
+from mlstm_jax.training.metrics import MetricsLog
 from mlstm_jax.training.resume import Snapshot
 from mlstm_jax.training.rows import Rows, meta_of
 from mlstm_jax.training.step import StepMetrics
+from mlstm_jax.training.tally import BITS_PER_NAT, line_of, shown_of
 
 
 class Diverged(KnownError):

@@ -30,10 +30,11 @@ from mlstm_jax.parallel import Parallel
 from mlstm_jax.terminal import ProgressLine
 from mlstm_jax.training import metrics, resume, run_folder, schedule
 from mlstm_jax.training.evaluation import Evaluator, Score
+from mlstm_jax.training.memory import require_memory
 from mlstm_jax.training.metrics import MetricsLog
 from mlstm_jax.training.report import Diverged, Reporter, interruption
 from mlstm_jax.training.rows import Rows, meta_of, open_rows, total_steps
-from mlstm_jax.training.state import TrainState, require_memory
+from mlstm_jax.training.state import TrainState
 from mlstm_jax.training.step import TrainStep, make_train_step
 
 

@@ -17,8 +17,8 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import LanguageModel, cross_entropy, parameter_shapes
 from mlstm_jax.planning import load_machine
+from mlstm_jax.training.memory import memory_bytes, parameter_count
 from mlstm_jax.training.optimizer import orthogonalise
-from mlstm_jax.training.state import memory_bytes, parameter_count
 
 ROOT = Path(__file__).parents[2]
 MACHINES = ROOT / "configs/machines"

@@ -15,8 +15,8 @@ from mlstm_jax.model.architecture import Architecture, ObjectiveName
 from mlstm_jax.model.language_model import LanguageModel
 from mlstm_jax.parallel import Parallel
 from mlstm_jax.training.evaluation import Evaluator
+from mlstm_jax.training.memory import memory_bytes
 from mlstm_jax.training.objective import MASK, OBJECTIVES, Targets, masked_bytes, row_keys
-from mlstm_jax.training.state import memory_bytes
 from mlstm_jax.training.train import Session
 from mlstm_jax.training.train import train as run_train
 from mlstm_jax.weights import expected_shapes

@@ -25,8 +25,8 @@ from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import Note, UserError
 from mlstm_jax.record import read_record, steps_in
 from mlstm_jax.training import rows, run_folder
-from mlstm_jax.training.metrics import METRICS
 from mlstm_jax.training.resume import load_start
+from mlstm_jax.training.tally import METRICS
 from mlstm_jax.training.train import Session
 from mlstm_jax.training.train import train as run_train
 from tests.tables import attributes, column

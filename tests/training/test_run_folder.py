@@ -23,7 +23,7 @@ from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.errors import UserError
 from mlstm_jax.record import FOLDER, read_record, steps_in
-from mlstm_jax.training import metrics, run_folder
+from mlstm_jax.training import metrics, run_folder, tally
 from mlstm_jax.training.rows import open_rows
 from mlstm_jax.training.train import Session
 from mlstm_jax.training.train import train as run_train
@@ -312,19 +312,19 @@ def test_wrong_lines(wrong, tmp_path) -> None:
 @pytest.mark.parametrize(("reduction", "expected"), [("mean", 1.5), ("last", 7.0)])
 def test_new_metric(reduction, expected, monkeypatch) -> None:
     """A tally, its line and the line of progress follow; the last step of these had no loss."""
-    new = metrics.Metric("new", reduction, shown="new {:.1f}")
-    monkeypatch.setitem(metrics.METRICS, "new", new)
-    kept = metrics.empty_tally()
+    new = tally.Metric("new", reduction, shown="new {:.1f}")
+    monkeypatch.setitem(tally.METRICS, "new", new)
+    kept = tally.empty_tally()
     for value in (1.0, 2.0, 7.0):
-        values = metrics.empty_tally() | {"new": jnp.float32(value), "updates": jnp.int32(1)}
-        kept = metrics.add_to_tally(kept, values, has_loss=jnp.bool_(value < 7))
-    line = metrics.line_of(kept, labels=False)
+        values = tally.empty_tally() | {"new": jnp.float32(value), "updates": jnp.int32(1)}
+        kept = tally.add_to_tally(kept, values, has_loss=jnp.bool_(value < 7))
+    line = tally.line_of(kept, labels=False)
     assert line["new"] == expected
-    assert metrics.shown_of(line)[-1] == f"new {expected}"
+    assert tally.shown_of(line)[-1] == f"new {expected}"
     assert kept["new"].dtype == jnp.float32
 
 
 def test_documented_metrics() -> None:
     page = (ROOT / "docs/run_folder.md").read_text(encoding="utf-8")
-    for name in metrics.METRICS:
+    for name in tally.METRICS:
         assert f"`{name}`" in page
