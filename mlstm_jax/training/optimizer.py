@@ -136,12 +136,16 @@ def second_moment_decay(optimizer: Optimizer, update_bytes: int) -> float:
     b2 = optimizer.b2
     if optimizer.b2_half_life is not None:
         b2 = 2.0 ** (-update_bytes / optimizer.b2_half_life)
-    if update_bytes and np.float32(b2) == 1:
+    return b2
+
+
+def require_b2(optimizer: Optimizer, update_bytes: int) -> None:
+    """Raise UserError if β2 is 1 in float32; `update_bytes` as in `build`."""
+    if np.float32(second_moment_decay(optimizer, update_bytes)) == 1:
         raise UserError(
             "`optimizer.b2` or `optimizer.b2_half_life` is too large: β2 is 1 in float32, and Adam "
             "would divide by zero."
         )
-    return b2
 
 
 def decay_of_update(optimizer: Optimizer, update_bytes: int) -> float:

@@ -32,6 +32,7 @@ from mlstm_jax.training import metrics, resume, run_folder, schedule
 from mlstm_jax.training.evaluation import Evaluator, Score
 from mlstm_jax.training.memory import require_memory
 from mlstm_jax.training.metrics import MetricsLog
+from mlstm_jax.training.optimizer import require_b2
 from mlstm_jax.training.report import Diverged, Reporter, interruption
 from mlstm_jax.training.rows import Rows, meta_of, open_rows, total_steps
 from mlstm_jax.training.state import TrainState
@@ -179,6 +180,7 @@ def set_up(stack: ExitStack, config: Config, session: Session) -> Loop:
     run_folder.require_one_run(cluster, config, corpus)
     devices = parallel.connect_devices(cluster, config.devices)
     config = _resolve(config, cluster, devices)
+    require_b2(config.optimizer, config.data.batch * config.data.window)
     require_memory(config, devices)
     changed = run_folder.lock_together(stack, cluster, config, resume=session.resume)
     model = _make_model(config, devices)

@@ -131,7 +131,7 @@ def test_records(name: str) -> None:
 def test_refused(chosen: dict, field: str) -> None:
     def begin() -> None:
         schedule.rates_of(Optimizer(**chosen), 8, 100, 1e9)
-        built(Optimizer(**chosen), update_bytes=1024)
+        optimizer.require_b2(Optimizer(**chosen), update_bytes=1024)
 
     with pytest.raises(UserError, match=rf"optimizer\.{field}"):
         begin()

@@ -127,6 +127,8 @@ RISES_ONLY = {"optimizer__warmup_steps": 20, "optimizer__decay_steps": None}
         ({"data__batch": 10**9}, "GB"),
         ({"precision__recurrent": "fp8"}, "precision.recurrent"),
         ({"devices__kernels": "pallas"}, "devices.kernels"),
+        ({"optimizer__b2": 1 - 1e-9}, "optimizer.b2"),
+        ({"optimizer__b2_half_life": 1e11}, "β2 is 1 in float32"),
         ({"train__deterministic": True}, "train.deterministic"),
         ({"data__corpus": "valid"}, "the valid split"),
         (START | {"optimizer__name": "lars"}, "optimizer.name is 'lars'"),
