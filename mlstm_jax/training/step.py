@@ -25,9 +25,10 @@ from mlstm_jax.model.language_model import (
     cross_entropy,
     reset,
 )
-from mlstm_jax.parallel import AXIS, PROGRAMS, sum_over_devices
+from mlstm_jax.parallel import AXIS, PROGRAMS
 from mlstm_jax.training import optimizer
 from mlstm_jax.training.objective import OBJECTIVES, label_losses, row_keys, weighted
+from mlstm_jax.training.replicas import sum_over_devices
 from mlstm_jax.training.schedule import Rates, learning_rate, without_rates
 from mlstm_jax.training.state import TrainState, adjust_loss_scale
 from mlstm_jax.training.tally import Tally, add_to_tally, empty_tally

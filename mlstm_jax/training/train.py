@@ -28,7 +28,7 @@ from mlstm_jax.model import kernels, pallas
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.parallel import Parallel
 from mlstm_jax.terminal import ProgressLine
-from mlstm_jax.training import metrics, resume, run_folder, schedule
+from mlstm_jax.training import metrics, replicas, resume, run_folder, schedule
 from mlstm_jax.training.evaluation import Evaluator, Score
 from mlstm_jax.training.memory import require_memory
 from mlstm_jax.training.metrics import MetricsLog
@@ -125,7 +125,7 @@ def _run(loop: Loop) -> None:
     unread: Any = None  # metrics of the last step, on the devices
     signal_sum = 0.0  # of the signals' weights, over all devices: equal in all processes; 0: none
     step = loop.start.step
-    parallel.require_equal_replicas(loop.cluster, devices, step, state)
+    replicas.require_equal_replicas(loop.cluster, devices, step, state)
     with jax.transfer_guard("disallow"):
         while step < loop.steps:
             watchdog.beat()
@@ -155,7 +155,7 @@ def _run(loop: Loop) -> None:
                     score = loop.evaluate(state)
                     reporter.evaluation(step, score)
                 watchdog.beat()
-                parallel.require_equal_replicas(loop.cluster, devices, step, state)
+                replicas.require_equal_replicas(loop.cluster, devices, step, state)
                 meta = reporter.meta(step, score)
                 copies = (devices.unreplicate(state), devices.fetch_rows(carry))
                 with jax.transfer_guard("allow"):  # Orbax makes implicit ones to the host.
@@ -178,7 +178,7 @@ def set_up(stack: ExitStack, config: Config, session: Session) -> Loop:
     cluster, watchdog, signals = _start_process(stack, config, session)
     corpus = open_corpus(Path(config.data.corpus))
     run_folder.require_one_run(cluster, config, corpus)
-    devices = parallel.connect_devices(cluster, config.devices)
+    devices = replicas.connect_devices(cluster, config.devices)
     config = _resolve(config, cluster, devices)
     require_b2(config.optimizer, config.data.batch * config.data.window)
     require_memory(config, devices)

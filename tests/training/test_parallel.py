@@ -15,11 +15,13 @@ import pytest
 from mlstm_jax import parallel
 from mlstm_jax.config import Distributed
 from mlstm_jax.distributed import Cluster
-from mlstm_jax.parallel import Parallel, ReplicasDiffer, fold, require_equal_replicas
+from mlstm_jax.parallel import Parallel
+from mlstm_jax.training import replicas
+from mlstm_jax.training.replicas import ReplicasDiffer, fold, require_equal_replicas
 
 EARLY = ["decoder", "layer_0/wmh_v", "layer_0/wh_v", "of another model"]
 # So many rows of 32 float32 numbers are just enough for a piece of their own.
-LARGE = parallel.LEAST_BYTES // (32 * 4)
+LARGE = replicas.LEAST_BYTES // (32 * 4)
 
 
 def make_trees(devices: int, rows: int) -> tuple[Any, Any]:
@@ -33,7 +35,7 @@ def make_trees(devices: int, rows: int) -> tuple[Any, Any]:
 
 
 def summed(tree: Any, others: Any) -> Any:
-    return parallel.sum_over_devices(tree, others, EARLY)
+    return replicas.sum_over_devices(tree, others, EARLY)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from mlstm_jax.data.stream import Batch
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import Carry, LanguageModel
 from mlstm_jax.parallel import Parallel
-from mlstm_jax.training import schedule
+from mlstm_jax.training import replicas, schedule
 from mlstm_jax.training.objective import label_losses
 from mlstm_jax.training.rows import open_rows
 from mlstm_jax.training.state import TrainState, adjust_loss_scale, fresh_state
@@ -308,7 +308,7 @@ def test_noise_of_the_gradient(corpus: Path, plain: Trainer) -> None:
 @pytest.mark.parametrize("recompute_every", [None, pytest.param(4, marks=pytest.mark.slow)])
 def test_one_all_reduce(corpus, recompute_every, monkeypatch):
     """Autodiff of a scan can put an all-reduce into its loop, and run it once a byte."""
-    monkeypatch.setattr(parallel, "LEAST_BYTES", 1)
+    monkeypatch.setattr(replicas, "LEAST_BYTES", 1)
     lowered = Trainer(make_config(corpus), 4, 2, recompute_every).lower()
     # All gradients are ready at once; recomputation has barriers of its own.
     assert recompute_every or "optimization_barrier" not in lowered.as_text()
@@ -324,7 +324,7 @@ def test_one_all_reduce(corpus, recompute_every, monkeypatch):
 
 
 def test_early_all_reduces(corpus, monkeypatch) -> None:
-    monkeypatch.setattr(parallel, "LEAST_BYTES", 1)
+    monkeypatch.setattr(replicas, "LEAST_BYTES", 1)
     # The decoder's, Wmh's, Wh's, and the rest.
     assert Trainer(make_config(corpus), 4).lower().as_text().count("optimization_barrier") == 3
 
