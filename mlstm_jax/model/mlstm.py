@@ -48,7 +48,7 @@ so two carried windows give bit for bit the result of one. docs/performance.md h
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -97,19 +97,26 @@ def step_gradient(gates: Gates, before_c: Array, dh: Array, dc: Array) -> tuple[
     return (di, df, do, du), dc * f
 
 
+class Kept(NamedTuple):
+    """What a step keeps for its gradient, the last two in the compute type; time buffers of it."""
+
+    before_c: Array  # [B, H]
+    parts: Array  # mh [B, H]; or if stacked, mh and the gates [5, B, H]
+    gates: Array | None = None  # side by side [B, 4H]; None if stacked
+
+
 def layer_step(weights: Weights, rows: int, *, stacked: bool = False) -> Step:
     """The function of one step of `rows` rows, with rounded weights.
 
-    It keeps c before the step, and in the compute type mh [B, H] and the gates side by side
-    [B, 4H], where the loop back writes dz; or `stacked`, all in one array [5, B, H], which XLA
-    writes in one kernel on a GPU.
+    The loop back writes dz where the gates are kept; XLA writes a `stacked` array in one kernel on
+    a GPU.
     """
     times_wmh = ops.times(weights["wmh"], rows)
     times_wh = ops.times(weights["wh"], rows)
 
     def step(
         rounded_h: Array, carry: LSTMCarry, x: Array, mask_B: Array | None
-    ) -> tuple[LSTMCarry, tuple[Array, ...]]:
+    ) -> tuple[LSTMCarry, Kept]:
         mh = times_wmh(rounded_h)
         m = ops.project(x, weights["wmx"]) * mh
         z_BG = ops.project(x, weights["wx"]) + times_wh(m) + weights["b"][None]
@@ -119,8 +126,8 @@ def layer_step(weights: Weights, rows: int, *, stacked: bool = False) -> Step:
         after = LSTMCarry(h=h, c=c.astype(carry.c.dtype))
         kept_mh, *kept_gates = (part.astype(rounded_h.dtype) for part in (mh, *gates))
         if stacked:
-            return after, (carry.c, jnp.stack([kept_mh, *kept_gates]))
-        return after, (carry.c, kept_mh, jnp.concatenate(kept_gates, axis=-1))
+            return after, Kept(carry.c, jnp.stack([kept_mh, *kept_gates]))
+        return after, Kept(carry.c, kept_mh, jnp.concatenate(kept_gates, axis=-1))
 
     return step
 
@@ -136,25 +143,23 @@ def _backward(
     times_wmh = ops.times(weights["wmh"], rows, transposed=True)
     times_wh = ops.times(weights["wh"], rows, transposed=True)
     dh_bits = ops.as_bits(dh_TBH)
-    # Of each step, stacked: mh and the gates; otherwise mh alone.
-    before_c_TBH, first_parts, *gates = kept
     if stacked:
         dz_buffer = empty_buffer((window, rows, 4 * hidden), compute)
         gates_BG = None
     else:
         # dz overwrites the gates, so a CPU need not allocate new pages of memory. A step is read
         # after the later one has been written; otherwise XLA would copy the buffer each time.
-        (dz_buffer,) = gates
+        dz_buffer = kept.gates
         gates_BG = step_of(dz_buffer, jnp.int32(window - 1))
 
     def step(k: Array, later: tuple[Any, ...]) -> tuple[Any, ...]:
         dh, dc, gates_BG, dz_TBG, dm_T2BH = later
         t = window - 1 - k
         mx = ops.project(step_of(x, t), weights["wmx"]) if mx_TBH is None else step_of(mx_TBH, t)
-        here = step_of(first_parts, t)
+        here = step_of(kept.parts, t)
         parts = here if stacked else (here, *jnp.split(gates_BG, 4, axis=-1))
         mh, i, f, o, u = (ops.of_bits(part, compute).astype(jnp.float32) for part in parts)
-        before_c = ops.of_bits(step_of(before_c_TBH, t), first.c.dtype).astype(jnp.float32)
+        before_c = ops.of_bits(step_of(kept.before_c, t), first.c.dtype).astype(jnp.float32)
         dh = dh + ops.of_bits(step_of(dh_bits, t), compute).astype(jnp.float32)
         dgates, dc = step_gradient((i, f, o, u), before_c, dh, dc)
         dz_BG = jnp.concatenate(dgates, axis=-1).astype(compute)
@@ -173,7 +178,7 @@ def _backward(
     dm_T2BH = ops.of_bits(dm_buffer, compute)
     dmh_TBH = dm_T2BH[:, 0]
     before_h_TBH = jnp.concatenate([first.h.astype(compute)[None], h_TBH[:-1]])
-    mh_TBH = ops.of_bits(first_parts[:, 0] if stacked else first_parts, compute)
+    mh_TBH = ops.of_bits(kept.parts[:, 0] if stacked else kept.parts, compute)
     dz_TBG = ops.of_bits(dz_buffer, compute)
     m_TBH = read_m(x, weights, mh_TBH)
     dwmh_HH = ops.sum_rows(before_h_TBH, dmh_TBH)
