@@ -30,7 +30,6 @@ _LEAST_COMPILE_TIME = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"  # of what is
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")
 _GROUP = "the limit of its control group (cgroup)"
-_A100 = (8, 0)  # its compute capability
 _LEAST_BF16_GAIN = 1.2  # of bf16, whose results are coarser
 _LEAST_BF16_UNITS = 256  # with 64 or 128 the products are not most of the time
 
@@ -203,10 +202,10 @@ def multiplies_bf16_faster() -> bool:
     import jax.numpy as jnp
     import numpy as np
 
-    from mlstm_jax.model.ops import gpu_capability
+    from mlstm_jax.model.ops import AMPERE, gpu_capability
 
     if jax.default_backend() != "cpu":
-        return (gpu_capability(jax.local_devices()[0]) or (0, 0)) >= _A100
+        return (gpu_capability(jax.local_devices()[0]) or (0, 0)) >= AMPERE
     kept = Cache(cache_folder() or Path(os.devnull))
     key = f"bf16_{metadata.version('jaxlib')}"
     known = kept.get(key)

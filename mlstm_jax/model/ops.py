@@ -31,7 +31,7 @@ Array = jax.Array
 
 EPSILON = 1e-12
 _LARGE = 2**20  # elements of a matrix
-_AMPERE = (8, 0)  # the first compute capability for which cuDNN has its attention
+AMPERE = (8, 0)  # the first compute capability with fast bf16, and with cuDNN's attention
 _QUERY_BLOCK = 64  # queries of a causal head
 
 
@@ -285,9 +285,9 @@ def attention(
     units = query.shape[-1]
     fits = mask is None and query.dtype != jnp.float32 and units <= 128 and units % 8 == 0
     # A device that only stands for an absent GPU (benchmarks/compile_without_gpu.py) has none.
-    capability = gpu_capability(jax.local_devices()[0]) or _AMPERE
+    capability = gpu_capability(jax.local_devices()[0]) or AMPERE
     implementation: Literal["cudnn"] | None = None
-    if fits and capability >= _AMPERE and jax.default_backend() == "gpu":
+    if fits and capability >= AMPERE and jax.default_backend() == "gpu":
         implementation = "cudnn"
     return jax.nn.dot_product_attention(
         query,
