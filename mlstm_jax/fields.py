@@ -138,7 +138,7 @@ def build(kind: type[Built], values: object, name: str = "") -> Built:
 
 
 def _converted(kind: Any, value: Any, name: str) -> Any:
-    """A value of JSON as `kind`; InvalidField if it is none."""
+    """A value of JSON as `kind`; InvalidField if it does not fit."""
     if typing.get_origin(kind) in (Union, UnionType) and value is not None:
         kind = next(part for part in typing.get_args(kind) if part is not NoneType)
     origin = typing.get_origin(kind)

@@ -49,7 +49,8 @@ class Order(NamedTuple):
     starts_BK: Int64  # in bytes, from the start of the split
     lengths_BK: Int64  # in bytes
     windows: int  # of the row with the most
-    # Windows that the row reads before the shard, and more for each row than for the one before it.
+    # before_BK + row · (windows + 1): it ascends over all rows, so that one searchsorted finds the
+    # shard of every row.
     ascending_BK: Int64
 
     @property

@@ -101,7 +101,7 @@ def require_new(folder: Path) -> int:
     newest = max(line["step"] for line in lines)
     config = run.read_config(folder)  # of the session that wrote these metrics
     assert config is not None
-    # A run goes on after its first save when that checkpoint has been read back.
+    # The first checkpoint is read back before the next step: later steps mean that it existed.
     first_save = min(config.train.eval_every, config.train.checkpoint_every)
     if newest > first_save or "finished" in events or "resumed" in events:
         raise UserError(

@@ -102,8 +102,8 @@ def state_shapes(config: Config) -> TrainState:
 def fresh_state(config: Config, model: LanguageModel, start: Arrays | None = None) -> TrainState:
     """The state before the first step, NumPy, from `train.seed` and parameters to start from.
 
-    Those replace all but the label head, which is for the other run's labels; UserError if they
-    have other shapes.
+    `start` replaces all parameters but the label head, which is for the other run's labels;
+    UserError if its arrays have other shapes.
     """
     if start is not None:
         _require_shapes(config, start)
