@@ -95,7 +95,7 @@ READING = ("classify", "device_bytes", "features", "heatmap", "trace", "windows"
 
 
 def test_reading_needs_no_training() -> None:
-    """What reads texts, with NumPy or JAX, imports nothing of training, not even late."""
+    """What reads texts, with NumPy or JAX, imports no training or processes, not even late."""
     needed: set[str] = set()
     waiting = {f"mlstm_jax.transfer.{name}" for name in READING}
     while waiting:
@@ -104,6 +104,7 @@ def test_reading_needs_no_training() -> None:
         waiting |= graph().get(one, set()) - needed
     assert "mlstm_jax.parallel" in needed
     assert not {one for one in needed if one.startswith("mlstm_jax.training")}
+    assert "mlstm_jax.distributed" not in needed
 
 
 def test_imports_inside_functions() -> None:
