@@ -133,8 +133,8 @@ def _forward_loop(
     window = x_TB.shape[0]
     rows, hidden = carry.h.shape
     run = Grid(rows, hidden, interpret).launch
-    kind = weights["wmh"].dtype
-    made = (Shape((rows, hidden), kind),)
+    operand_type = weights["wmh"].dtype
+    made = (Shape((rows, hidden), operand_type),)
     scales_4 = _scales(weights["wmh"], weights["wh"], transposed=False)
     times_wmh = _product(weights["wmh"], _parts(hidden))
     times_wh = _product(weights["wh"], 1)
@@ -153,7 +153,7 @@ def _forward_loop(
     h_buffer = jax.lax.empty((window, rows, hidden), compute)
     mh_buffer = jax.lax.empty((window, rows, hidden), compute)
     gates_buffer = jax.lax.empty((window, 4, rows, hidden), compute)
-    first_h = operand(carry.h.astype(compute), scales_4[0], kind)
+    first_h = operand(carry.h.astype(compute), scales_4[0], operand_type)
     before = (first_h, mh_buffer, carry.h, c_buffer, h_buffer, gates_buffer)
     after = run_steps(window, step, before)
     _, mh_buffer, h_BH, c_buffer, h_buffer, gates_buffer = after
@@ -208,7 +208,7 @@ def _backward(
     rows, hidden = first.h.shape
     run = Grid(rows, hidden, interpret).launch
     before_c, mh_TBH, gates_T4BH = kept
-    kind = weights["wh"].dtype
+    operand_type = weights["wh"].dtype
     scales_4 = _scales(weights["wh"], weights["wmh"], transposed=True)
     times_wh = _product(weights["wh"], _parts(4 * hidden), transposed=True)
     times_wmh = _product(weights["wmh"], _parts(hidden), transposed=True)
@@ -219,10 +219,10 @@ def _backward(
     def step(k: StepNumber, later: tuple[Array, ...]) -> tuple[Array, ...]:
         dh_PBH, dc_2BH, dz_buffer, *in_place = later
         inputs: tuple[Array, ...] = (scales_4, dh_PBH, dh_TBH, before_c, gates_T4BH)
-        made = (Shape((rows, 4 * hidden), kind),)
+        made = (Shape((rows, 4 * hidden), operand_type),)
         (dc_2BH, dz_buffer), (dz_BG,) = run(_gate_gradients, k, inputs, (dc_2BH, dz_buffer), made)
         inputs = (scales_4, times_wh(dz_BG), mh_TBH, *mx)
-        made = (Shape((rows, hidden), kind),)
+        made = (Shape((rows, hidden), operand_type),)
         arrays, (dmh_BH,) = run(_multiply_gradients, k, inputs, tuple(in_place), made)
         return times_wmh(dmh_BH), dc_2BH, dz_buffer, *arrays
 
