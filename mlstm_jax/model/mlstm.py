@@ -250,10 +250,10 @@ class MLSTM(Recurrent, title="mLSTM"):
         return ops.uniform(self.hidden), self.recurrent_gain
 
     def rounded(
-        self, weights: Weights, is_bytes: bool, compute: Any, scales_3: Array | None = None
+        self, weights: Weights, reads_bytes: bool, compute: Any, scales_3: Array | None = None
     ) -> Weights:
         """With scales, the recurrent matrices are E4M3."""
-        rounded = super().rounded(weights, is_bytes, compute)
+        rounded = super().rounded(weights, reads_bytes, compute)
         if scales_3 is not None:
             of_m, of_dz, of_dmh = scales_3
             rounded["wmh"] = fp8.quantised(weights["wmh"], jnp.float32(fp8.LARGEST), of_dmh)

@@ -237,11 +237,11 @@ class Recurrent(Architecture):
         return weights | tables
 
     def rounded(
-        self, weights: Weights, is_bytes: bool, compute: Any, scales_3: Array | None = None
+        self, weights: Weights, reads_bytes: bool, compute: Any, scales_3: Array | None = None
     ) -> Weights:
         """The matrices of products in the compute type; tables for bytes and the bias stay."""
         rounded = {}
-        for name in self.recurrent_matrices if is_bytes else self.gates:
+        for name in self.recurrent_matrices if reads_bytes else self.gates:
             rounded[name] = weights[name].astype(compute)
         return weights | rounded
 
