@@ -49,7 +49,7 @@ def forward(kind: str, params: Tree, inputs: np.ndarray, carry: Tree) -> tuple[n
     """bytes [B, T], each state [B, L, H] by its name -> logits [B, T, 256], states after."""
     flat = flattened(params)
     model = NumpyModel(kind, flat, dtype=np.result_type(*flat.values()))
-    state = model.start(len(inputs))
+    state = model.init_carry(len(inputs))
     for name, before in carry.items():
         getattr(state, name)[:] = before.swapaxes(0, 1)
     logits = [model.logits(model.step(bytes_B, state)) for bytes_B in inputs.T]

@@ -89,7 +89,7 @@ class NumpyModel:
             self._layers.append(_NumpyLayer(kind, len(self._layers), cast, product))
         self.shape = (len(self._layers), len(cast["decoder_kernel"]))
 
-    def start(self, rows: int) -> NumpyCarry:
+    def init_carry(self, rows: int) -> NumpyCarry:
         """The state of some texts before their first byte, zero."""
         layers, hidden = self.shape
         shape = (layers, rows, hidden)
@@ -115,32 +115,32 @@ class NumpyModel:
         *,
         score: bool = False,
         rows: int | None = None,
-        advance: Callable[[int], None] = lambda _: None,
+        on_bytes: Callable[[int], None] = lambda _: None,
     ) -> Iterator[Summary]:
         """Yield what is known after each text, some texts at a time, the shortest first.
 
         States are c and h after the last byte, and mean_h and max_h over all bytes; a text without
-        bytes has zeros. `advance` is told how many bytes have been read.
+        bytes has zeros. `on_bytes` is told how many bytes have been read.
         """
         lengths = np.array([len(text) for text in texts], np.int64)
         order = np.argsort(lengths, kind="stable")
         rows = rows or self._rows
         for first in range(0, len(order), rows):
             text_B = order[first : first + rows]
-            yield self._read_rows(text_B, [texts[n] for n in text_B], score, advance)
+            yield self._read_rows(text_B, [texts[n] for n in text_B], score, on_bytes)
 
     def _read_rows(
         self,
         text_B: NDArray[np.intp],
         texts: Sequence[bytes],
         score: bool,
-        advance: Callable[[int], None],
+        on_bytes: Callable[[int], None],
     ) -> Summary:
         length_B = np.array([len(text) for text in texts])
         bytes_TB = np.zeros((length_B[-1], len(texts)), np.uint8)
         for row, text in enumerate(texts):
             bytes_TB[: len(text), row] = np.frombuffer(text, np.uint8)
-        carry = self.start(len(texts))
+        carry = self.init_carry(len(texts))
         sum_LBH = np.zeros_like(carry.h)
         max_LBH = np.full_like(carry.h, -1.0)  # h is above it
         nats_B = np.zeros(len(texts))
@@ -154,7 +154,7 @@ class NumpyModel:
             if score and scored < len(texts):
                 logits_BV = self.logits(h_BH[scored - live :])
                 nats_B[scored:] += nats(logits_BV, bytes_TB[t + 1, scored:])
-            advance(len(texts) - live)
+            on_bytes(len(texts) - live)
         max_LBH[:, length_B == 0] = 0
         mean_LBH = sum_LBH / np.maximum(length_B, 1)[:, None]
         states = {"h": carry.h, "c": carry.c, "mean_h": mean_LBH, "max_h": max_LBH}

@@ -50,7 +50,7 @@ def summaries(
         model = loaded.whole_texts
 
         def read(texts: Sequence[bytes], advance: Callable[[int], None]) -> Iterator[Summary]:
-            return with_one_thread(model.read(texts, score=score, rows=rows, advance=advance))
+            return with_one_thread(model.read(texts, score=score, rows=rows, on_bytes=advance))
 
         return read
     from mlstm_jax.transfer.windows import WindowReader  # imports JAX
@@ -67,7 +67,7 @@ class _NumpyBytes:
         return with_one_thread(self._each(piece, reached))
 
     def _each(self, piece: bytes, reached: Any) -> Iterator[tuple[Any, Each]]:
-        before = reached or self._model.start(1)
+        before = reached or self._model.init_carry(1)
         carry = NumpyCarry(before.h.copy(), before.c.copy())
         for first in range(0, len(piece), _PIECE):
             each = self._model.read_each(piece[first : first + _PIECE], carry)
