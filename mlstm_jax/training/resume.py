@@ -181,10 +181,11 @@ def newest_readable(
     return None, {}
 
 
-def refuse_other_run(config: Config, saved: Meta, expected: Meta) -> None:
+def refuse_other_run(config: Config, before: Config | None, saved: Meta, expected: Meta) -> None:
     """Raise UserError if a checkpoint is of another corpus, or began elsewhere.
 
-    The run that `train.start_from` names may have trained further since: the same path is enough.
+    `before` is the config of the run so far. The run that `train.start_from` names may have trained
+    further since: the same path is enough.
     """
     if (saved.corpus, saved.cleaning) != (expected.corpus, expected.cleaning):
         raise UserError(
@@ -193,7 +194,6 @@ def refuse_other_run(config: Config, saved: Meta, expected: Meta) -> None:
             "the original corpus with `data.corpus`, or start a new run with `out`."
         )
     path = config.train.start_from
-    before = run.read_config(Path(config.out))
     if path is None or (before and before.train.start_from == path):
         return
     start = load_start(config)

@@ -22,13 +22,10 @@ from mlstm_jax.training.metrics import FILE
 _LOCK = ".lock"
 
 
-@contextmanager
-def lock(config: Config, *, resume: bool) -> Iterator[list[str]]:
-    """Lock the run folder, so that only one process trains in it; yield the config's changes.
+def require_resumable(config: Config, before: Config | None, *, resume: bool) -> list[str]:
+    """Raise UserError if no run of this config can go on in its folder; return what has changed.
 
-    Until the run has a checkpoint or a line of metrics, its config may change. A new folder is
-    removed again if the run is refused before anything is written to it. Raises UserError or InUse
-    if the run cannot go on in this folder; a file system without locks gets a warning.
+    `before` is the config of the run there, see `config_of`; without it the config may change.
     """
     folder = Path(config.out)
     if (folder / run.WEIGHTS).exists():
@@ -40,25 +37,33 @@ def lock(config: Config, *, resume: bool) -> Iterator[list[str]]:
         raise UserError(
             f"{folder} has no checkpoint to resume from; start the run without `resume`."
         )
-    before = run.read_config(folder)
-    changed: list[str] = []
-    if before is None and folder.exists() and not _is_unused(folder):
-        raise UserError(f"{folder} exists and is not a run; choose another folder with `out`.")
-    if before and _has_begun(folder):
-        change = differences(before, config)
-        if change.forbidden:
-            raise UserError(
-                f"the run in {folder} cannot resume with another "
-                f"{', another '.join(change.forbidden)}. Repeat the config and the options of "
-                "the command that began it, or start a new run with `out`."
-            )
-        if run.id_of(folder) is None:
-            raise UserError(
-                f"{folder / run.ENVIRONMENT}, which holds the run's id, is missing. Restore it "
-                "from a copy, or begin a new run with another `out`, and this one as "
-                "`train.start_from`."
-            )
-        changed = change.allowed
+    if before is None:
+        if run.read_config(folder) is None and folder.exists() and not _is_unused(folder):
+            raise UserError(f"{folder} exists and is not a run; choose another folder with `out`.")
+        return []
+    change = differences(before, config)
+    if change.forbidden:
+        raise UserError(
+            f"the run in {folder} cannot resume with another "
+            f"{', another '.join(change.forbidden)}. Repeat the config and the options of "
+            "the command that began it, or start a new run with `out`."
+        )
+    if run.id_of(folder) is None:
+        raise UserError(
+            f"{folder / run.ENVIRONMENT}, which holds the run's id, is missing. Restore it "
+            "from a copy, or begin a new run with another `out`, and this one as "
+            "`train.start_from`."
+        )
+    return change.allowed
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Make and lock a run folder, so that only one process trains in it.
+
+    A new folder is removed again if the run is refused before anything is written to it. Raises
+    UserError or InUse if it cannot be locked; a file system without locks gets a warning.
+    """
     is_new = not folder.exists()
     if is_new:
         output.require_folder(folder)
@@ -66,7 +71,7 @@ def lock(config: Config, *, resume: bool) -> Iterator[list[str]]:
     with (folder / _LOCK).open("w") as file:
         try:
             _take_lock(file, folder)
-            yield changed
+            yield
         finally:
             if is_new and _is_unused(folder):
                 shutil.rmtree(folder)
@@ -107,11 +112,17 @@ def require_one_run(cluster: Cluster, config: Config, corpus: Corpus) -> None:
     )
 
 
-def lock_together(stack: ExitStack, cluster: Cluster, config: Config, *, resume: bool) -> list[str]:
-    """Lock the run folder in process 0, and check that all see the same checkpoints; see `lock`."""
+def lock_together(
+    stack: ExitStack, cluster: Cluster, config: Config, before: Config | None, *, resume: bool
+) -> list[str]:
+    """Check and lock the run folder in process 0; all must see the same checkpoints.
+
+    See `require_resumable` and `lock`.
+    """
     changed: list[str] = []
     if cluster.is_first:
-        changed = stack.enter_context(lock(config, resume=resume))
+        changed = require_resumable(config, before, resume=resume)
+        stack.enter_context(lock(Path(config.out)))
     changed = cluster.gather(changed)[0]
     cluster.require_equal(
         {"the steps of the checkpoints": steps_in(Path(config.out))},

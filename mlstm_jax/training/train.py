@@ -179,10 +179,11 @@ def set_up(stack: ExitStack, config: Config, session: Session) -> Loop:
     corpus = open_corpus(Path(config.data.corpus))
     run_folder.require_one_run(cluster, config, corpus)
     devices = replicas.connect_devices(cluster, config.devices)
-    config = _resolve(config, cluster, devices)
+    before = run_folder.config_of(Path(config.out))
+    config = _resolve(config, before, cluster, devices)
     require_b2(config.optimizer, config.data.batch * config.data.window)
     require_memory(config, devices)
-    changed = run_folder.lock_together(stack, cluster, config, resume=session.resume)
+    changed = run_folder.lock_together(stack, cluster, config, before, resume=session.resume)
     model = _make_model(config, devices)
 
     # Find where it begins: at the newest checkpoint, or at step 0.
@@ -193,7 +194,7 @@ def set_up(stack: ExitStack, config: Config, session: Session) -> Loop:
         notes: list[str] = []
         start = resume.begin_new(cluster, devices, model, config, meta)
     else:
-        resume.refuse_other_run(config, found.meta, meta)
+        resume.refuse_other_run(config, before, found.meta, meta)
         start, notes = resume.continue_from(found, config, meta, reset_carry=session.reset_carry)
         notes = resume.move_damaged(cluster, checkpoints, damaged, start.step) + notes
     own = devices.rows(config.data.batch)
@@ -204,7 +205,7 @@ def set_up(stack: ExitStack, config: Config, session: Session) -> Loop:
     rates = schedule.rates_of(
         config.optimizer, config.data.batch, rows.steps, rows.stream.steps_per_epoch
     )
-    notes += _rise_of_rate(rows, rates, start.step) + _end_of_rate(rows, rates)
+    notes += _rise_of_rate(rows, rates, before, start.step) + _end_of_rate(rows, rates)
     scorer = Evaluator(model, corpus.split("valid"), config.data.window, devices)
     identity = None
     if cluster.is_first:
@@ -261,10 +262,9 @@ def _start_process(
     return cluster, watchdog, signals
 
 
-def _rise_of_rate(rows: Rows, rates: schedule.Rates, step: int) -> list[str]:
-    """A note if changes of a run's config more than double the learning rate at `step`."""
+def _rise_of_rate(rows: Rows, rates: schedule.Rates, before: Config | None, step: int) -> list[str]:
+    """A note if changes of `before`, a run's config, more than double the rate at `step`."""
     config = rows.config
-    before = run_folder.config_of(Path(config.out))
     if before is None or step == 0:
         return []
     if vary(before, data__corpus=config.data.corpus).data != config.data:
@@ -292,10 +292,10 @@ def _end_of_rate(rows: Rows, rates: schedule.Rates) -> list[str]:
     ]
 
 
-def _resolve(config: Config, cluster: Cluster, devices: Parallel) -> Config:
+def _resolve(config: Config, before: Config | None, cluster: Cluster, devices: Parallel) -> Config:
     """The config with its unset fields set, as process 0 does."""
     hardware = Hardware(devices.count, host.fastest_compute, devices.compute_capability())
-    config = resolve(config, hardware, run_folder.config_of(Path(config.out)))
+    config = resolve(config, hardware, before)
     fastest = cluster.gather([config.precision.compute, config.devices.kernels])[0]
     return vary(config, precision__compute=fastest[0], devices__kernels=fastest[1])
 

@@ -132,7 +132,9 @@ def test_other_checkpoints_on_one(tmp_path) -> None:
 
     def act(process: Simulated) -> None:
         with ExitStack() as stack:
-            run_folder.lock_together(stack, process, configs[process.index], resume=False)
+            config = configs[process.index]
+            before = run_folder.config_of(Path(config.out))
+            run_folder.lock_together(stack, process, config, before, resume=False)
 
     for said in together(2, act)[0]:
         assert "the steps of the checkpoints is [20] on process 1 (node1), but [10] on" in said

@@ -139,8 +139,7 @@ def test_busy_folder_and_finished_run(corpus, straight, tmp_path) -> None:
     config = config_of(corpus, folder, 40)
     before = runs.lines_without_time(folder)
     busy = pytest.raises(UserError, match="another process is training in")
-    resolved = vary(run.read_config(folder), out=str(folder))
-    with run_folder.lock(resolved, resume=True), busy:
+    with run_folder.lock(folder), busy:
         run_train(config)
     run_train(config)
     with pytest.warns(Note, match=r"this change had no effect: optimizer.learning_rate"):

@@ -45,7 +45,7 @@ def test_file_system_without_locks(error, tmp_path, monkeypatch, capsys) -> None
     refused = pytest.raises(UserError, match=r"cannot be locked .* another process is training in")
     with (
         refused if has_locks else contextlib.nullcontext(),
-        run_folder.lock(Config(out=str(folder)), resume=False),
+        run_folder.lock(folder),
     ):
         assert folder.exists()
     assert not folder.exists()
@@ -59,7 +59,9 @@ def test_refused_start(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     for hidden in (8192, 8, 16):
         config = vary(Config(out=str(tmp_path)), model__hidden=hidden)
-        with run_folder.lock(config, resume=False):
+        before = run_folder.config_of(tmp_path)
+        assert run_folder.require_resumable(config, before, resume=False) == []
+        with run_folder.lock(tmp_path):
             run_folder.write_folder(config)
         # Orbax's name of a checkpoint that is not complete.
         (tmp_path / "checkpoints/50.orbax-checkpoint-tmp").mkdir(parents=True, exist_ok=True)
@@ -82,8 +84,9 @@ def test_positions_of_a_transformer(tmp_path: Path) -> None:
     assert run_folder.config_of(tmp_path) is None  # not yet a run that resumes
     write_lines(tmp_path, train_line(1))
     assert run_folder.config_of(tmp_path) == before
-    with run_folder.lock(resolve(shorter, Hardware(), before), resume=False) as changed:
-        assert changed == ["data.window: 16 → 8"]
+    changed = resolve(shorter, Hardware(), before)
+    said = run_folder.require_resumable(changed, before, resume=False)
+    assert said == ["data.window: 16 → 8"]
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_two_processes(swept, out, capsys) -> None:
     spec = swept[0]
     shutil.rmtree(out / "8/tame")
     held = sweep.in_folders(sweep.load_sweep(spec), out)["8", "tame"]
-    with run_folder.lock(held, resume=False):
+    with run_folder.lock(Path(held.out)):
         assert "left to other processes: 8 / tame" in run_sweep(spec, out)
     assert "| 8 | … | Div |" in capsys.readouterr().out
     assert "1 of 2: 8 / tame" in run_sweep(spec, out)

@@ -202,11 +202,8 @@ def test_imported_run(found, tmp_path, refused) -> None:
     before = (imported / run.WEIGHTS).read_bytes()
     with pytest.raises(UserError, match="exists; choose another"):
         run.write_imported(imported, found)
-    with (
-        pytest.raises(UserError, match="contains imported weights"),
-        run_folder.lock(run.Config(out=str(imported)), resume=False),
-    ):
-        pass
+    with pytest.raises(UserError, match="contains imported weights"):
+        run_folder.require_resumable(run.Config(out=str(imported)), None, resume=False)
     assert (imported / run.WEIGHTS).read_bytes() == before
     assert "name one with --corpus" in refused("evaluate", imported)
     for path in (imported, imported / run.WEIGHTS):
