@@ -35,8 +35,9 @@ def train(
         callbacks: each is called with each line of metrics.jsonl as it is written, a dict with
             `kind` "train", "eval" or "event". An exception in a callback ends the training.
         resume: fail unless the run folder contains a run to resume.
-        reset_carry: resume with another data.batch, data.window or data.shards. The hidden state of
-            every stream then starts from zero, near the same place in the text.
+        reset_carry: resume with another data.batch, data.window, data.shards or order of the
+            shards. The hidden state of every stream then starts from zero, near the same place in
+            the text.
         show_progress: on standard error.
         owns_process: set if the process does nothing else. Signals then stop the run with a
             checkpoint, and a run that hangs ends the process. Required with several processes.

@@ -144,8 +144,9 @@ def train(config: "Config", resume: Flag = False, reset_carry: Flag = False) -> 
 
     Args:
         resume: fail unless the run folder contains a run to resume.
-        reset_carry: resume with another `data.batch`, `data.window` or `data.shards`. The hidden
-            state of every stream then starts from zero, near the same place in the text.
+        reset_carry: resume with another `data.batch`, `data.window`, `data.shards` or order of the
+            shards. The hidden state of every stream then starts from zero, near the same place in
+            the text.
     """
     from mlstm_jax.api.model import load
     from mlstm_jax.config import load_file

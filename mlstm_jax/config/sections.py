@@ -273,7 +273,7 @@ class Train(Checked, section="train"):
             its optimizer, at its place in the text if the corpus is the same. The rows, their
             carry, the learning rate and the steps begin anew; `epochs` count from the start of
             that run.
-        seed: Seed of the initial parameters.
+        seed: Seed of the initial parameters, dropout and masked bytes.
         deterministic: On GPUs: use only deterministic kernels, slower ones, so that a run that is
             stopped and resumed is bit for bit the same as an uninterrupted one. CPUs always do.
         log_every: Steps between two lines of metrics; the loss of a line is the mean over these

@@ -138,7 +138,7 @@ def run_layer(
     """Run one layer over a window; gradients are float32, and weight gradients float32 sums.
 
     `x` is the bytes, int32 [T, B], or the states of the layer below, [T, B, I]. Where the padding
-    mask is true the carry does not change, and there is no gradient.
+    mask is true the carry does not change; a gradient with a mask is refused.
 
     Returns:
         The carry after the window, and h at every step [T, B, H] in the compute type.
