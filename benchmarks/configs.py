@@ -36,7 +36,7 @@ def read_config(name: str) -> Config:
     """Return the config of a run folder, of a file, or that comes with the package."""
     path = Path(name, "config.json")
     config = load_json(path) if path.is_file() else load_file(name)
-    return resolve(config, Hardware(1, host.fastest_compute))
+    return resolve(config, Hardware(1, host.fastest_compute(config.model.hidden)))
 
 
 def make_call(config: Config) -> Callable[[], None]:

@@ -74,7 +74,7 @@ def load_machine(path: Path) -> Machine:
 def hardware(machine: Machine, devices: int) -> Hardware:
     """So many devices of the machine; large layers are assumed, see `host.fastest_compute`."""
     fastest: Compute = "bf16" if "bf16" in machine.step_flops_per_s else "fp32"
-    return Hardware(devices, lambda units: fastest)
+    return Hardware(devices, fastest)
 
 
 class Row(NamedTuple):

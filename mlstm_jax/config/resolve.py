@@ -4,7 +4,6 @@ Everything below works with resolved configs only.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from mlstm_jax.config import MLSTM, Config
@@ -18,8 +17,7 @@ class Hardware(NamedTuple):
     """The devices that a run trains on, as far as its config depends on them."""
 
     devices: int = 1  # of all processes
-    # The compute type for layers of so many units.
-    fastest: Callable[[int], Compute] = lambda units: "fp32"
+    fastest: Compute = "fp32"  # for layers of the model's units
     capability: tuple[int, int] | None = None  # of NVIDIA's GPUs
 
 
@@ -38,9 +36,7 @@ def resolve(config: Config, hardware: Hardware, before: Config | None = None) ->
         compute = before.precision.compute if before else None
         if precision.recurrent != "compute":
             compute = "bf16"
-        precision = dataclasses.replace(
-            precision, compute=compute or hardware.fastest(model.hidden)
-        )
+        precision = dataclasses.replace(precision, compute=compute or hardware.fastest)
     if devices.kernels == "auto":
         kernels = before.devices.kernels if before else "auto"
         if kernels == "auto":

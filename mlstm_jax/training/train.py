@@ -293,11 +293,13 @@ def _end_of_rate(rows: Rows, rates: schedule.Rates) -> list[str]:
 
 
 def _resolve(config: Config, before: Config | None, cluster: Cluster, devices: Parallel) -> Config:
-    """The config with its unset fields set, as process 0 does."""
-    hardware = Hardware(devices.count, host.fastest_compute, devices.compute_capability())
-    config = resolve(config, hardware, before)
-    fastest = cluster.gather([config.precision.compute, config.devices.kernels])[0]
-    return vary(config, precision__compute=fastest[0], devices__kernels=fastest[1])
+    """The config with its unset fields set, by the hardware of process 0."""
+    fastest = config.precision.compute or (before and before.precision.compute)
+    if fastest is None:  # It may have to be measured.
+        fastest = host.fastest_compute(config.model.hidden)
+    fastest, capability = cluster.gather([fastest, devices.compute_capability()])[0]
+    hardware = Hardware(devices.count, fastest, tuple(capability) if capability else None)
+    return resolve(config, hardware, before)
 
 
 def _make_model(config: Config, devices: Parallel) -> LanguageModel:

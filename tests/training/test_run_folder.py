@@ -112,8 +112,8 @@ def test_chosen_kernels(fields, capability, kernels) -> None:
 def test_chosen_compute_type() -> None:
     config = Config(model=Model(hidden=48))
     # So few units are hardly faster in bf16.
-    assert resolve(config, Hardware(fastest=host.fastest_compute)).precision.compute == "fp32"
-    made = resolve(config, Hardware(fastest=lambda units: "bf16"))
+    assert resolve(config, Hardware(fastest=host.fastest_compute(48))).precision.compute == "fp32"
+    made = resolve(config, Hardware(fastest="bf16"))
     assert made.precision.compute == "bf16"
     assert resolve(config, Hardware(), made) == made
 
