@@ -148,9 +148,7 @@ def train(config: "Config", resume: Flag = False, reset_carry: Flag = False) -> 
             shards. The hidden state of every stream then starts from zero, near the same place in
             the text.
     """
-    from mlstm_jax.api.model import load
     from mlstm_jax.config import load_file
-    from mlstm_jax.corpora.prepare import prepare
     from mlstm_jax.launcher import process_info
     from mlstm_jax.training.run_folder import config_of
     from mlstm_jax.training.train import Session
@@ -165,6 +163,8 @@ def train(config: "Config", resume: Flag = False, reset_carry: Flag = False) -> 
             "by the command that began it: name its config and its options."
         )
     if is_quickstart and not resume and not Path(corpus).exists():
+        from mlstm_jax.corpora.prepare import prepare
+
         # The default, 1 in 1,000 for validation and for test, is too little.
         prepare(["pydoc:"], Path(corpus), split=(18, 1, 1))
     index, processes = process_info(config.distributed, os.environ)
@@ -172,6 +172,8 @@ def train(config: "Config", resume: Flag = False, reset_carry: Flag = False) -> 
     session = Session(resume=resume, reset_carry=reset_carry, owns_process=True)
     folder = run_train(config, session)
     if processes == 1:
+        from mlstm_jax.api.model import load
+
         show(f"\n{load(folder).report()}")
         show(f'In Python, mlstm_jax.load({str(folder)!r}).plot() is its curve (extra "notebooks").')
         if is_quickstart:
