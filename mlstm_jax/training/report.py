@@ -6,8 +6,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from mlstm_jax.config import Config
 from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import KnownError
@@ -16,8 +14,8 @@ from mlstm_jax.parallel import Parallel
 from mlstm_jax.record import Meta, resume_advice
 from mlstm_jax.terminal import ProgressLine, file_size
 from mlstm_jax.training.evaluation import Score
+from mlstm_jax.training.memory import parameter_count
 from mlstm_jax.training.metrics import MetricsLog
-from mlstm_jax.training.resume import Snapshot
 from mlstm_jax.training.rows import Rows, meta_of
 from mlstm_jax.training.step import StepMetrics
 from mlstm_jax.training.tally import BITS_PER_NAT, line_of, shown_of
@@ -47,21 +45,23 @@ class Reporter:
     """Writes the results of a session's steps as lines, and stops a run that has diverged."""
 
     def __init__(
-        self, rows: Rows, log: MetricsLog, progress: ProgressLine, start: Snapshot
+        self, rows: Rows, log: MetricsLog, progress: ProgressLine, step: int, meta: Meta
     ) -> None:
+        """Begin at a step; `meta` is what the run was trained on until there."""
         self._rows = rows
         self._config = rows.config
         self._log = log
         self._progress = progress
-        self._start = start
-        self._high_steps = start.meta.high_steps
-        self.restart_clock(start.step)
+        self._first_step = step
+        self._meta = meta
+        self._high_steps = meta.high_steps
+        self.restart_clock(step)
 
     def begin(
         self, devices: Parallel, cluster: Cluster, changed: list[str], notes: list[str]
     ) -> None:
         """Report what is trained, on which devices, what has changed since the run began, notes."""
-        step = self._start.step
+        step = self._first_step
         is_finished = step >= self._rows.steps
         if is_finished:
             more = "To train for more, raise its steps or epochs."
@@ -82,10 +82,10 @@ class Reporter:
     def _announcement(self, devices: Parallel, cluster: Cluster) -> str:
         rows = self._rows
         data = self._config.data
-        count = sum(leaf.size for leaf in jax.tree.leaves(self._start.state.params))
+        count = parameter_count(self._config)
         doing = "training"
-        if self._start.step:
-            doing = f"resuming at step {self._start.step:,} of"
+        if self._first_step:
+            doing = f"resuming at step {self._first_step:,} of"
         size = rows.corpus.manifest.splits["train"].bytes
         where = f"{devices.count} {devices.devices[0].platform} device(s)"
         if cluster.processes > 1:
@@ -115,7 +115,7 @@ class Reporter:
     def step(self, step: int, metrics: StepMetrics) -> None:
         """Report a step; Diverged after too many skips, or steps with a high loss, in a row."""
         train = self._config.train
-        if step == self._start.step + 1:
+        if step == self._first_step + 1:
             self.restart_clock(step)  # The first step includes compilation.
         bpc = float(metrics.loss) * BITS_PER_NAT
         self._high_steps += 1
@@ -216,8 +216,8 @@ class Reporter:
         """What a checkpoint at `step` was trained on, and its score if it was measured."""
         meta = meta_of(self._config, self._rows.corpus)._replace(
             **self._rows.position(step),
-            start=self._start.meta.start,
-            first_start=self._start.meta.first_start,
+            start=self._meta.start,
+            first_start=self._meta.first_start,
             high_steps=self._high_steps,
             metrics=self._log.extent(),
         )

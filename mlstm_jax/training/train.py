@@ -25,7 +25,7 @@ from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import UserError, note
 from mlstm_jax.guard import Watchdog
 from mlstm_jax.model import kernels, pallas
-from mlstm_jax.model.language_model import LanguageModel, Parameters
+from mlstm_jax.model.language_model import Carry, LanguageModel, Parameters
 from mlstm_jax.parallel import Parallel
 from mlstm_jax.terminal import ProgressLine
 from mlstm_jax.training import metrics, replicas, resume, run_folder, schedule
@@ -59,9 +59,12 @@ class Loop:
 
     config: Config  # resolved
     devices: Parallel
-    start: resume.Snapshot
+    # Where the session begins. The first step takes over the memory of state and carry.
+    first_step: int
+    first_state: TrainState  # on the devices
+    first_carry: Carry  # on the devices
     steps: int  # of the whole run
-    batches: Iterator[Batch]  # this process's rows, from the step of `start`
+    batches: Iterator[Batch]  # this process's rows, from `first_step`
     train_step: TrainStep
     rates: schedule.Rates  # on the devices
     scorer: Evaluator  # of the validation split
@@ -119,12 +122,12 @@ def _run(loop: Loop) -> None:
     devices = loop.devices
     reporter = loop.reporter
     watchdog = loop.watchdog
-    state = devices.replicate(loop.start.state)
-    carry = devices.split_rows(loop.start.carry)
+    state = loop.first_state
+    carry = loop.first_carry
     no_signal = devices.replicate(np.float32(0))
     unread: Any = None  # metrics of the last step, on the devices
     signal_sum = 0.0  # of the signals' weights, over all devices: equal in all processes; 0: none
-    step = loop.start.step
+    step = loop.first_step
     replicas.require_equal_replicas(loop.cluster, devices, step, state)
     with jax.transfer_guard("disallow"):
         while step < loop.steps:
@@ -218,7 +221,7 @@ def set_up(stack: ExitStack, config: Config, session: Session) -> Loop:
     log = stack.enter_context(closing(MetricsLog(folder, start.step, session.callbacks)))
     shown = session.show_progress and cluster.is_first
     progress = ProgressLine("train", rows.steps, start.step, shown=shown)
-    reporter = Reporter(rows, log, stack.enter_context(progress), start)
+    reporter = Reporter(rows, log, stack.enter_context(progress), start.step, start.meta)
     reporter.begin(devices, cluster, changed, notes)
     if changed and not session.show_progress and start.step >= rows.steps:
         note(f"{config.out} is finished, so this change had no effect: {', '.join(changed)}.")
@@ -226,7 +229,9 @@ def set_up(stack: ExitStack, config: Config, session: Session) -> Loop:
     return Loop(
         config=config,
         devices=devices,
-        start=start,
+        first_step=start.step,
+        first_state=devices.replicate(start.state),
+        first_carry=devices.split_rows(start.carry),
         steps=rows.steps,
         batches=stack.enter_context(closing(batches)),
         train_step=devices.map(make_train_step(config, model), donate=(0, 1)),

@@ -26,6 +26,7 @@ from mlstm_jax.errors import Note, UserError
 from mlstm_jax.record import read_record, steps_in
 from mlstm_jax.training import rows, run_folder
 from mlstm_jax.training.resume import load_start
+from mlstm_jax.training.state import TrainState
 from mlstm_jax.training.tally import METRICS
 from mlstm_jax.training.train import Session
 from mlstm_jax.training.train import train as run_train
@@ -48,6 +49,26 @@ def test_killed(corpus, tmp_path, launcher) -> None:
     launcher.ended(-signal.SIGKILL)
     run_train(config)
     assert_same_run(folder, run_train(vary(config, out=str(tmp_path / "undisturbed"))))
+
+
+def states_of_the_host() -> list[TrainState]:
+    gc.collect()
+    states = [found for found in gc.get_objects() if isinstance(found, TrainState)]
+    return [state for state in states if isinstance(state.step, np.ndarray)]
+
+
+def test_first_state_is_not_kept(corpus, tmp_path) -> None:
+    """It takes 12 bytes and more for each parameter in the memory of the host."""
+    before = len(states_of_the_host())
+    kept: list[int] = []
+
+    def collect(line: dict[str, Any]) -> None:
+        if line["kind"] == "train":
+            kept.append(len(states_of_the_host()))
+
+    run_train(config_of(corpus, tmp_path / "run", 10), Session(callbacks=[collect]))
+    assert kept
+    assert max(kept) <= before
 
 
 @pytest.fixture
