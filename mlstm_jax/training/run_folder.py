@@ -131,12 +131,20 @@ def lock_together(
     return changed
 
 
-def open_checkpoints(config: Config) -> Checkpoints:
+def id_together(cluster: Cluster, folder: Path) -> str:
+    """The id of the run in a folder, for all processes; process 0 draws that of a new run."""
+    identity = None
+    if cluster.is_first:
+        identity = run.id_of(folder) or secrets.token_hex(8)
+    return str(cluster.gather(identity)[0])
+
+
+def open_checkpoints(config: Config, identity: str) -> Checkpoints:
     """Open the checkpoints of a run to train it; close them after it."""
     folder = Path(config.out)
     # A divergence is detected this many steps after it began.
     reach = 1 + max(config.train.divergence_steps, config.precision.max_consecutive_skips)
-    return Checkpoints(folder, run.id_of(folder), config.train.keep_checkpoints, reach=reach)
+    return Checkpoints(folder, identity, config.train.keep_checkpoints, reach=reach)
 
 
 def config_of(folder: Path) -> Config | None:
@@ -159,10 +167,8 @@ def _is_unused(folder: Path) -> bool:
     return all(any(map(one.match, patterns)) for one in folder.iterdir())
 
 
-def write_folder(config: Config) -> str:
-    """Write environment.json and then config.json, each atomically; return the run's id."""
+def write_folder(config: Config, identity: str) -> None:
+    """Write environment.json, with the run's id, and then config.json, each atomically."""
     folder = Path(config.out)
-    identity = run.id_of(folder) or secrets.token_hex(8)
     digest.write_json(folder / run.ENVIRONMENT, host.describe_environment() | {"run": identity})
     output.write_text(folder / "config.json", to_json(config))
-    return identity

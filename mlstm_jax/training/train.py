@@ -190,7 +190,8 @@ def set_up(stack: ExitStack, config: Config, session: Session) -> Loop:
     model = _make_model(config, devices)
 
     # Find where it begins: at the newest checkpoint, or at step 0.
-    checkpoints = stack.enter_context(closing(run_folder.open_checkpoints(config)))
+    identity = run_folder.id_together(cluster, Path(config.out))
+    checkpoints = stack.enter_context(closing(run_folder.open_checkpoints(config, identity)))
     meta = meta_of(config, corpus)
     found, damaged = resume.newest_readable(cluster, devices, model, checkpoints, config, meta)
     if found is None:
@@ -210,11 +211,9 @@ def set_up(stack: ExitStack, config: Config, session: Session) -> Loop:
     )
     notes += _rise_of_rate(rows, rates, before, start.step) + _end_of_rate(rows, rates)
     scorer = Evaluator(model, corpus.split("valid"), config.data.window, devices)
-    identity = None
     if cluster.is_first:
         notes += metrics.set_aside_damaged(Path(config.out))
-        identity = run_folder.write_folder(config)
-    checkpoints.run = cluster.gather(identity)[0]
+        run_folder.write_folder(config, identity)
 
     # Only process 0 writes metrics and progress.
     folder = Path(config.out) if cluster.is_first else None

@@ -128,7 +128,7 @@ def test_other_checkpoints_on_one(tmp_path) -> None:
     for step in ("10", "20"):
         configs.append(Config(out=str(tmp_path / step)))
         (tmp_path / step / FOLDER / step).mkdir(parents=True)
-        run_folder.write_folder(configs[-1])
+        run_folder.write_folder(configs[-1], "id")
 
     def act(process: Simulated) -> None:
         with ExitStack() as stack:

@@ -79,7 +79,7 @@ def fill_disk(folder: Path) -> None:
 def take_identity(folder: Path) -> None:
     """Of another run."""
     sibling = folder.parent / "sibling"
-    run_folder.write_folder(Config(out=str(sibling)))
+    run_folder.write_folder(Config(out=str(sibling)), "another")
     shutil.copy(sibling / run.ENVIRONMENT, folder)
 
 
@@ -179,7 +179,7 @@ def test_unreadable_first_checkpoint(corpus, tmp_path, monkeypatch) -> None:
 )
 def test_metrics_without_checkpoints(every, events, lost, tmp_path) -> None:
     train = Train(eval_every=1000, checkpoint_every=every)
-    run_folder.write_folder(Config(out=str(tmp_path), train=train))
+    run_folder.write_folder(Config(out=str(tmp_path), train=train), "id")
     write_lines(tmp_path, train_line(40))
     for event in events:
         write_lines(tmp_path, {"kind": "event", "step": 40, "event": event})

@@ -62,7 +62,7 @@ def test_refused_start(tmp_path: Path) -> None:
         before = run_folder.config_of(tmp_path)
         assert run_folder.require_resumable(config, before, resume=False) == []
         with run_folder.lock(tmp_path):
-            run_folder.write_folder(config)
+            run_folder.write_folder(config, "id")
         # Orbax's name of a checkpoint that is not complete.
         (tmp_path / "checkpoints/50.orbax-checkpoint-tmp").mkdir(parents=True, exist_ok=True)
 
@@ -80,7 +80,7 @@ def test_positions_of_a_transformer(tmp_path: Path) -> None:
     for other in (plain, vary(shorter, model=BERT(hidden=8, heads=2))):
         assert resolve(other, Hardware(), before) == resolve(other, Hardware())
     assert run_folder.config_of(tmp_path) is None
-    run_folder.write_folder(before)
+    run_folder.write_folder(before, "id")
     assert run_folder.config_of(tmp_path) is None  # not yet a run that resumes
     write_lines(tmp_path, train_line(1))
     assert run_folder.config_of(tmp_path) == before

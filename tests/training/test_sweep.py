@@ -133,7 +133,7 @@ def test_figures_of_a_run(tmp_path: Path) -> None:
     planned = vary(Config(), data__batch=16, optimizer__name="lamb")
     per_device = vary(planned, data__batch_per_device=4)
     runs = {("a", "1"): planned, ("a", "2"): per_device, ("a", "3"): planned}
-    run_folder.write_folder(vary(Config(), out=str(tmp_path / "a/3"), data__batch=8))
+    run_folder.write_folder(vary(Config(), out=str(tmp_path / "a/3"), data__batch=8), "id")
     # The last step of a run may be between two lines of training.
     score = {"kind": "eval", "step": 12, "epoch": 0.012, "bpc": 2.0}
     write_lines(tmp_path / "a/3", train_line(10), score)
@@ -148,7 +148,7 @@ def test_figures_of_a_run(tmp_path: Path) -> None:
 def test_rows_per_device(corpus: Path, tmp_path: Path, devices: int) -> None:
     config = make_config(corpus, tmp_path, model=Transformer(hidden=8, heads=2))
     config = vary(config, data__batch_per_device=4)
-    run_folder.write_folder(resolve(config, Hardware(devices)))
+    run_folder.write_folder(resolve(config, Hardware(devices)), "id")
     sweep.require_same_run(config)
     other = vary(config, data__batch_per_device=3)
     with pytest.raises(UserError, match=r"another config \(data.batch: \d → \d\)"):
@@ -252,14 +252,18 @@ def test_order_of_runs(corpus: Path, tmp_path: Path, capsys) -> None:
 @pytest.mark.parametrize("start_optimizer", [False, True])
 def test_sweep_again_with_a_start(corpus: Path, tmp_path: Path, start_optimizer: bool) -> None:
     """A run begins with the best parameters of another, or with its newest and its optimizer."""
-    rise = {"optimizer__learning_rate": 0.5, "optimizer__warmup_steps": 40}
-    first = config_of(corpus, Path("one"), 40, **rise)
-    first = vary(first, train__divergence_bpc=1e6)
-    second = config_of(corpus, Path("two"), 2, train__start_from="one")
+    patient = {"train__divergence_bpc": 1e6}
+    first = config_of(corpus, Path("one"), 40, optimizer__learning_rate=1.0, **patient)
+    # A rate so high spoils what it has learned in 20 steps.
+    learning = vary(first, optimizer__learning_rate=0.01, train__steps=20)
+    for config in (learning, first):
+        train(vary(config, out=str(tmp_path / "a/one")))
+    second = config_of(corpus, Path("two"), 2, train__start_from="one", **patient)
     second = vary(second, train__start_optimizer=start_optimizer)
     runs = {("a", "one"): first, ("a", "two"): second}
     results = mlstm.sweep(runs, tmp_path)
-    assert results[0].best_bpc < results[0].bpc  # The newest parameters are not the best.
+    assert [result.status for result in results] == ["done", "done"]
+    assert 2 * results[0].best_bpc < results[0].bpc  # The newest parameters are not the best.
     assert mlstm.sweep(runs, tmp_path) == results
     # One that trains on has other parameters, which this process has not read yet.
     if start_optimizer:
