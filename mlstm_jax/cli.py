@@ -124,7 +124,7 @@ def run(words: Sequence[str]) -> None:
             raise UserError(
                 f"{word} has no option before it; did you mean {command.second} {word}?"
             )
-    # To the end of the process: Orbax's event loops may be deleted, and say so, only then.
+    # Never undone: Orbax's event loops may be deleted, with a message, at the process's end only.
     environment.silence()
     if command.on_cpu:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")

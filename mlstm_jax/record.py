@@ -34,9 +34,9 @@ class Meta(NamedTuple):
     function: dict[str, Any]  # what determines the model's function, see `config.function_of`
     epoch: float = 0.0  # where the rows are in the text
     bytes_seen: int = 0
-    # A sha256 of the parameters that train.start_from named, if any; and of those at the head of
-    # the chain, where that run began with another's parameters, too.
+    # A sha256 of the parameters that train.start_from named, if any.
     start: str | None = None
+    # That of the first parameters in a chain of such runs: `start`, unless that run had one, too.
     first_start: str | None = None
     high_steps: int = 0  # latest steps in a row whose loss was above train.divergence_bpc
     bpc: float | None = None  # of the validation split, if it was measured at this step

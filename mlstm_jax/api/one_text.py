@@ -173,8 +173,8 @@ class OneTextModel(LoadedModel):
             text: the text to read.
             unit: the unit's number in its layer.
             score: instead of a unit: what `transfer` returned, or its folder. The score after a
-                character is the classifier's of the bytes so far; after a space, what `classify`
-                answers for the text before it.
+                character is the classifier's of the bytes so far; after a space, of the text
+                before it.
             options: what is shown.
             fields: of these options, such as `label="positive"` or `layer=0`.
 

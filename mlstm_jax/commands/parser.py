@@ -93,7 +93,6 @@ def _for_parser(command: Callable[..., None], types: Mapping[str, Any]) -> Calla
     for name, parameter in signature.parameters.items():
         parameters.append(parameter.replace(annotation=types.get(name, parameter.annotation)))
     # No functools.wraps: the parser would follow `__wrapped__` to the annotations of the command.
-    later.__name__ = command.__name__
     later.__annotations__ = {**command.__annotations__, **types}
     later.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     # The parser would keep the line breaks within the help of an argument.

@@ -139,7 +139,7 @@ def _names_of(sources: Sources) -> list[str]:
 
 
 def _temporary_of(out: Path, temp_dir: Path | None) -> Path:
-    """The path whose `partial_folder` has the temporary files; UserError if it has no place."""
+    """The path whose `partial_folder` has the temporary files; UserError if it is not writable."""
     if not temp_dir:
         return out
     folder = Path(os.path.realpath(temp_dir))

@@ -20,7 +20,8 @@ def write_rated(
 ) -> None:
     """Write a corpus of some splits, by content, duplicates kept: always the same bytes.
 
-    UserError if `out` is a corpus of others: what was begun with them would go on with these.
+    UserError if `out` is a corpus of other documents: a run that began with them would go on with
+    these.
     """
     splits: dict[str, SplitManifest] = {}
     with atomic_directory(out, lambda: check_out(out, overwrite=True)) as folder:

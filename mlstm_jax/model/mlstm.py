@@ -98,7 +98,7 @@ def step_gradient(gates: Gates, before_c: Array, dh: Array, dc: Array) -> tuple[
 
 
 class Kept(NamedTuple):
-    """What a step keeps for its gradient, the last two in the compute type; time buffers of it."""
+    """What a step keeps for its gradient, the last two in the compute type; also time buffers."""
 
     before_c: Array  # [B, H]
     parts: Array  # mh [B, H]; or if stacked, mh and the gates [5, B, H]
@@ -108,8 +108,8 @@ class Kept(NamedTuple):
 def layer_step(weights: Weights, rows: int, *, stacked: bool = False) -> Step:
     """The function of one step of `rows` rows, with rounded weights.
 
-    The loop back writes dz where the gates are kept; XLA writes a `stacked` array in one kernel on
-    a GPU.
+    The loop back writes dz over gates that are kept side by side; XLA writes a `stacked` array in
+    one kernel on a GPU.
     """
     times_wmh = ops.times(weights["wmh"], rows)
     times_wh = ops.times(weights["wh"], rows)

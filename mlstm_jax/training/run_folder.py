@@ -4,6 +4,7 @@ import errno
 import fcntl
 import secrets
 import shutil
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -124,8 +125,12 @@ def lock_together(
         changed = require_resumable(config, before, resume=resume)
         stack.enter_context(lock(Path(config.out)))
     changed = cluster.gather(changed)[0]
+    content = zlib.crc32(to_json(before).encode()) if before else None
     cluster.require_equal(
-        {"the steps of the checkpoints": steps_in(Path(config.out))},
+        {
+            "the steps of the checkpoints": steps_in(Path(config.out)),
+            "the crc32 of the run's config": content,
+        },
         "The file system shows some processes an old state of the run folder; start them again.",
     )
     return changed

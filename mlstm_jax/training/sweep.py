@@ -101,8 +101,8 @@ class RunSummary(NamedTuple):
         peak_rate: the largest in the lines of metrics.
         bpc: of the last validation.
         best_bpc: of all validations.
-        noise_scale: in rows, the mean of the lines' own ratios over their second half, which are
-            biased; `analysis.noise_scale` is the ratio of the means.
+        noise_scale: in rows, the mean over the second half of the lines of each line's own
+            estimate, a biased one; `analysis.noise_scale` divides the means instead.
         bytes_per_second: the median of the lines.
         seconds: of training.
     """

@@ -104,7 +104,7 @@ class Classifier(NamedTuple):
         softmax: over more than two classes; otherwise one against the rest.
         deviations_D: of the features, in the texts of the fit.
         words: TF-IDF; its weight says how both probabilities are combined.
-        texts: digests of the texts of the fit (classify.py).
+        texts: digests of the texts of the fit (known.py).
         about: which features of which model it reads.
     """
 
@@ -132,7 +132,7 @@ class Classifier(NamedTuple):
             )
 
     def require_model(self, name: str | Path, loaded: Loaded) -> None:
-        """Raise UserError unless it was created with this run; `name` is for the message."""
+        """Raise UserError unless it was created with this model; `name` is for the message."""
         if self.about.fingerprint != loaded.fingerprint:
             step = f" {self.about.step}" if self.about.step else ""
             raise UserError(

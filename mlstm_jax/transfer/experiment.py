@@ -60,7 +60,7 @@ class Result:
         learning_curve: examples; mean, least and largest test accuracy.
         histogram: of the best unit in train: edges, and counts by class.
         sources: which records were used, by file.
-        notes: on texts that are known; see classify.py.
+        notes: on texts that are known; see `note_known` in sets.py.
         is_known: whether the model or its classifier has learned many of the texts.
         keeps_words: whether the classifier that is kept also reads words.
     """

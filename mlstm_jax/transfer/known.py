@@ -1,9 +1,9 @@
-"""Texts that a model or a classifier has learned, among others: their accuracy is too high.
+"""Find texts that a model or a classifier has learned from: accuracy on them is too high.
 
-Texts are the same if they are equal apart from case, white space and the line breaks of HTML: where
-texts that a model has learned from are counted. They are alike if they differ only in these, in
-punctuation and in Unicode's forms of a character (NFKC): for the choice of held-out texts, for
-cross-validation, and between the sets of a user.
+Texts are the same if they are equal apart from case, white space and the line breaks of HTML; this
+counts texts that a model has learned from. They are alike if they differ only in these, in
+punctuation and in Unicode's forms of a character (NFKC); this chooses held-out texts and folds, and
+compares the sets of a user.
 """
 
 import functools
@@ -84,7 +84,7 @@ def keys_of(texts: Sequence[str], cleaning: Cleaning) -> Keys:
 
 
 def alike(sets: Sequence[Keys]) -> list[Digests]:
-    """Return, by set, one digest for all texts that are alike, the least of theirs, [texts]."""
+    """Return for each set the digests, [texts]; texts that are alike share the least of theirs."""
     least: dict[str, int] = {}
     for keys in sets:
         for letters, digest in zip(keys.letters, keys.same_N.tolist(), strict=True):

@@ -131,8 +131,8 @@ def folds(labels_N: NDArray[np.int64], alike_N: Digests | None, most: int) -> An
     if count < 2:
         return None
     fold = np.zeros(len(first), np.int64)
-    for number, (_, held_out) in enumerate(StratifiedKFold(count).split(first, labels_N[first])):
-        fold[held_out] = number
+    for number, (_, chosen) in enumerate(StratifiedKFold(count).split(first, labels_N[first])):
+        fold[chosen] = number
     return PredefinedSplit(fold[place_N])
 
 
