@@ -99,7 +99,8 @@ def test_odd_texts(folder, run, tmp_path, capsys, refused) -> None:
 def test_order_of_words(folder, refused) -> None:
     out = folder / "out"
     test = folder / "100.csv"
-    for words in ((out, test), ("sentiment", test, out), ("sentiment", out), ("sentiment",)):
+    wrong = ((out, test), (out, "sentiment", test), ("sentiment", test, out), ("sentiment", out))
+    for words in (*wrong, ("sentiment",)):
         assert "write `mlstm-jax classify sentiment DIR INPUT`, in" in refused("classify", *words)
 
 

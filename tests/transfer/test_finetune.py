@@ -152,7 +152,7 @@ def write_model(folder: Path, factor: float = 1) -> Path:
 
 def command(folder: Path, model: Path) -> list[str]:
     files = f"--train {folder}/60.csv --valid {folder}/30.csv --out {folder}/out"
-    how = "--epochs 2 --batch 4 --window 32 --label-weight 300 --learning-rate 2e-3 --words"
+    how = "--epochs 2 --batch 4 --window 32 --label-weight 300 --learning-rate 3e-2 --words"
     return ["finetune", str(model), *COLUMNS, *files.split(), *how.split()]
 
 
