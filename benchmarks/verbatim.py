@@ -15,11 +15,11 @@ import numpy as np
 from measure import write_results
 from numpy.typing import NDArray
 
+from mlstm_jax.arrays import fingerprint
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.options import SamplingOptions
 from mlstm_jax.run import Run, load_run
 from mlstm_jax.transfer.trace import Tracer, generate
-from mlstm_jax.weights import fingerprint
 
 BYTES = 1000  # of a sample
 LENGTHS = (20, 30, 40, 50, 75, 100, 150, 200, 300, 400, 600, 800)

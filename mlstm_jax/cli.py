@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from mlstm_jax import __version__, environment, host, shipped, terminal
+from mlstm_jax import __version__, cache, environment, shipped, terminal
 from mlstm_jax.errors import KnownError, Note, UserError, did_you_mean, explained, nearest
 from mlstm_jax.guard import WEIGHTS, Interrupted, interruptible
 
@@ -178,7 +178,7 @@ def _usage() -> str:
         "",
         "mlstm-jax COMMAND --help explains the options of a command; mlstm-jax --version.",
         "Compiled programs are cached in ~/.cache/mlstm_jax, at most 1 GB per type of processor.",
-        f"Set {host.CACHE} to another folder, or to an empty value to turn the cache off.",
+        f"Set {cache.CACHE} to another folder, or to an empty value to turn the cache off.",
     ]
     width = shutil.get_terminal_size().columns
     return "\n".join(textwrap.fill(line, width, subsequent_indent=" " * 13) for line in lines)

@@ -11,7 +11,7 @@ import warnings
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from mlstm_jax import host
+from mlstm_jax import cache
 from mlstm_jax.errors import UserError, first_line
 
 if TYPE_CHECKING:
@@ -179,9 +179,9 @@ def silence() -> ExitStack:
 
 
 def cache_programs() -> None:
-    """Let JAX keep compiled programs (host.py), unless it has started or has its own folder."""
+    """Let JAX keep compiled programs (cache.py), unless it has started or has its own folder."""
     import jax
 
     settings: Any = jax.config  # It declares no type for its options.
     if not settings.jax_compilation_cache_dir and not has_started():
-        host.keep_programs()
+        cache.keep_programs()

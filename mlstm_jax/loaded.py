@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-from mlstm_jax import digest, shipped, weights
+from mlstm_jax import arrays, digest, shipped, weights
 from mlstm_jax.corpora.documents import clean
 from mlstm_jax.errors import UserError
 from mlstm_jax.fields import InvalidField
@@ -38,7 +38,7 @@ class Loaded(ABC):
     folder: Path
     step: int
     cleaning: Cleaning
-    params: weights.Parameters  # NumPy, float32
+    params: arrays.Parameters  # NumPy, float32
     source: str | None  # where imported parameters come from
     first_start: str | None = None  # a fingerprint of the parameters with which training began
 
@@ -54,7 +54,7 @@ class Loaded(ABC):
 
     @cached_property
     def fingerprint(self) -> str:
-        return weights.fingerprint(self.params)
+        return arrays.fingerprint(self.params)
 
     @cached_property
     def pretrained(self) -> str | None:
@@ -113,7 +113,7 @@ class SmallModel(Loaded):
     kind: str
     sizes: Sizes
     cleaning: Cleaning
-    params: weights.Parameters = field(repr=False)
+    params: arrays.Parameters = field(repr=False)
     source: str | None = None
     first_start: str | None = None
     step: int = 0
@@ -130,7 +130,7 @@ class SmallModel(Loaded):
     @cached_property
     def byte_by_byte(self) -> NumpyModel:
         """What reads byte by byte, and writes."""
-        return NumpyModel(self.kind, weights.named(self.params), **numpy_products.fastest())
+        return NumpyModel(self.kind, arrays.named(self.params), **numpy_products.fastest())
 
     @cached_property
     def whole_texts(self) -> NumpyModel:
@@ -138,7 +138,7 @@ class SmallModel(Loaded):
         if self.compute == "fp32":
             return self.byte_by_byte
         product = numpy_products.int8_product
-        return NumpyModel(self.kind, weights.named(self.params), product, numpy_products.INT8_ROWS)
+        return NumpyModel(self.kind, arrays.named(self.params), product, numpy_products.INT8_ROWS)
 
 
 def load_small(path: Path) -> SmallModel | None:
@@ -148,8 +148,8 @@ def load_small(path: Path) -> SmallModel | None:
     if file.suffix != ".safetensors":
         return None
     with contextlib.suppress(InvalidField, UserError, OSError, KeyError, TypeError):
-        text, stored = weights.read_safetensors(file)
-        about = weights.metadata(text or "{}")
+        file_metadata, stored = arrays.read_arrays(file)
+        about = weights.metadata(file_metadata.get(weights.KEY, "{}"))
         model = about["model"]
         kind = model.get("kind", "mlstm")
         known = {one.name for one in fields(Sizes)}
@@ -158,7 +158,7 @@ def load_small(path: Path) -> SmallModel | None:
             config = digest.read_json((folder / "config.json").read_bytes())
             if renamed(config)["model"] != model:
                 return None
-        params = weights.unflatten(weights.flatten(weights.from_int8(stored)))
+        params = arrays.unflatten(arrays.flatten(weights.from_int8(stored)))
         source = about["source"]
         first_start = about.get("first_start")
         found = SmallModel(folder, kind, sizes, about["cleaning"], params, source, first_start)

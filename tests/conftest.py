@@ -8,13 +8,13 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from mlstm_jax import environment, host, terminal
+from mlstm_jax import cache, environment, terminal
 from mlstm_jax.config import Devices
 from tests import xla_flags
 
 # Before jax is imported. All processes of a session, those that tests start among them, share the
 # programs that they compile, and so do later sessions; `make clean` removes them.
-os.environ.setdefault(host.CACHE, str(Path(__file__).parents[1] / ".pytest_cache/programs"))
+os.environ.setdefault(cache.CACHE, str(Path(__file__).parents[1] / ".pytest_cache/programs"))
 # Most of a small program's time is that of compiling it: with these flags a third of it.
 # `make test-slow` sets XLA_FLAGS, and so has programs that are optimized as a user's are.
 FLAGS = (

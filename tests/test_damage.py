@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 
-from mlstm_jax import run, weights
+from mlstm_jax import arrays, openai, run, weights
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.data.stream import EvaluationStream, TrainStream
@@ -93,7 +93,7 @@ def read_kept_features(folder: Path) -> Any:
 
 
 def read_openai(folder: Path) -> Any:
-    return weights.read_openai(folder / "files").params
+    return openai.read_openai(folder / "files").params
 
 
 READERS: dict[str, Callable[[Path], Any]] = {
@@ -123,7 +123,7 @@ def written(rated_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     )
     weights_KD = draw.normal(size=(3, 16))
     made = Classifier(weights_KD, np.zeros(3), ["a", "b", "c"], 1.0, words=counts)
-    about = Description("h", False, weights.fingerprint(loaded.params), None)
+    about = Description("h", False, arrays.fingerprint(loaded.params), None)
     made._replace(about=about).save(folder / "classifier")
     values = draw.normal(size=(9, 16)).astype(np.float32)
     featurizer = Featurizer(loaded, states=["h"])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mlstm_jax as mlstm
-from mlstm_jax import environment, host, weights
+from mlstm_jax import arrays, cache, environment, host, weights
 from mlstm_jax.config import Model
 from mlstm_jax.errors import UserError
 from tests.tables import draw_arrays
@@ -35,7 +35,7 @@ print(sum(name.endswith("cache_hits") for name in hits))
 
 @pytest.fixture
 def begin(tmp_path, command_environment) -> Callable[..., subprocess.Popen[str]]:
-    own = {host.CACHE: str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    own = {cache.CACHE: str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
 
     def start(*missing: str, **variables: str) -> subprocess.Popen[str]:
@@ -76,7 +76,7 @@ def test_cache_of_two_codecs(tmp_path, begin) -> None:
 
 def test_damaged_entries(tmp_path: Path) -> None:
     """Each is as one that is not there, and is compiled again."""
-    kept = host.Cache(tmp_path)
+    kept = cache.Cache(tmp_path)
     value = b"a program"
     kept.put("one", value)
     kept.put("two", value)
@@ -95,8 +95,8 @@ def test_damaged_entries(tmp_path: Path) -> None:
 
 
 def test_size_of_the_cache(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(host, "_MOST_BYTES", 250)
-    kept = host.Cache(tmp_path)
+    monkeypatch.setattr(cache, "_MOST_BYTES", 250)
+    kept = cache.Cache(tmp_path)
     for age, name in enumerate(("killed.1-2", "b", "c")):
         kept.put(name, bytes(50))
         os.utime(tmp_path / name, (age, age))
@@ -107,33 +107,33 @@ def test_size_of_the_cache(tmp_path, monkeypatch) -> None:
 
 def test_folders_of_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another processor, or other flags of XLA, do not run the same program."""
-    monkeypatch.setenv(host.CACHE, str(tmp_path))
-    places = {host.cache_folder()}
+    monkeypatch.setenv(cache.CACHE, str(tmp_path))
+    places = {cache.cache_folder()}
     for flags in ("flags : avx", "flags : avx avx2"):
         monkeypatch.setattr(Path, "read_text", Mock(return_value=flags))
-        places.add(host.cache_folder())
+        places.add(cache.cache_folder())
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
-    places.add(host.cache_folder())
+    places.add(cache.cache_folder())
     assert len(places) == 4
 
 
 def test_places_without_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin) -> None:
     """Turned off; set by the user; and where others may write what this process would execute."""
-    monkeypatch.setenv(host.CACHE, "")
-    assert host.cache_folder() is None
+    monkeypatch.setenv(cache.CACHE, "")
+    assert cache.cache_folder() is None
     with monkeypatch.context() as without_home:
         without_home.delenv("XDG_CACHE_HOME", raising=False)
         without_home.delenv("HOME")
-        without_home.delenv(host.CACHE)
+        without_home.delenv(cache.CACHE)
         without_home.setattr("pwd.getpwuid", {}.__getitem__)  # as of a container's user
-        assert host.cache_folder() is None
-    monkeypatch.setenv(host.CACHE, str(tmp_path / "ours"))
-    place = host.cache_folder()
+        assert cache.cache_folder() is None
+    monkeypatch.setenv(cache.CACHE, str(tmp_path / "ours"))
+    place = cache.cache_folder()
     assert place.parent == tmp_path / "ours"
     for mode in (0o777, 0o770):
         place.chmod(mode)
-        assert host.cache_folder() is None
-    variables = {host.CACHE: str(tmp_path / "ours"), "JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
+        assert cache.cache_folder() is None
+    variables = {cache.CACHE: str(tmp_path / "ours"), "JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
     assert said(begin(**variables)).endswith(" 0\n")
     assert [*tmp_path.glob("jit_compiled_once*")]
 
@@ -188,10 +188,10 @@ def test_forked_children_and_threads(tmp_path, command_environment):
     shapes = weights.expected_shapes(model)
     flat = draw_arrays(np.random.default_rng(0), shapes)
     path = tmp_path / "model.safetensors"
-    weights.save(path, weights.ModelWeights(model, "none", weights.unflatten(flat), ""))
+    weights.save(path, weights.ModelWeights(model, "none", arrays.unflatten(flat), ""))
     command = [sys.executable, "-W", "ignore", "-c", STARTED, str(path)]
     pipe = {"capture_output": True, "text": True}
-    own = {host.CACHE: str(tmp_path / "cache"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    own = {cache.CACHE: str(tmp_path / "cache"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     done = subprocess.run(command, env=command_environment | own, **pipe)
     assert done.returncode == 0, done.stderr
     child, before, after, *others = done.stdout.split()

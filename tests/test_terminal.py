@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from mlstm_jax import cli, config, run, terminal, weights
+from mlstm_jax import arrays, cli, config, run, terminal, weights
 from mlstm_jax.parallel import Parallel
 from mlstm_jax.terminal import ProgressLine
 from mlstm_jax.transfer import windows
@@ -57,7 +57,7 @@ def hostile_run(tmp_path: Path) -> Path:
     shapes = weights.expected_shapes(model)
     flat = draw_arrays(np.random.default_rng(0), shapes, spread=0)
     flat["decoder_bias"][0x1B] = 100
-    made = ModelWeights(model, "none", weights.unflatten(flat), HOSTILE)
+    made = ModelWeights(model, "none", arrays.unflatten(flat), HOSTILE)
     run.write_imported(tmp_path / "run", made)
     return tmp_path / "run"
 
@@ -65,7 +65,7 @@ def hostile_run(tmp_path: Path) -> Path:
 def test_terminal_and_pipe(hostile_run, tmp_path, monkeypatch, printed) -> None:
     """Of what a model writes, and of labels."""
     made = Classifier(np.ones((1, 2)), np.zeros(1), [HOSTILE, "a\nb"], 1.0)
-    fingerprint = weights.fingerprint(run.load_run(hostile_run).params)
+    fingerprint = arrays.fingerprint(run.load_run(hostile_run).params)
     (tmp_path / "dir").mkdir()
     about = Description("c", False, fingerprint, None)
     made._replace(about=about).save(tmp_path / "dir")

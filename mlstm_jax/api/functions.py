@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mlstm_jax import environment, weights
+from mlstm_jax import environment, openai, weights
 from mlstm_jax.api.model import TrainedModel, load
 from mlstm_jax.config import Config, load_file
 from mlstm_jax.errors import UserError, extra
@@ -97,7 +97,7 @@ def import_weights(
         1024
     """
     readers: dict[str, Callable[[Path], weights.ModelWeights]] = {
-        "openai": weights.read_openai,
+        "openai": openai.read_openai,
         "mlstm": weights.load_weights,
     }
     write_imported(Path(out), readers[kind](Path(source)))

@@ -12,11 +12,11 @@ from mlstm_jax import shipped, weights
 from mlstm_jax.api.arguments import AnyClassifier, require_export
 from mlstm_jax.api.choice import begins_with_numpy
 from mlstm_jax.api.fitting import FittingModel
+from mlstm_jax.arrays import flatten
 from mlstm_jax.errors import UserError, extra, require
 from mlstm_jax.fields import public
 from mlstm_jax.loaded import load_small
 from mlstm_jax.options import ReadingCompute, ReadingLibrary, SplitName
-from mlstm_jax.transfer import zipapp
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,7 +61,7 @@ class TrainedModel(FittingModel):
     def parameters(self) -> Mapping[str, NDArray[np.float32]]:
         """The float32 arrays by name, which cannot be written; docs/weights.md lists them."""
         arrays = {}
-        for name, array in weights.flatten(self.loaded.params).items():
+        for name, array in flatten(self.loaded.params).items():
             arrays[name] = array.view()
             arrays[name].flags.writeable = False
         return arrays
@@ -225,6 +225,8 @@ class TrainedModel(FittingModel):
         path = Path(out or f"{self._place.name}.safetensors")
         require_export(path, classifier, overwrite=overwrite)
         if path.suffix == ".pyz":
+            from mlstm_jax.transfer import zipapp
+
             zipapp.pack(path, self.loaded, self._classifier(classifier))
         else:
             from mlstm_jax.run import as_weights  # imports JAX

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from mlstm_jax import digest, fields
-from mlstm_jax.digest import CheckedBytes
+from mlstm_jax.data.checked_bytes import CheckedBytes
 from mlstm_jax.errors import UserError
 from mlstm_jax.fields import Between, InvalidField
 from mlstm_jax.options import SPLITS, Cleaning, Dedupe, SplitName

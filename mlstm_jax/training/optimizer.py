@@ -36,11 +36,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from mlstm_jax.arrays import named
 from mlstm_jax.config import Compute, Optimizer
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import parameter_shapes
-from mlstm_jax.weights import named
 
 Array = jax.Array
 

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from mlstm_jax import run
+from mlstm_jax.arrays import fingerprint, flatten
 from mlstm_jax.checkpoint import Checkpoints, Damaged
 from mlstm_jax.config import Config, Optimizer, differing, require_function
 from mlstm_jax.data.stream import Place
@@ -22,7 +23,6 @@ from mlstm_jax.record import FOLDER, SET_ASIDE, Meta
 from mlstm_jax.terminal import tell
 from mlstm_jax.training import metrics
 from mlstm_jax.training.state import TrainState, fresh_state, state_shapes
-from mlstm_jax.weights import fingerprint, flatten
 
 
 class Snapshot(NamedTuple):

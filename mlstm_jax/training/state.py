@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mlstm_jax.arrays import Arrays, flatten, unflatten
 from mlstm_jax.config import Config, Optimizer, Precision, differing
 from mlstm_jax.errors import UserError
 from mlstm_jax.model import fp8
@@ -19,7 +20,7 @@ from mlstm_jax.model.language_model import LanguageModel, Parameters, parameter_
 from mlstm_jax.training import optimizer
 from mlstm_jax.training.schedule import without_rates
 from mlstm_jax.training.tally import Tally, empty_tally
-from mlstm_jax.weights import Arrays, expected_shapes, flatten, unflatten
+from mlstm_jax.weights import expected_shapes
 
 Array = jax.Array
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from mlstm_jax import config as configs
 from mlstm_jax import environment, output, shipped
+from mlstm_jax.arrays import fingerprint
 from mlstm_jax.config import Config, differences, differing, run_python
 from mlstm_jax.config.resolve import Hardware, resolve
 from mlstm_jax.data.corpus import open_corpus
@@ -28,7 +29,6 @@ from mlstm_jax.training import metrics
 from mlstm_jax.training.report import Diverged
 from mlstm_jax.training.resume import load_start
 from mlstm_jax.training.train import Session, train
-from mlstm_jax.weights import fingerprint
 
 Runs = dict[tuple[str, str], Config]
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlstm_jax import digest, fields, output, shipped, weights
+from mlstm_jax import arrays, digest, fields, output, shipped
 from mlstm_jax.errors import UserError, did_you_mean, first_of, require
 from mlstm_jax.fields import Between
 from mlstm_jax.loaded import Loaded
@@ -221,7 +221,7 @@ class Classifier(NamedTuple):
             of_words["counted"] = self.words.counted
             of_words["vocabulary"] = self.words.vocabulary
             of_words["word_weight"] = self.words.weight
-        written: weights.Arrays = {}
+        written: arrays.Arrays = {}
         for name, value in values.items():
             written[name] = np.asarray(value, np.float64)
         if self.texts is not None:
@@ -237,7 +237,7 @@ class Classifier(NamedTuple):
         }
         with output.write_errors(folder):
             (folder / "classifier.json").unlink(missing_ok=True)
-            weights.write_arrays(folder / "classifier.safetensors", written)
+            arrays.write_arrays(folder / "classifier.safetensors", written)
             # Last: without it there is no classifier.
             digest.write_json(folder / "classifier.json", described)
 
@@ -278,10 +278,10 @@ def load_classifier(folder: Path) -> Classifier:
     file = _read_json(folder)
     path = shipped.model(folder) / "classifier.safetensors"
     where = f"{path}: "
-    _, stored = weights.read_safetensors(path)
+    _, stored = arrays.read_arrays(path)
     texts = stored.pop("texts", None)
-    weights.check_names(where, stored.keys() & {"weights"}, {"weights"})  # the others: below
-    _, width = weights.sizes(where, stored, "weights", 2)
+    arrays.check_names(where, stored.keys() & {"weights"}, {"weights"})  # the others: below
+    _, width = arrays.sizes(where, stored, "weights", 2)
     rows = 1 if len(file.classes) == 2 else len(file.classes)
     shapes: dict[str, tuple[int, ...]] = {"weights": (rows, width), "intercepts": (rows,)}
     if "deviations" in stored:
@@ -289,7 +289,7 @@ def load_classifier(folder: Path) -> Classifier:
     if file.vocabulary:
         count = len(file.vocabulary)
         shapes |= {"idf": (count,), "word_weights": (rows, count), "word_intercepts": (rows,)}
-    loaded = weights.checked_arrays(where, stored, shapes, np.float64)
+    loaded = arrays.checked_arrays(where, stored, shapes, np.float64)
     summed = loaded if texts is None else loaded | {"texts": texts}
     with fields.named(f"{path} is damaged", "; restore it, or create it again"):
         digest.require_arrays(path.name, digest.of_arrays(summed), file.arrays)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mlstm_jax import output, weights
+from mlstm_jax import arrays, output, weights
 from mlstm_jax.corpora.sources import FORMATS
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.loaded import Loaded
@@ -53,7 +53,7 @@ def pack(path: Path, loaded: Loaded, classifier: Classifier) -> None:
             suffix: (one.parser, one.delimiter) for suffix, one in FORMATS.items() if one.has_lines
         },
     }
-    stored: dict[str, Any] = _smallest(weights.flatten(loaded.params))
+    stored: dict[str, Any] = _smallest(arrays.flatten(loaded.params))
     for one in ("label_kernel", "label_bias"):
         stored.pop(one, None)
     stored["classifier/weights"] = classifier.weights_KD
@@ -75,7 +75,7 @@ def pack(path: Path, loaded: Loaded, classifier: Classifier) -> None:
             file.writestr(entry, content, zipfile.ZIP_DEFLATED)
 
 
-def _smallest(flat: weights.Arrays) -> weights.Arrays:
+def _smallest(flat: arrays.Arrays) -> arrays.Arrays:
     """The arrays as int8 or float16 if that changes no number, otherwise as they are."""
     with contextlib.suppress(UserError):
         stored = weights.to_int8(flat)

@@ -19,10 +19,11 @@ import texts
 
 import train
 from mlstm_jax import shipped, weights
+from mlstm_jax.arrays import fingerprint
 from mlstm_jax.config import Config, to_json
 from mlstm_jax.transfer.classifier import Classifier, Description, DomainLimit
 from mlstm_jax.transfer.known import digest_of
-from mlstm_jax.weights import ModelWeights, fingerprint, load_weights
+from mlstm_jax.weights import ModelWeights, load_weights
 
 LEAST = 40  # bytes
 NAME = "sentiment"

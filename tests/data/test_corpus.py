@@ -13,8 +13,8 @@ import pytest
 
 from mlstm_jax import digest, run
 from mlstm_jax.corpora.prepare import prepare
+from mlstm_jax.data.checked_bytes import CheckedBytes
 from mlstm_jax.data.corpus import FORMAT_VERSION, is_corpus, open_corpus
-from mlstm_jax.digest import CheckedBytes
 from mlstm_jax.errors import FileError, UserError
 from tests.limits import limited
 

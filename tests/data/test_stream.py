@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from mlstm_jax import digest
+from mlstm_jax.data.checked_bytes import CheckedBytes
 from mlstm_jax.data.corpus import Split
 from mlstm_jax.data.shards import TRAINING_SLACK, cut
 from mlstm_jax.data.stream import EvaluationStream, Place, TrainStream, prefetch
-from mlstm_jax.digest import CheckedBytes
 from mlstm_jax.errors import UserError
 from tests.tolerance import assert_close
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlstm_jax import weights
+from mlstm_jax import openai
 from mlstm_jax.checkpoint import Checkpoints
 from mlstm_jax.config import Config, Devices, Model, Train, vary
 from mlstm_jax.run import write_imported
@@ -216,7 +216,7 @@ def test_other_parameters_on_one(corpus, tmp_path, random, launcher) -> None:
     places = [tmp_path / "one", tmp_path / "two"]
     for place in places:
         write_openai(place, random)
-        write_imported(place / "run", weights.read_openai(place))
+        write_imported(place / "run", openai.read_openai(place))
     config = runs.make_config(corpus, tmp_path / "run", model=Model(hidden=7, embedding=5))
     one = vary(config, train__start_from=str(places[0] / "run"))
     two = vary(config, train__start_from=str(places[1] / "run"))

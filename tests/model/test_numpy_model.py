@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mlstm_jax as mlstm
-from mlstm_jax import digest, options, weights
+from mlstm_jax import arrays, digest, options, weights
 from mlstm_jax.errors import UserError
 from mlstm_jax.loaded import SmallModel, load_small
 from mlstm_jax.model.numpy_model import KINDS
@@ -99,9 +99,10 @@ def test_random_numbers(random) -> None:
 
 def write_units(weights_file: Path, out: Path) -> None:
     """Write weights as of another version, in which `hidden` has the name "units"."""
-    text, arrays = weights.read_safetensors(weights_file)
-    about = digest.sealed(json.loads(text.replace('"hidden":', '"units":')))
-    weights.write_arrays(out, arrays, {weights.KEY: json.dumps(about)})
+    metadata, stored = arrays.read_arrays(weights_file)
+    text = metadata[weights.KEY].replace('"hidden":', '"units":')
+    about = digest.sealed(json.loads(text))
+    arrays.write_arrays(out, stored, {weights.KEY: json.dumps(about)})
 
 
 def test_what_numpy_cannot_read(run, tmp_path) -> None:

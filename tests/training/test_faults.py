@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from mlstm_jax import cli, digest, options, run, weights
+from mlstm_jax.arrays import fingerprint
 from mlstm_jax.checkpoint import CheckpointFailed
 from mlstm_jax.config import Config, Model, Optimizer, Precision, Train, vary
 from mlstm_jax.errors import Note, UserError
@@ -25,7 +26,7 @@ from mlstm_jax.training.report import Diverged
 from mlstm_jax.training.resume import require_new
 from mlstm_jax.training.train import Session
 from mlstm_jax.training.train import train as run_train
-from mlstm_jax.weights import ModelWeights, fingerprint
+from mlstm_jax.weights import ModelWeights
 from tests.limits import limited
 from tests.marks import FAILED_READS
 from tests.tables import column

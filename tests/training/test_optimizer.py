@@ -15,6 +15,7 @@ import numpy as np
 import optax
 import pytest
 
+from mlstm_jax.arrays import named
 from mlstm_jax.commands import training as commands
 from mlstm_jax.config import Config, Model, Optimizer, others_fields, vary
 from mlstm_jax.errors import UserError
@@ -23,7 +24,6 @@ from mlstm_jax.parallel import Parallel
 from mlstm_jax.training import optimizer, schedule
 from mlstm_jax.training.resume import rescale_second_moment
 from mlstm_jax.training.state import TrainState
-from mlstm_jax.weights import named
 from tests.tolerance import UNIT, assert_close
 
 pytestmark = pytest.mark.numeric

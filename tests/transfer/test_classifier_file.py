@@ -13,10 +13,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from mlstm_jax import digest
+from mlstm_jax.arrays import fingerprint
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.transfer.classifier import FORMAT, Classifier, Description, load_classifier
 from mlstm_jax.transfer.words import Words
-from mlstm_jax.weights import fingerprint
 from tests.limits import limited
 
 ABOUT = Description("c", False, "abc", None)

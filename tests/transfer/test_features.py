@@ -11,7 +11,7 @@ import jaxlib
 import numpy as np
 import pytest
 
-from mlstm_jax import cli, host
+from mlstm_jax import cache, cli, host
 from mlstm_jax.errors import Note, UserError
 from mlstm_jax.parallel import Parallel
 from mlstm_jax.run import Run, load_run, with_compute
@@ -169,8 +169,8 @@ def test_auto(run: Run) -> None:
 
 
 def test_gain_of_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(host.CACHE, str(tmp_path))
-    kept = host.Cache(host.cache_folder())
+    monkeypatch.setenv(cache.CACHE, str(tmp_path))
+    kept = cache.Cache(cache.cache_folder())
     key = f"bf16_{jaxlib.__version__}"
     measure = host.multiplies_bf16_faster.__wrapped__
     measured = measure()

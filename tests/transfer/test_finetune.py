@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from mlstm_jax import cli, weights
+from mlstm_jax.arrays import flatten
 from mlstm_jax.config import Compute, Config, Data, Train, vary
 from mlstm_jax.corpora.rated import write_rated
 from mlstm_jax.data.corpus import open_corpus
@@ -35,7 +36,6 @@ from mlstm_jax.transfer.classifier import Classifier, Examples
 from mlstm_jax.transfer.features import Featurizer
 from mlstm_jax.transfer.labels import Labelled, read_labelled
 from mlstm_jax.transfer.sets import with_held_out
-from mlstm_jax.weights import flatten
 from tests.tables import column
 from tests.tolerance import assert_close
 from tests.training.runs import COMMAND, lines_of, wait_for_step

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mlstm_jax as mlstm
-from mlstm_jax import weights
+from mlstm_jax import arrays, weights
 from mlstm_jax.config import Config
 from mlstm_jax.corpora.documents import prompt_bytes
 from mlstm_jax.errors import UserError
@@ -37,7 +37,7 @@ def draw(kind: str, hidden: int = 12, layers: int = 2) -> Run:
     config = Config(model=Architecture.kinds[kind](hidden=hidden, embedding=4, layers=layers))
     random = np.random.default_rng(0)
     shapes = weights.expected_shapes(config.model)
-    params = weights.unflatten(draw_arrays(random, shapes, spread=1 / 3))
+    params = arrays.unflatten(draw_arrays(random, shapes, spread=1 / 3))
     model = LanguageModel(config.model, config.precision)
     return Run(Path("untrained"), config, 0, "radford", model, params)
 

@@ -30,6 +30,7 @@ import pytest
 import uvicorn
 
 import mlstm_jax
+from mlstm_jax.arrays import fingerprint
 from mlstm_jax.commands import texts as command
 from mlstm_jax.errors import UserError
 from mlstm_jax.options import HeatmapOptions, SamplingOptions
@@ -40,7 +41,6 @@ from mlstm_jax.transfer.heatmap import heat, score_heat
 from mlstm_jax.transfer.trace import Tracer, generate
 from mlstm_jax.view import server
 from mlstm_jax.view.viewer import Viewer
-from mlstm_jax.weights import fingerprint
 from tests.tables import attributes, column
 from tests.tolerance import bound
 

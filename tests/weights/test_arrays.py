@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from mlstm_jax import config, weights
+from mlstm_jax import arrays, config, openai, weights
 from mlstm_jax.errors import UserError
 from tests.tables import draw_arrays
 
@@ -49,7 +49,7 @@ def test_memory_of_wrong_shapes(exported: Any, folder: Path) -> None:
         weights.load_weights(path)
     np.save(folder / "14.npy", np.zeros(2_000_000))
     with at_most(2_000_000), pytest.raises(UserError, match=r"14\.npy has the shape \(2000000,\)"):
-        weights.read_openai(folder)
+        openai.read_openai(folder)
 
 
 LARGE = np.full((4, 256), 1e300)
@@ -97,7 +97,7 @@ def test_types_that_numpy_lacks(kind: str, size: int, tmp_path: Path) -> None:
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(3 * size))
     # ml_dtypes, where it is imported, teaches NumPy some of them.
     with pytest.raises(UserError, match=r"m\.safetensors( .* as |: a .* must have).*float"):
-        weights.checked_arrays(f"{path}: ", weights.read_safetensors(path)[1], {"a": (3,)})
+        arrays.checked_arrays(f"{path}: ", arrays.read_arrays(path)[1], {"a": (3,)})
 
 
 def test_pipes(folder: Path, tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_pipes(folder: Path, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / name)
     signal.alarm(20)  # ends the process
     with pytest.raises(UserError, match=r"3\.npy: there is no"):
-        weights.read_openai(folder)
+        openai.read_openai(folder)
     with pytest.raises(UserError, match=r"m\.safetensors: there is no"):
         weights.load_weights(tmp_path / "m.safetensors")
     signal.alarm(0)
@@ -120,7 +120,7 @@ def test_nan(folder: Path) -> None:
         with path.open("wb") as file:
             np.save(file, array)
         with pytest.raises(UserError) as error:
-            weights.read_openai(folder)
+            openai.read_openai(folder)
         assert f"{path} must be finite numbers" in str(error.value)
         path.write_bytes(before)
 
@@ -164,7 +164,7 @@ def zipped() -> bytes:
 def test_invalid_npy(content: bytes, folder: Path) -> None:
     (folder / "12.npy").write_bytes(content)
     with pytest.raises(UserError, match=r"12\.npy is not a \.npy file of numbers"):
-        weights.read_openai(folder)
+        openai.read_openai(folder)
 
 
 @pytest.mark.parametrize("kind", ["<f2 F", "<f8 C", ">f4 F", ">f8 C"])
@@ -172,15 +172,15 @@ def test_types_and_orders(kind: str, folder: Path) -> None:
     dtype, order = kind.split()
     for path in folder.iterdir():  # to numbers that all of the types hold
         np.save(path, np.load(path).astype(np.float16).astype(np.float32))
-    expected = weights.flatten(weights.read_openai(folder).params)
+    expected = arrays.flatten(openai.read_openai(folder).params)
     for path in folder.iterdir():
         np.save(path, np.array(np.load(path), dtype, order=order))
-    for name, array in weights.flatten(weights.read_openai(folder).params).items():
+    for name, array in arrays.flatten(openai.read_openai(folder).params).items():
         np.testing.assert_array_equal(array, expected[name], strict=True)
     for wrong in ("i4", "c8", "?", "S4", "f4,f4"):
         np.save(folder / "12.npy", np.zeros(7, wrong))
         with pytest.raises(UserError, match=r"12\.npy has .* floating-point"):
-            weights.read_openai(folder)
+            openai.read_openai(folder)
 
 
 # --- anything
@@ -189,5 +189,5 @@ def test_types_and_orders(kind: str, folder: Path) -> None:
 def test_written_in_any_order(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     array = np.arange(6.0).reshape(2, 3)
-    weights.write_arrays(path, {"a": np.asfortranarray(array)})
-    np.testing.assert_array_equal(weights.read_safetensors(path)[1]["a"], array)
+    arrays.write_arrays(path, {"a": np.asfortranarray(array)})
+    np.testing.assert_array_equal(arrays.read_arrays(path)[1]["a"], array)

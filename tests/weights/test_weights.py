@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mlstm_jax as mlstm
-from mlstm_jax import cli, digest, run, weights
+from mlstm_jax import arrays, cli, digest, openai, run, weights
 from mlstm_jax.errors import KnownError, UserError
 from mlstm_jax.loaded import load_small
 from mlstm_jax.training import run_folder
@@ -72,13 +72,13 @@ def write_openai(folder: Path, random: np.random.Generator) -> Callable[[bytes],
 
 @pytest.fixture
 def found(folder: Path) -> weights.ModelWeights:
-    return weights.read_openai(folder)
+    return openai.read_openai(folder)
 
 
 def test_forward_pass(tmp_path, random) -> None:
     """The imported run, read from its folder, against the layout's own forward pass."""
     forward = write_openai(tmp_path / "given", random)
-    run.write_imported(tmp_path / "run", weights.read_openai(tmp_path / "given"))
+    run.write_imported(tmp_path / "run", openai.read_openai(tmp_path / "given"))
     loaded = run.load_run(tmp_path / "run")
     text = "\n A café: 7 é ".encode()
     bytes_BT = np.frombuffer(text, np.uint8)[None]
@@ -109,8 +109,8 @@ def test_round_trip(tmp_path, found, capsys) -> None:
     assert weights.load_weights(whole).source == "openai/generating-reviews-discovering-sentiment"
 
     cli.main(["export", str(a), "--out", str(half), "--dtype", "float16"])
-    exact = weights.flatten(found.params)
-    rounded = weights.flatten(weights.load_weights(half).params)
+    exact = arrays.flatten(found.params)
+    rounded = arrays.flatten(weights.load_weights(half).params)
     saved = sum(attributes(exact.values(), "nbytes")) // 2
     # The header has other places of arrays, and is padded.
     assert abs(whole.stat().st_size - half.stat().st_size - saved) <= 64 * (len(exact) + 1)
@@ -133,10 +133,10 @@ def test_int8(tmp_path, found) -> None:
     read = weights.load_weights(first)
     weights.save(again, read, "int8")
     assert first.read_bytes() == again.read_bytes()
-    _, stored = weights.read_safetensors(first)
+    _, stored = arrays.read_arrays(first)
     assert (np.abs(stored["layer_0/wh_v"].astype(int)).max(axis=0) == 127).all()
-    exact = weights.flatten(found.params)
-    for name, array in weights.flatten(read.params).items():
+    exact = arrays.flatten(found.params)
+    for name, array in arrays.flatten(read.params).items():
         if name.endswith("_v"):
             gains = np.abs(read.params["layer_0"][name.removeprefix("layer_0/")[:-1] + "g"])
             w = normalised(exact[name], gains)
@@ -149,7 +149,7 @@ def test_int8(tmp_path, found) -> None:
             np.testing.assert_array_equal(array, exact[name].astype(np.float16))
     small = load_small(first)
     assert small is not None
-    assert small.fingerprint == weights.fingerprint(read.params)
+    assert small.fingerprint == arrays.fingerprint(read.params)
     with pytest.raises(UserError, match="int8 is for models with weight normalisation"):
         weights.to_int8({"layer_0/wh": exact["layer_0/wh_v"]})
 
@@ -191,7 +191,7 @@ def test_pickle_of_a_stranger(folder: Path, tmp_path: Path) -> None:
     with (folder / "0.npy").open("wb") as file:
         np.save(file, pickled, allow_pickle=True)
     with pytest.raises(UserError, match=r"0\.npy is not a \.npy file of numbers"):
-        weights.read_openai(folder)
+        openai.read_openai(folder)
     assert not trap.exists()
 
 
