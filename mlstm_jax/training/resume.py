@@ -49,14 +49,20 @@ class Start(NamedTuple):
 
 
 def begin_new(
-    cluster: Cluster, devices: Parallel, model: LanguageModel, config: Config, meta: Meta
+    cluster: Cluster,
+    devices: Parallel,
+    model: LanguageModel,
+    config: Config,
+    before: Config | None,
+    meta: Meta,
 ) -> Snapshot:
     """Begin at step 0, with new parameters or those that `train.start_from` names.
 
+    `before` is the config of a run in the folder, which ended before its first checkpoint.
     Raises UserError if the run must not start over, or if that path is not a run, does not fit, or
     is read differently by the processes; and Damaged if its checkpoint cannot be read.
     """
-    lost = require_new(Path(config.out))
+    lost = require_new(Path(config.out), before)
     if lost and cluster.is_first:
         tell(
             f"{config.out} ended at step {lost:,}, before its first checkpoint, and starts over; "
@@ -87,8 +93,8 @@ def begin_new(
     return Snapshot(0, devices.copy_first_process(state), None, meta)
 
 
-def require_new(folder: Path) -> int:
-    """The step at which a run ended before its first checkpoint, or 0.
+def require_new(folder: Path, before: Config | None) -> int:
+    """The step at which a run, with the config `before`, ended before its first checkpoint, or 0.
 
     Raises UserError if it must not start over, because it has lost its checkpoints. It had one if
     its metrics record later steps than that of its first checkpoint, or that it was finished or
@@ -96,13 +102,11 @@ def require_new(folder: Path) -> int:
     """
     lines = metrics.read_metrics(folder / metrics.FILE)
     events = [line.get("event") for line in lines]
-    if not lines or events[-1] == "diverged":
+    if before is None or not lines or events[-1] == "diverged":
         return 0
     newest = max(line["step"] for line in lines)
-    config = run.read_config(folder)  # of the session that wrote these metrics
-    assert config is not None
     # The first checkpoint is read back before the next step: later steps mean that it existed.
-    first_save = min(config.train.eval_every, config.train.checkpoint_every)
+    first_save = min(before.train.eval_every, before.train.checkpoint_every)
     if newest > first_save or "finished" in events or "resumed" in events:
         raise UserError(
             f"the checkpoints of {folder} are missing, although {metrics.FILE} records {newest:,} "

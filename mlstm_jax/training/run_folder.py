@@ -124,6 +124,11 @@ def lock_together(
     if cluster.is_first:
         changed = require_resumable(config, before, resume=resume)
         stack.enter_context(lock(Path(config.out)))
+        if config_of(Path(config.out)) != before:
+            raise InUse(
+                f"another process has trained in {config.out} since this one started; run the "
+                "same command again."
+            )
     changed = cluster.gather(changed)[0]
     content = zlib.crc32(to_json(before).encode()) if before else None
     cluster.require_equal(

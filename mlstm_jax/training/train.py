@@ -196,7 +196,7 @@ def set_up(stack: ExitStack, config: Config, session: Session) -> Loop:
     found, damaged = resume.newest_readable(cluster, devices, model, checkpoints, config, meta)
     if found is None:
         notes: list[str] = []
-        start = resume.begin_new(cluster, devices, model, config, meta)
+        start = resume.begin_new(cluster, devices, model, config, before, meta)
     else:
         resume.refuse_other_run(config, before, found.meta, meta)
         start, notes = resume.continue_from(found, config, meta, reset_carry=session.reset_carry)

@@ -180,12 +180,12 @@ def test_unreadable_first_checkpoint(corpus, tmp_path, monkeypatch) -> None:
 )
 def test_metrics_without_checkpoints(every, events, lost, tmp_path) -> None:
     train = Train(eval_every=1000, checkpoint_every=every)
-    run_folder.write_folder(Config(out=str(tmp_path), train=train), "id")
+    config = Config(out=str(tmp_path), train=train)
     write_lines(tmp_path, train_line(40))
     for event in events:
         write_lines(tmp_path, {"kind": "event", "step": 40, "event": event})
     with pytest.raises(UserError, match="checkpoints") if lost else nullcontext():
-        assert require_new(tmp_path) == (0 if "diverged" in events else 40)
+        assert require_new(tmp_path, config) == (0 if "diverged" in events else 40)
 
 
 def test_divergence_at_once(corpus, tmp_path) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from mlstm_jax.config import BERT, LSTM, Config, Model, Transformer, differences
 from mlstm_jax.config.resolve import Hardware, resolve
 from mlstm_jax.corpora.prepare import prepare
 from mlstm_jax.data.corpus import open_corpus
-from mlstm_jax.errors import UserError
+from mlstm_jax.distributed import Cluster
+from mlstm_jax.errors import InUse, UserError
 from mlstm_jax.record import FOLDER, read_record, steps_in
 from mlstm_jax.training import metrics, run_folder, tally
 from mlstm_jax.training.rows import open_rows
@@ -65,6 +67,17 @@ def test_refused_start(tmp_path: Path) -> None:
             run_folder.write_folder(config, "id")
         # Orbax's name of a checkpoint that is not complete.
         (tmp_path / "checkpoints/50.orbax-checkpoint-tmp").mkdir(parents=True, exist_ok=True)
+
+
+def test_a_run_before_the_lock(tmp_path: Path) -> None:
+    """Between the reading of a config and the lock another process has begun a run, and ended."""
+    config = Config(out=str(tmp_path))
+    cluster = Cluster(config.distributed, tmp_path)
+    before = run_folder.config_of(tmp_path)
+    run_folder.write_folder(vary(config, train__seed=1), "id")
+    write_lines(tmp_path, train_line(1))
+    with pytest.raises(InUse, match=r"has trained in .* again"), ExitStack() as stack:
+        run_folder.lock_together(stack, cluster, config, before, resume=False)
 
 
 def test_positions_of_a_transformer(tmp_path: Path) -> None:
