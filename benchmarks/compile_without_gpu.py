@@ -65,7 +65,7 @@ def compile_step(config: Config, machine: Machine, devices: int) -> Compiled:
     if config.devices.kernels == "pallas":
         _require_pallas(config, machine)
         loops = PALLAS
-    model = LanguageModel(config.model, config.precision, config.train.recompute_every, loops)
+    model = LanguageModel(config.model, config.precision.types, config.train.recompute_every, loops)
     rows = config.data.batch // devices
     arguments = (
         state_shapes(config),

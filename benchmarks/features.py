@@ -88,7 +88,7 @@ def main() -> None:
         run = load_run(arguments.run)
     else:
         config = Config(model=Model(hidden=arguments.hidden))
-        model = LanguageModel(config.model, config.precision)
+        model = LanguageModel(config.model, config.precision.types)
         params = jax.device_get(jax.jit(model.init_parameters)(jax.random.key(0)))
         run = Run(Path("none"), config, 0, "radford", model, params)
     model, params = run.model, run.params

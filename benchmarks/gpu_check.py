@@ -104,7 +104,7 @@ def gradients(compute: str) -> Result:
     """Compare the gradient of a small model with NumPy's in float64, by the complex step."""
     hidden, rows, window = 5, 2, 6
     config = Config(model=Model(hidden=hidden, embedding=4), precision=Precision(compute=compute))
-    model = LanguageModel(config.model, config.precision)
+    model = LanguageModel(config.model, config.precision.types)
     params = jax.device_get(jax.jit(model.init_parameters)(jax.random.key(0)))
     random = np.random.default_rng(0)
     text = random.integers(97, 123, (rows, window + 1), dtype=np.uint8)
@@ -173,7 +173,7 @@ def fp8_gradients() -> Result:
     is_gpu = jax.default_backend() == "gpu"
     hidden, rows, window = (1024, 32, 32) if is_gpu else (128, 2, 16)
     precision = Precision(compute="bf16")
-    model = LanguageModel(Model(hidden=hidden), precision, None, PALLAS if is_gpu else None)
+    model = LanguageModel(Model(hidden=hidden), precision.types, None, PALLAS if is_gpu else None)
     params = jax.jit(model.init_parameters)(jax.random.key(0))
     random = np.random.default_rng(0)
     text = random.integers(97, 123, (rows, window + 1), dtype=np.uint8)

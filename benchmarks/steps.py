@@ -21,7 +21,9 @@ class TrainingStep:
     def __init__(self, config: Config, devices: Parallel, loops: Loops | None = None) -> None:
         rows = config.data.batch
         window = config.data.window
-        model = LanguageModel(config.model, config.precision, config.train.recompute_every, loops)
+        model = LanguageModel(
+            config.model, config.precision.types, config.train.recompute_every, loops
+        )
         rates = schedule.rates_of(config.optimizer, rows, 1_000_000)
         step = make_train_step(config, model)
         self._now = [

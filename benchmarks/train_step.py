@@ -87,7 +87,7 @@ def cases(arguments: Any, point: Point) -> Iterator[Case]:
     if "torch" in arguments.implementations:
         import torch_mlstm
 
-        model = LanguageModel(make_config(point).model, make_config(point).precision)
+        model = LanguageModel(make_config(point).model, make_config(point).precision.types)
         params = jax.jit(model.init_parameters)(jax.random.key(0))
         shape = point.batch, point.window + 1
         text_BT = np.random.default_rng(0).integers(0, 256, shape, np.uint8)

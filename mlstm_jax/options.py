@@ -28,6 +28,13 @@ State = Literal["c", "h", "mean_h", "max_h"]
 FeatureState = Literal[State, "c+mean_h", "h+mean_h+max_h"]
 
 
+class NumberTypes(NamedTuple):
+    """The types that a model computes with."""
+
+    compute: Compute = "fp32"  # operand type of the matrix products
+    cell: Literal["fp32", "compute"] = "fp32"  # type of the cell state c
+
+
 class OptimizerKind(NamedTuple):
     """What a config must know of an optimizer; training/optimizer.py builds it by its name."""
 

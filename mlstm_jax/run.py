@@ -19,7 +19,7 @@ from mlstm_jax.loaded import WEIGHTS, Loaded, Types
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.model.stack import Recurrent
-from mlstm_jax.options import Cleaning, JaxCompute
+from mlstm_jax.options import Cleaning, JaxCompute, NumberTypes
 from mlstm_jax.output import read_errors
 from mlstm_jax.record import FOLDER
 from mlstm_jax.weights import ModelWeights
@@ -53,9 +53,8 @@ class Run(Loaded):
 
     @property
     def precision(self) -> Types:
-        precision = self.model.precision
         several = "bf16" if self.batch_model else None
-        return Types(precision.compute or "fp32", precision.cell, several)
+        return Types(*self.model.types, several)
 
 
 def read_config(folder: Path) -> Config | None:
@@ -99,7 +98,7 @@ def load_run(folder: Path, checkpoint: str = "best") -> Run:
         environment.silence(),
         closing(Checkpoints(folder, identity, read_only=True)) as checkpoints,
     ):
-        model = _language_model(config)
+        model = LanguageModel(config.model, config.precision.types)
         shapes = jax.eval_shape(model.init_parameters, jax.random.key(0))
         while True:
             steps = checkpoints.steps()
@@ -130,15 +129,9 @@ def _of_weights(folder: Path, file: Path, config: Config | None, checkpoint: str
         raise UserError(
             f"{folder}: config.json and {file.name} are from different models; import it again."
         )
-    model = _language_model(config)
+    model = LanguageModel(config.model, config.precision.types)
     run = Run(folder, config, 0, imported.cleaning, model, imported.params, source=imported.source)
     return dataclasses.replace(run, first_start=imported.first_start)
-
-
-def _language_model(config: Config) -> LanguageModel:
-    """The model that reads as the run was trained; an imported one reads in fp32."""
-    compute = config.precision.compute or "fp32"
-    return LanguageModel(config.model, dataclasses.replace(config.precision, compute=compute))
 
 
 def with_compute(run: Run, compute: JaxCompute) -> Run:
@@ -149,15 +142,15 @@ def with_compute(run: Run, compute: JaxCompute) -> Run:
     time goes into reading the weights.
     """
     architecture = run.config.model
-    precision = run.config.precision
+    types = run.config.precision.types
     if compute != "auto":
-        precision = dataclasses.replace(precision, compute=compute)
-        return dataclasses.replace(run, model=LanguageModel(architecture, precision))
-    is_fp32 = precision.compute in (None, "fp32") and isinstance(architecture, Recurrent)
+        types = types._replace(compute=compute)
+        return dataclasses.replace(run, model=LanguageModel(architecture, types))
+    is_fp32 = types.compute == "fp32" and isinstance(architecture, Recurrent)
     if not is_fp32 or host.fastest_compute(architecture.hidden) == "fp32":
         return run
-    precision = dataclasses.replace(precision, compute="bf16", cell="fp32")
-    return dataclasses.replace(run, batch_model=LanguageModel(architecture, precision))
+    types = NumberTypes("bf16")
+    return dataclasses.replace(run, batch_model=LanguageModel(architecture, types))
 
 
 def write_imported(folder: Path, imported: ModelWeights) -> None:

@@ -62,7 +62,7 @@ def drawn() -> tuple[TrainState, Any]:
     """A small state and carry."""
     precision = Precision(compute="bf16", recurrent="fp8_emulated")
     config = Config(model=Model(hidden=16, embedding=8, layers=2), precision=precision)
-    model = LanguageModel(config.model, config.precision)
+    model = LanguageModel(config.model, config.precision.types)
     return draw_like(fresh_state(config, model)), draw_like(model.init_carry(8))
 
 

@@ -213,7 +213,7 @@ def test_described_machines(machine: str) -> None:
 def reading_programs() -> dict[str, Compiled]:
     """What evaluates, makes features and generates."""
     machine, config = load_machine(H200), CONFIGS["bytes"]
-    model = LanguageModel(config.model, config.precision)
+    model = LanguageModel(config.model, config.precision.types)
     params = jax.eval_shape(lambda: model.init_parameters(jax.random.key(0)))
     carry, bytes_BT = model.init_carry(64), np.zeros((64, 32), np.uint8)
     mask_BT, reset_B = np.zeros((64, 32), np.bool_), np.zeros(64, np.bool_)

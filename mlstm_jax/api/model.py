@@ -161,7 +161,7 @@ class TrainedModel(FittingModel):
     @public
     def view(
         self,
-        classifier: Path | str | None = None,
+        classifier: AnyClassifier | None = None,
         *,
         label: str | None = None,
         host: str = "127.0.0.1",
@@ -170,8 +170,8 @@ class TrainedModel(FittingModel):
         """Serve a local page, which shows how the model reads a text, until Ctrl-C.
 
         Args:
-            classifier: folder of `transfer`, to show class probabilities and a score; unset: the
-                one that comes with a pretrained model.
+            classifier: what `transfer` returned, or its folder, to show class probabilities and a
+                score; unset: the one that comes with a pretrained model.
             label: the class of the score with which the page begins; unset: the last, such as
                 positive.
             host: address to listen on; 127.0.0.1 and ::1 accept only this machine. The page has no

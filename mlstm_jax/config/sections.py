@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from mlstm_jax.errors import require
 from mlstm_jax.fields import Between, Checked, Count, Fraction, Positive, Seed
 from mlstm_jax.model.architecture import ObjectiveName
-from mlstm_jax.options import OPTIMIZERS, Compute, OptimizerKind
+from mlstm_jax.options import OPTIMIZERS, Compute, NumberTypes, OptimizerKind
 
 # Devices count steps in int32.
 MOST_STEPS = 2**31 - 1
@@ -194,6 +194,11 @@ class Precision(Checked, section="precision"):
         require(low <= high, "precision.max_loss_scale", high, f"at least {low}")
         rule = f"between {low} and {high}"
         require(low <= first <= high, "precision.initial_loss_scale", first, rule)
+
+    @property
+    def types(self) -> NumberTypes:
+        """The types that the model computes with."""
+        return NumberTypes(self.compute or "fp32", self.cell)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ Parameters, all float32::
 
 import functools
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from mlstm_jax.model.architecture import VOCABULARY, Architecture, StateOutput, 
 from mlstm_jax.model.ops import matmul, uniform
 from mlstm_jax.model.stack import Loops
 from mlstm_jax.model.time_loop import put_step, step_of, steps_read
-from mlstm_jax.options import Compute
+from mlstm_jax.options import NumberTypes
 
 Array = jax.Array
 Parameters = Any  # A tree of float32 arrays, as in the docstring above.
@@ -43,29 +43,22 @@ class ModelOutput(NamedTuple):
     states: Any = None  # as `Architecture.read` returns them
 
 
-class NumberTypes(NamedTuple):
-    """The types that a model computes with; the section `precision` of a config has them, too."""
-
-    compute: Compute | None = None  # operand type of the matrix products; None: fp32
-    cell: Literal["fp32", "compute"] = "fp32"  # type of the cell state c
-
-
 class LanguageModel(linen.Module):
     """Predict each next byte from the previous bytes and the carried state."""
 
     architecture: Architecture
-    precision: NumberTypes | Any
+    types: NumberTypes = NumberTypes()
     recompute_every: int | None = None
     loops: Loops | None = None  # None: XLA's fastest for JAX's default backend
 
     @property
     def compute(self) -> Any:
         """Operand type of every matrix product."""
-        return _TYPES[self.precision.compute or "fp32"]
+        return _TYPES[self.types.compute]
 
     def product_precision(self) -> AbstractContextManager[Any]:
         """The context in which a model and its gradient are traced, so that fp32 is not TF32."""
-        if self.compute == jnp.float32 and self.precision.compute != "tf32":
+        if self.compute == jnp.float32 and self.types.compute != "tf32":
             return jax.default_matmul_precision("highest")
         return nullcontext()
 
@@ -79,7 +72,7 @@ class LanguageModel(linen.Module):
     @property
     def cell(self) -> Any:
         """Type of the cell state c."""
-        return self.compute if self.precision.cell == "compute" else jnp.float32
+        return self.compute if self.types.cell == "compute" else jnp.float32
 
     def init_carry(self, rows: int) -> Carry:
         """The zero state of `rows` streams, as at the start of a shard, on the host."""
@@ -187,7 +180,7 @@ def _reading_weights(
 @functools.cache
 def parameter_shapes(architecture: Architecture) -> Parameters:
     """Only the shapes and types of a model's parameters, as a tree."""
-    model = LanguageModel(architecture, NumberTypes())
+    model = LanguageModel(architecture)
     return jax.eval_shape(lambda: model.init_parameters(jax.random.key(0)))
 
 

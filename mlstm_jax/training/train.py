@@ -313,4 +313,4 @@ def _make_model(config: Config, devices: Parallel) -> LanguageModel:
         is_fp8 = config.precision.recurrent == "fp8"
         pallas.require_gpu(config.model.hidden, devices.compute_capability(), fp8=is_fp8)
         loops = kernels.PALLAS
-    return LanguageModel(config.model, config.precision, config.train.recompute_every, loops)
+    return LanguageModel(config.model, config.precision.types, config.train.recompute_every, loops)

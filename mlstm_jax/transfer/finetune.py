@@ -101,7 +101,7 @@ def finetune(
     heads = _Heads(texts, classes, state)
 
     def score_labels(params: Parameters) -> tuple[float, float]:
-        model = LanguageModel(config.model, config.precision)
+        model = LanguageModel(config.model, config.precision.types)
         now = dataclasses.replace(run, config=config, model=model, params=params, batch_model=None)
         classifier, examples = heads.measured(now, ["valid"], show_progress=False)
         return classifier.loss(examples["valid"]), classifier.score(examples["valid"])

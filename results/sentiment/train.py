@@ -54,7 +54,7 @@ RUN = load_run(Path("reviews-1024"))
 # The label head of the package's model gives h of each byte.
 MODEL = dataclasses.replace(RUN.config.model, classes=RUN.config.model.hidden, rating_head=False)
 PRECISION = dataclasses.replace(RUN.config.precision, compute="bf16")
-LANGUAGE_MODEL = LanguageModel(MODEL, PRECISION)
+LANGUAGE_MODEL = LanguageModel(MODEL, PRECISION.types)
 IDENTITY = {"label_kernel": jnp.eye(MODEL.hidden), "label_bias": jnp.zeros(MODEL.hidden)}
 
 

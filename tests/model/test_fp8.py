@@ -14,6 +14,7 @@ from mlstm_jax.model import fp8
 from mlstm_jax.model.architecture import LSTMCarry
 from mlstm_jax.model.kernels import INTERPRETED
 from mlstm_jax.model.language_model import LanguageModel
+from mlstm_jax.options import NumberTypes
 from tests.model.test_language_model import initial, read
 from tests.tolerance import error
 
@@ -78,12 +79,12 @@ SIZE = Model(hidden=HIDDEN, embedding=8)
 
 def fp8_model(**fields: Any) -> LanguageModel:
     """A model whose recurrent products have operands of fp8 where it is given scales."""
-    return LanguageModel(SIZE, Precision(compute="bf16"), **fields)
+    return LanguageModel(SIZE, NumberTypes("bf16"), **fields)
 
 
 def training_input(random: np.random.Generator) -> tuple[Any, Any, Any]:
     """Parameters, bytes and a carry that is not zero."""
-    params = initial(LanguageModel(SIZE, Precision()))
+    params = initial(LanguageModel(SIZE))
     bytes_BT = random.integers(0, 256, (ROWS, WINDOW), dtype=np.uint8)
     h, c = np.tanh(random.normal(size=(2, ROWS, 1, HIDDEN)) * 0.5).astype(np.float32)
     return params, bytes_BT, LSTMCarry(h, c)
@@ -96,7 +97,7 @@ def test_gradients_of_emulation_and_kernels(random: np.random.Generator) -> None
     test_language_model.py compares float32 with float64.
     """
     given = training_input(random)
-    _, _, exact, of_carry = gradient(LanguageModel(SIZE, Precision()))(*given, None)
+    _, _, exact, of_carry = gradient(LanguageModel(SIZE))(*given, None)
     history_U3 = fp8.no_history()
     for _ in range(2):
         scales_3 = fp8.scales(history_U3, ROWS * WINDOW)
@@ -132,7 +133,7 @@ def test_scales() -> None:
 def test_type_of_reading(random: np.random.Generator) -> None:
     given = training_input(random)
     made = [
-        read(LanguageModel(SIZE, Precision(compute="bf16", recurrent=recurrent)), *given)
+        read(LanguageModel(SIZE, Precision(compute="bf16", recurrent=recurrent).types), *given)
         for recurrent in ("compute", "fp8_emulated")
     ]
     jax.tree.map(np.testing.assert_array_equal, *made)

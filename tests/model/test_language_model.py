@@ -16,6 +16,7 @@ from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture
 from mlstm_jax.model.language_model import Carry, LanguageModel, parameter_shapes
 from mlstm_jax.model.ops import weight_norm
+from mlstm_jax.options import NumberTypes
 from tests.marks import FP16
 from tests.tolerance import assert_close
 
@@ -44,7 +45,7 @@ def read(model, params: dict, *window: Any, states: str = "none", dropout_B: Any
 
 def make(compute="fp32", kind="mlstm", *, hidden: int = 5, layers: int = 2, **model: object):
     sizes = Architecture.kinds[kind](hidden=hidden, embedding=3, layers=layers, **model)
-    built = LanguageModel(sizes, config.Precision(compute=compute))
+    built = LanguageModel(sizes, NumberTypes(compute))
     return built, drawn(sizes)
 
 
@@ -171,8 +172,8 @@ def test_rows_and_padding(kind, random) -> None:
 
 
 def test_half_type_of_a_cell() -> None:
-    precision = config.Precision(compute="bf16", cell="compute")
-    model = LanguageModel(config.Model(hidden=8, embedding=8), precision)
+    types = NumberTypes("bf16", cell="compute")
+    model = LanguageModel(config.Model(hidden=8, embedding=8), types)
     params = drawn(model.architecture)
     found = read(model, params, np.zeros((2, 3), np.uint8), model.init_carry(2), states="each")
     np.testing.assert_array_equal(found.states.c[:, 2], found.carry.c)
@@ -212,7 +213,7 @@ def test_gradient_in_half_precision(compute, kind, random):
 
 
 def test_initial_parameters() -> None:
-    params = initial(LanguageModel(config.Model(hidden=400, embedding=64), config.Precision()))
+    params = initial(LanguageModel(config.Model(hidden=400, embedding=64)))
     layer = params["layer_0"]
     limit = 1 / np.sqrt(400)
     for name in ("wmx", "wmh", "wx", "wh"):
@@ -229,7 +230,7 @@ def test_initial_parameters() -> None:
 
 def test_orthogonal_start() -> None:
     sizes = config.Model(hidden=40, recurrent_init="orthogonal", recurrent_gain=1.5)
-    layer = initial(LanguageModel(sizes, config.Precision()))["layer_0"]
+    layer = initial(LanguageModel(sizes))["layer_0"]
     wmh = np.asarray(layer["wmh_v"])
     # 40 reflections make it, each a sum over 40 rows.
     assert_close(wmh @ wmh.T, np.eye(40), terms=40 * 40)

@@ -107,7 +107,7 @@ def test_counted_memory_of_other_kinds(kind: str) -> None:
     """XLA's own count of a gradient that JAX derives, within a third."""
     model = Architecture.kinds[kind](hidden=128, layers=2)
     config = Config(model=model, data=Data(batch=16, window=64))
-    shell = LanguageModel(config.model, config.precision)
+    shell = LanguageModel(config.model, config.precision.types)
     params = parameter_shapes(model)
 
     def loss(params: Any, bytes_BT: Any) -> Any:

@@ -86,7 +86,7 @@ def lines_without_time(folder: Path) -> list[dict[str, Any]]:
 
 def final_state(folder: Path, batch: int) -> Any:
     config = run.read_config(folder)
-    model = run.LanguageModel(config.model, config.precision)
+    model = run.LanguageModel(config.model, config.precision.types)
     with closing(Checkpoints(folder, run.id_of(folder), read_only=True)) as checkpoints:
         step = checkpoints.steps()[-1]
         devices = Parallel(jax.local_devices()[:1])

@@ -69,7 +69,7 @@ def test_learning_and_resuming(kind, changes, corpus, tmp_path) -> None:
 @pytest.mark.parametrize(("kind", "window"), [("bert", 16), ("transformer", 8)])
 def test_windows_of_evaluation(kind, window, corpus) -> None:
     sizes = Architecture.kinds[kind](hidden=8, embedding=8, layers=1)
-    model = LanguageModel(sizes.for_windows(16), Precision())
+    model = LanguageModel(sizes.for_windows(16))
     split = open_corpus(corpus).split("valid")
     device = Parallel(jax.local_devices()[:1])
     evaluator = Evaluator(model, split, 256, device)
@@ -106,7 +106,7 @@ def test_matrices_and_large_gradients(kind: str) -> None:
             assert shape[1] % model.matrices(name) == 0
             if shape[0] >= 8:
                 large.add(name)
-    order = LanguageModel(model, Precision()).backward_order()
+    order = LanguageModel(model).backward_order()
     assert set(order) == large
     places = []
     for name in order:

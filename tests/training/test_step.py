@@ -45,7 +45,7 @@ def make_config(corpus: Path, **precision: Any) -> Config:
 @functools.lru_cache
 def fresh(config: Config) -> TrainState:
     """The state before the first step: of the model, the precision, the optimizer and the seed."""
-    model = LanguageModel(config.model, config.precision)
+    model = LanguageModel(config.model, config.precision.types)
     return fresh_state(config, model)
 
 
@@ -57,7 +57,7 @@ class Trainer:
     ) -> None:
         self.config = config = configs.vary(config, train__micro_batches=micro_batches)
         self.devices = Parallel(jax.local_devices()[:devices], mapped_by)
-        self.model = LanguageModel(config.model, config.precision, recompute_every)
+        self.model = LanguageModel(config.model, config.precision.types, recompute_every)
         self.stream = open_rows(config, open_corpus(Path(config.data.corpus))).stream
         self.traces = 0
         step = make_train_step(config, self.model)

@@ -46,7 +46,7 @@ pytestmark = pytest.mark.numeric
 
 
 def first_parameters(config: Config) -> dict[str, Any]:
-    model = LanguageModel(config.model, config.precision)
+    model = LanguageModel(config.model, config.precision.types)
     start = resume.load_start(config)
     return fresh_state(config, model, flatten(start.params)).params
 
@@ -114,7 +114,7 @@ def test_head(random: np.random.Generator, count: int) -> None:
         "label_kernel": random.normal(size=(12, count)).astype(np.float32),
         "label_bias": random.normal(size=count).astype(np.float32),
     }
-    model = LanguageModel(config.model, config.precision)
+    model = LanguageModel(config.model, config.precision.types)
     tuned = dataclasses.replace(run, config=config, params=params, model=model)
     text = "my guitar is great"
     bytes_BT = np.frombuffer(f"\n {text} ".encode(), np.uint8)[None]

@@ -38,7 +38,7 @@ def draw(kind: str, hidden: int = 12, layers: int = 2) -> Run:
     random = np.random.default_rng(0)
     shapes = weights.expected_shapes(config.model)
     params = arrays.unflatten(draw_arrays(random, shapes, spread=1 / 3))
-    model = LanguageModel(config.model, config.precision)
+    model = LanguageModel(config.model, config.precision.types)
     return Run(Path("untrained"), config, 0, "radford", model, params)
 
 

@@ -92,7 +92,7 @@ def address_of(view: Callable[[], None]) -> str:
 def test_method(run: Run, classifier: Path, page: str) -> None:
     """A model in Python shows the page of the command."""
     model = mlstm_jax.load(run.folder)
-    other = address_of(partial(model.view, str(classifier), port=0))
+    other = address_of(partial(model.view, load_classifier(classifier), port=0))
     request = {"text": "It was good."}
     assert ask(f"{other}read", request) == ask(f"{page}read", request)
     assert ask(f"{other}model", {})[1]["label"] == "poor"  # it begins with the score of the last
