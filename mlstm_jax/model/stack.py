@@ -21,7 +21,7 @@ from flax import linen
 from mlstm_jax.errors import UserError
 from mlstm_jax.model.architecture import Architecture, Products, Tree, Window
 from mlstm_jax.model.ops import is_bytes, matmul, weight_norm, with_transpose
-from mlstm_jax.model.time_loop import Step, run_window
+from mlstm_jax.model.time_loop import Step, read_window, run_for_gradient
 
 Array = jax.Array
 # A layer's matrices by name and its bias "b", float32. For bytes I is 256, and row v of an input
@@ -70,7 +70,7 @@ def forward_loop(
 ) -> tuple[Tree, Array, Tree]:
     """XLA's loop forward, see `Loops`."""
     step = make_step(weights, carry.h.shape[0])
-    return run_window(step, carry, x, None, compute, "for gradient")
+    return run_for_gradient(step, carry, x, compute)
 
 
 def with_gradient(kind: "Recurrent", compute: jnp.dtype, loops: Loops) -> Callable[..., Any]:
@@ -86,7 +86,7 @@ def with_gradient(kind: "Recurrent", compute: jnp.dtype, loops: Loops) -> Callab
     ) -> tuple[Tree, Array]:
         rounded = kind.rounded(weights, is_bytes(x), compute, scales_3)
         step = kind.step(rounded, carry.h.shape[0])
-        last, h_TBH, _ = run_window(step, carry, x, mask_TB, compute, "none")
+        last, h_TBH, _ = read_window(step, carry, x, mask_TB, compute, "none")
         return last, h_TBH
 
     def forward(
@@ -277,7 +277,7 @@ class Recurrent(Architecture):
             mask_TB = window.padding_mask_TB
             if window.states != "none":
                 step = self.step(self.rounded(weights, layer == 0, compute), carry.h.shape[0])
-                carry, x, kept = run_window(step, carry, x, mask_TB, compute, window.states)
+                carry, x, kept = read_window(step, carry, x, mask_TB, compute, window.states)
                 states.append(kept)
             else:
                 carry, x = run_layer(recurrence, carry, x, weights, mask_TB, window.scales_3)

@@ -5,7 +5,7 @@ Arrays are time-major in the loops of recurrent layers and only there.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -56,57 +56,89 @@ def steps_read(window: int, padding_mask_TB: Array | None) -> Array | int:
     return jnp.sum(~padding_mask_TB.all(axis=1), dtype=jnp.int32)
 
 
-def run_window(
+def run_for_gradient(
+    step: Step, carry: Tree, x: Array, compute: jnp.dtype
+) -> tuple[Tree, Array, Tree]:
+    """Run a step over a window, and keep what its gradient needs; JAX has none of this loop.
+
+    Returns:
+        The carry after the window; h after each step, [T, B, H], in the compute type; and time
+        buffers of what the step keeps.
+    """
+
+    def first_step(carry: Tree) -> Tree:
+        return step(carry.h.astype(compute), carry, step_of(x, jnp.int32(0)), None)[1]
+
+    def body(t: Array, rounded_h: Array, carry: Tree, kept: Tree) -> tuple[Tree, Tree]:
+        carry, of_step = step(rounded_h, carry, step_of(x, t), None)
+        return carry, put_step(kept, of_step, t)
+
+    window = x.shape[0]
+    kept = _empty_buffers(window, jax.eval_shape(first_step, carry))
+    return _loop(body, carry, kept, compute, window, window)
+
+
+def read_window(
     step: Step,
     carry: Tree,
     x: Array,
     padding_mask_TB: Array | None,
     compute: jnp.dtype,
-    keep: StateOutput | Literal["for gradient"],
+    states: StateOutput,
 ) -> tuple[Tree, Array, Tree]:
-    """Run a step over a window; JAX has no gradient of this loop.
+    """Run a step over a window without a gradient.
 
     Returns:
-        The carry after the window; h after each step [T, B, H] in the compute type; and by `keep`
-        nothing; the `Totals` of one layer [B, H]; the carry after each step, [T, B, H], where steps
-        that are padding in all rows are not computed; or time buffers of what the step keeps.
+        The carry after the window; h after each step, [T, B, H], in the compute type; and by
+        `states` nothing; the `Totals` of one layer [B, H]; or the carry after each step,
+        [T, B, H], where steps that are padding in all rows are not computed.
     """
     inputs = (x, padding_mask_TB)
     window = x.shape[0]
     steps: Array | int = window
     kept: Tree = None
-    if keep == "totals":
+    if states == "totals":
         shape = carry.h.shape
         kept = Totals(jnp.zeros(shape, jnp.float32), jnp.full(shape, -jnp.inf, jnp.float32))
-    elif keep == "each":
+    elif states == "each":
         kept = _empty_buffers(window, carry)
         steps = steps_read(window, padding_mask_TB)
-    elif keep == "for gradient":
 
-        def first_step(carry: Tree) -> Tree:
-            return step(carry.h.astype(compute), carry, step_of(x, jnp.int32(0)), None)[1]
-
-        kept = _empty_buffers(window, jax.eval_shape(first_step, carry))
-
-    def body(t: Array, before: tuple[Array, Tree, Array, Tree]) -> tuple[Array, Tree, Array, Tree]:
-        rounded_h, carry, h_TBH, kept = before
+    def body(t: Array, rounded_h: Array, carry: Tree, kept: Tree) -> tuple[Tree, Tree]:
         x_B, mask_B = step_of(inputs, t)
-        carry, of_step = step(rounded_h, carry, x_B, mask_B)
-        if keep == "totals":
+        carry, _ = step(rounded_h, carry, x_B, mask_B)
+        if states == "totals":
             kept = _add(kept, carry.h, mask_B)
-        elif keep == "each":
+        elif states == "each":
             kept = put_step(kept, carry, t)
-        elif keep == "for gradient":
-            kept = put_step(kept, of_step, t)
+        return carry, kept
+
+    last, h_TBH, kept = _loop(body, carry, kept, compute, window, steps)
+    if states == "each":
+        kept = jax.tree.map(lambda buffer, x: of_bits(buffer, x.dtype), kept, carry)
+    return last, h_TBH, kept
+
+
+def _loop(
+    body: Callable[[Array, Array, Tree, Tree], tuple[Tree, Tree]],
+    carry: Tree,
+    kept: Tree,
+    compute: jnp.dtype,
+    window: int,
+    steps: Array | int,
+) -> tuple[Tree, Array, Tree]:
+    """Run `body`, (t, h in the compute type, carry, kept) → (carry, kept), for the first steps."""
+
+    def run(t: Array, before: tuple[Array, Tree, Array, Tree]) -> tuple[Array, Tree, Array, Tree]:
+        rounded_h, carry, h_TBH, kept = before
+        carry, kept = body(t, rounded_h, carry, kept)
         rounded_h = carry.h.astype(compute)
         return rounded_h, carry, put_step(h_TBH, rounded_h, t), kept
 
     h_TBH = empty_buffer((window, *carry.h.shape), compute)
     # h is carried in both types: rounding it again at each step would need another kernel.
     first = (carry.h.astype(compute), carry, h_TBH, kept)
-    _, last, h_TBH, kept = jax.lax.fori_loop(0, steps, body, first)
-    if keep == "each":
-        kept = jax.tree.map(lambda buffer, x: of_bits(buffer, x.dtype), kept, carry)
+    _, last, h_TBH, kept = jax.lax.fori_loop(0, steps, run, first)
     return last, of_bits(h_TBH, compute), kept
 
 
