@@ -7,7 +7,7 @@ W = g V / |V| needs no scale of its columns. One JSON text describes them, the m
 
     {"format": 1, "model": {"hidden": 64, ...}, "cleaning": "radford", "source": "...",
      "fingerprint": a sha256 of all arrays as float32; optional,
-     "first_start": that of the parameters with which training began; optional,
+     "first_start": the fingerprint of the parameters with which training began; optional,
      "crc32": of the rest of this text, see digest.py; optional}
 
 Equal parameters give equal bytes.

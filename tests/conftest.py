@@ -15,7 +15,7 @@ from tests import xla_flags
 # Before jax is imported. All processes of a session, those that tests start among them, share the
 # programs that they compile, and so do later sessions; `make clean` removes them.
 os.environ.setdefault(cache.CACHE, str(Path(__file__).parents[1] / ".pytest_cache/programs"))
-# Most of a small program's time is that of compiling it: with these flags a third of it.
+# Most of a small program's time goes into compiling it: a third of it with these flags.
 # `make test-slow` sets XLA_FLAGS, and so has programs that are optimized as a user's are.
 FLAGS = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "

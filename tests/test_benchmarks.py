@@ -175,7 +175,7 @@ def test_repeated_text(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_configs_as_they_train(tmp_path, monkeypatch) -> None:
-    """The rows of a device are those of one device; an unset type is the fastest."""
+    """A device of several has the rows of one; an unset type is the fastest."""
     import configs
 
     monkeypatch.setattr("mlstm_jax.host.fastest_compute", lambda units: "bf16")

@@ -49,7 +49,7 @@ def public(name: str) -> Any:
 
 
 def bases(of: type) -> list[type]:
-    """A class and those of the package that it is made of, the lowest first."""
+    """A class and its bases in the package, the lowest first."""
     return [one for one in reversed(of.__mro__) if one.__module__.startswith("mlstm_jax")]
 
 

@@ -63,7 +63,7 @@ def test_cached_program(tmp_path, begin) -> None:
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="it has this codec")
 def test_cache_of_two_codecs(tmp_path, begin) -> None:
-    """A codec like that of Python 3.14 has a folder of its own: JAX's key calls it zlib, too."""
+    """A codec such as Python 3.14's has a folder of its own: JAX's key calls it zlib, too."""
     codec = tmp_path / "later/compression/zstd.py"
     codec.parent.mkdir(parents=True)
     codec.write_text("def compress(a): return b'(' + a\ndef decompress(a): return a[1:]\n")

@@ -76,7 +76,7 @@ def in_loops(found: list[Kernel]) -> list[int]:
 
 
 def stacks(arrays: list[Array], window: int = WINDOW) -> list[Array]:
-    """Return those of all time steps."""
+    """Return the arrays of all time steps."""
     return [one for one in arrays if len(one.shape) > 2 and window in one.shape[:2]]
 
 
@@ -190,7 +190,7 @@ def test_bytes_of_our_kernels() -> None:
         "multiply": (2 * 4 + 4 + 2 + 2) * unit,
         # z, a row of the table and the bias of four gates, c; c, h twice, four gates.
         "advance": (4 * 3 * 4 + 4 + 4 + 2 * 2 + 4 * 2) * unit,
-        # Two parts of dh and that of the logits, c, four gates, dc; dc, dz twice.
+        # Two parts of dh and the logits' part, c, four gates, dc; dc, dz twice.
         "gate_gradients": (2 * 4 + 2 + 4 + 4 * 2 + 4 + 4 + 2 * 4 * 2) * unit,
         # Two parts of dm, a row of the table, mh; dmh twice, dmx.
         "multiply_gradients": (2 * 4 + 4 + 2 + 3 * 2) * unit,

@@ -11,7 +11,7 @@ import mlstm_jax
 
 PACKAGE = Path(mlstm_jax.__file__).parent
 
-# From the top. A module's layer is that of its longest prefix here; one layer may import itself.
+# From the top. A module's longest prefix here tells its layer; one layer may import itself.
 LAYERS = [
     {"__main__", "cli", "commands"},
     {"layers"},

@@ -1,4 +1,4 @@
-"""The report of a loaded model: its score beside those of compressors, and a sample."""
+"""The report of a loaded model: its score beside the scores of compressors, and a sample."""
 
 import bz2
 import gzip

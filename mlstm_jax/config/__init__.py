@@ -129,7 +129,7 @@ def run_python(path: Path, what: str) -> dict[str, Any]:
     if path.suffix != ".py":
         raise UserError(
             f"{path} is not a {what}, which must be a Python file (.py); `mlstm-jax configs` lists "
-            "those of the package. Name a corpus with `data.corpus`, and a run with `out`."
+            "the package's. Name a corpus with `data.corpus`, and a run with `out`."
         )
     try:
         return runpy.run_path(str(path))

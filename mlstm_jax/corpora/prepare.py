@@ -2,7 +2,7 @@
 
 Documents are sorted by the md5 of seed and text, which any engine can compute: the order of files
 and lines and the number of processes do not change a byte. The folder is complete or absent,
-whenever the program stops. Given splits, such as those of enwik8, keep the order of their files.
+whenever the program stops. Given splits, such as enwik8's, keep the order of their files.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """Draw bytes in NumPy: the text that JAX's generator gives for a seed, up to rounding.
 
-JAX's random numbers are those of Threefry-2x32 (Salmon et al. 2011), 20 rounds: a key and a counter
-of two words each give two words. A byte is the largest of its logit plus -log(-log(u)), whose
+JAX draws random numbers with Threefry-2x32 (Salmon et al. 2011), 20 rounds: a key and a counter of
+two words each give two words. A byte is the largest of its logit plus -log(-log(u)), whose
 maximum is distributed as the softmax of the logits. A logit differs from JAX's in its last bits, so
 a text is another where two sums are equal to seven digits, which is rare.
 """

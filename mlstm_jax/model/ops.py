@@ -306,7 +306,8 @@ def _one_head_at_a_time(
     """Compute attention on a CPU, in blocks of queries if causal.
 
     XLA multiplies batches of small matrices one element at a time, and writes all probabilities to
-    memory. Here those of one head of one row stay in the cache; the gradient computes them again.
+    memory. Here the probabilities of a row and head stay in the cache; the gradient computes them
+    again.
     """
     rows, size, heads, units = query.shape
     block = _QUERY_BLOCK if causal else size

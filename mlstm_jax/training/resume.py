@@ -97,7 +97,7 @@ def require_new(folder: Path, before: Config | None) -> int:
     """The step at which a run, with the config `before`, ended before its first checkpoint, or 0.
 
     Raises UserError if it must not start over, because it has lost its checkpoints. It had one if
-    its metrics record later steps than that of its first checkpoint, or that it was finished or
+    its metrics go on after the step of its first checkpoint, or record that it was finished or
     resumed, and it did not diverge.
     """
     lines = metrics.read_metrics(folder / metrics.FILE)

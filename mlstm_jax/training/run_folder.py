@@ -142,7 +142,7 @@ def lock_together(
 
 
 def id_together(cluster: Cluster, folder: Path) -> str:
-    """The id of the run in a folder, for all processes; process 0 draws that of a new run."""
+    """The id of the run in a folder, for all processes; process 0 draws a new run's."""
     identity = None
     if cluster.is_first:
         identity = run.id_of(folder) or secrets.token_hex(8)

@@ -55,7 +55,7 @@ def comparable(answer: Any, folder: Path) -> Any:
     return answer.read_bytes() if isinstance(answer, Path) else str(answer).strip("\n")
 
 
-# MODEL, IN and OUT stand for the model, the folder of files, and that of the results.
+# MODEL, IN and OUT stand for the model, the folder of files, and the folder of results.
 # A line; its file; the name of the function, and its arguments.
 SAME: list[tuple[str, str | None, str, dict[str, Any]]] = [
     ("generate MODEL --prompt my --bytes 20 --seed 3 --top-k 9", None,

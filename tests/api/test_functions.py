@@ -73,7 +73,7 @@ def test_public_names() -> None:
 
 
 def test_names_for_type_checkers() -> None:
-    """The names under TYPE_CHECKING and those of __getattr__ are the same, from the same place."""
+    """TYPE_CHECKING and __getattr__ have the same names, from the same place."""
     path = Path(mlstm.__file__)
     assert (path.parent / "py.typed").is_file()
     found = re.findall(r"(?m)^    from mlstm_jax\.(\S+) import (\w+) as (\w+)$", path.read_text())

@@ -34,7 +34,7 @@ SESSIONS = ((0, 1, 4), (20, 2, 2), (30, 1, 1), (40, 4, 1))
 
 @pytest.mark.slow
 def test_change_of_devices_and_processes(corpus, tmp_path, launcher) -> None:
-    """Its metrics are those of a run that stayed."""
+    """Its metrics equal the metrics of a run that stayed."""
     config = runs.make_config(corpus, tmp_path / "run")
     often = {"train__checkpoint_every": 10, "train__keep_checkpoints": 9}
     config = vary(config, train__steps=60, **often)

@@ -183,7 +183,7 @@ def test_attention(causal: bool, keys: dict, mask: dict, random: np.random.Gener
 
 
 def test_counted_products() -> None:
-    """A third are those of the forward pass; XLA counts norms and softmax, too."""
+    """The forward pass has a third; XLA counts norms and softmax, too."""
     model, params = make("fp32", "bert", hidden=32, heads=1, positions=512)
     bytes_BT = jnp.zeros((1, 512), jnp.uint8)
     counted = applied(model).lower({"params": params}, bytes_BT, ()).cost_analysis()["flops"]

@@ -42,7 +42,7 @@ def train_line(step: int, **values: object) -> dict[str, Any]:
 
 
 def write_lines(folder: Path, *lines: dict[str, Any]) -> Path:
-    """Add lines of metrics to those of a run."""
+    """Add lines to the metrics of a run."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "metrics.jsonl").open("a") as file:
         for line in lines:

@@ -28,7 +28,7 @@ from tests.tolerance import UNIT, assert_close
 
 pytestmark = pytest.mark.numeric
 
-# Of an update: the norm of all 55 elements, that of a matrix, and a dozen operations of an element.
+# Of an update: the norm of all 55 elements, a matrix's norm, and a dozen operations of an element.
 TERMS = 55 + 15 + 12
 
 

@@ -171,7 +171,7 @@ ABOVE = [0.11] * 5
 def test_change_of_a_prior(
     count, names, as_is, with_it, without, chosen, is_validated, monkeypatch
 ) -> None:
-    """Here that of each difference of two losses is 0.1, but for the best's from itself."""
+    """Here each difference of two losses has 0.1, but for the best's from itself."""
     noise_N = 0.1 * np.sqrt(count) * np.tile([-1.0, 1.0], count // 2)
 
     def losses_of(C: float, prior: Classifier | None) -> Any:

@@ -107,7 +107,7 @@ def test_a_refused_call_leaves_no_folder(options, message, run, tmp_path) -> Non
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_head(random: np.random.Generator, count: int) -> None:
-    """Its probabilities are those of the model's own logits at the text's end."""
+    """Its probabilities follow from the model's own logits at the text's end."""
     run = draw("mlstm", layers=1)
     config = vary(run.config, model__classes=count)
     params = run.params | {

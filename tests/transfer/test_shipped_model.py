@@ -51,7 +51,7 @@ def test_own_classifier(model: mlstm.TrainedModel) -> None:
     found = model.classify(GOOD + BAD)
     assert likeliest(found) == ["positive"] * 2 + ["negative"] * 2
     assert found == model.classify(GOOD + BAD, f"{NAME}/sentiment")
-    # The score of a text is that of its last character.
+    # A text has the score of its last character.
     heat = model.heatmap(BAD[0], score=f"{NAME}/sentiment")
     assert heat.values[-1] < 0 < model.heatmap(GOOD[0], score=f"{NAME}/sentiment").values[-1]
     # The text of its page turns; cleaning puts one character more in front than behind.
