@@ -42,9 +42,11 @@ _OBJECTIVE = 2
 
 
 class StepOptions(NamedTuple):
-    """All that a training step reads of a config; runs that are equal in it share its program."""
+    """What a training step reads of a config, beside its model.
 
-    architecture: Architecture
+    Runs that are equal in both share its program.
+    """
+
     optimizer: Optimizer  # its rates are arguments, see `without_rates`
     precision: Precision
     update_bytes: int
@@ -99,7 +101,9 @@ def _noise(square: Array, mean_square: Array, batches: int, rows: int) -> tuple[
     return signal, trace
 
 
-def _kept_units(options: StepOptions, step: Array, row_B: Array, window: int) -> Array | None:
+def _kept_units(
+    options: StepOptions, architecture: Architecture, step: Array, row_B: Array, window: int
+) -> Array | None:
     """Draw the units that each row keeps in this window, scaled so that their mean is 1.
 
     In a recurrent model a row has one mask for all bytes of its window (Gal and Ghahramani 2016,
@@ -109,7 +113,7 @@ def _kept_units(options: StepOptions, step: Array, row_B: Array, window: int) ->
         return None
     kept = 1 - options.dropout
     keys_B = row_keys(options.seed, _DROPOUT, step, row_B)
-    shape = options.architecture.dropout_shape(window)
+    shape = architecture.dropout_shape(window)
     draw = functools.partial(jax.random.bernoulli, p=kept, shape=shape)
     return jax.vmap(draw)(keys_B) / jnp.float32(kept)
 
@@ -123,12 +127,13 @@ def _gradient_of_rows(
     row_B: Array,
 ) -> Gradient:
     """Compute the gradient over some rows of this device, the numbers `row_B` of the batch."""
-    dropout_B = _kept_units(options, state.step, row_B, batch.inputs_BT.shape[1])
+    architecture = model.architecture
+    dropout_B = _kept_units(options, architecture, state.step, row_B, batch.inputs_BT.shape[1])
     counted_BT = jnp.arange(batch.inputs_BT.shape[1])[None] < batch.targets_B[:, None]
     keys_B = row_keys(options.seed, _OBJECTIVE, state.step, row_B)
-    objective = OBJECTIVES[options.architecture.objective]
+    objective = OBJECTIVES[architecture.objective]
     targets = objective(batch.inputs_BT, batch.targets_BT, counted_BT, keys_B)
-    padding_mask_BT = ~counted_BT if model.architecture.bidirectional else None
+    padding_mask_BT = ~counted_BT if architecture.bidirectional else None
 
     scales_3 = None
     if state.maxima_U3 is not None:
@@ -238,7 +243,6 @@ def make_train_step(config: Config, model: LanguageModel) -> TrainStep:
     guard.py). It is summed with the gradient, so all processes stop together.
     """
     options = StepOptions(
-        architecture=config.model,
         optimizer=without_rates(config.optimizer),
         precision=config.precision,
         update_bytes=config.data.batch * config.data.window,
@@ -259,7 +263,7 @@ def _make_train_step(options: StepOptions, model: LanguageModel) -> TrainStep:
         rate = functools.partial(learning_rate, options.optimizer, rates)
         tx = optimizer.build(
             options.optimizer,
-            options.architecture,
+            model.architecture,
             rate,
             update_bytes=options.update_bytes,
             axis_name=AXIS,
