@@ -3,19 +3,29 @@
 A file or folder is written under a temporary name next to its own, and renamed at the end.
 """
 
+import errno
+import fcntl
+import glob
 import os
 import re
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, Any
 
 from mlstm_jax.errors import FileError, KnownError, UserError, with_remedy
 
 # Orbax takes [...], * and ? in a path for a pattern; it and TensorBoard need UTF-8.
 _PLAIN_PATH = re.compile(r"[\w ./+=,@~-]*", re.ASCII)
-_PLACES_OF_LINKS = ("/tmp", "/var/tmp")
+_OPEN_FILES = "/proc/self/fd"  # of Linux
+# In a temporary folder: its process's lock, and the folder that the new one replaces.
+_LOCK = "lock"
+_OLD = "old"
+# What locking raises on a file system without locks.
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 def require_folder(folder: Path, name: str = "out") -> None:
@@ -79,21 +89,53 @@ def read_errors(what: object) -> Iterator[None]:
         raise FileError(with_remedy(f"{what} cannot be read", error)) from error
 
 
+def take_lock(file: IO[Any]) -> None:
+    """Lock a file until it is closed, which the system does when the process ends.
+
+    Raises BlockingIOError if another process has the lock, or has removed the file since it was
+    opened; and OSError if the file system refuses locks.
+    """
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        is_there = os.path.samestat(os.fstat(file.fileno()), os.stat(file.name))
+    except FileNotFoundError:
+        is_there = False
+    if not is_there:
+        raise BlockingIOError(errno.EAGAIN, "another process has removed it")
+
+
+def _is_locked_here(file: IO[Any]) -> bool:
+    """Lock a file; False if another process has the lock. Without locks all files are free."""
+    try:
+        take_lock(file)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+    return True
+
+
 @contextmanager
 def atomic_file(path: Path, suffix: str = ".partial") -> Iterator[Path]:
     """Yield the name of a temporary file to write; it becomes `path` if there is no error.
 
-    If several processes write one file, each needs a `suffix` of its own.
+    UserError if another process is writing `path`, unless each has a `suffix` of its own.
     """
     partial = path.with_name(f"{path.name}{suffix}")
-    try:
-        with write_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            yield partial
-            os.replace(partial, path)
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
+    with write_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("ab") as file:
+            if not _is_locked_here(file):
+                raise UserError(
+                    f"another process is writing {path}; wait for it, or choose another name."
+                )
+            try:
+                yield partial
+                os.replace(partial, path)
+            finally:
+                with suppress(OSError):
+                    partial.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -108,77 +150,66 @@ def atomic_directory(out: Path, check: Callable[[], None] = lambda: None) -> Ite
 
     An existing folder is replaced as a whole, unless `check`, called at the end, raises an error.
     """
-    partial = partial_folder(out)
-    aside = partial.with_name(f"{partial.name}.old")
+    with write_errors(out), temporary_folder(out) as temporary:
+        new = temporary / "new"
+        new.mkdir()
+        yield new
+        check()
+        if out.exists():
+            os.rename(out, temporary / _OLD)
+        os.rename(new, out)
+
+
+@contextmanager
+def temporary_folder(out: Path) -> Iterator[Path]:
+    """Yield a new folder next to `out`, locked by this process, and removed at the end."""
+    remove_leftovers(out)
+    while True:
+        folder = out.with_name(f".{out.name}.partial-{secrets.token_hex(4)}")
+        folder.mkdir(parents=True)
+        lock = (folder / _LOCK).open("w")
+        if _is_locked_here(lock):
+            break
+        lock.close()  # Another process has taken it for a leftover.
     try:
-        with write_errors(out):
-            partial.mkdir(parents=True)
-            yield partial
-            check()
-            try:
-                if out.exists():
-                    os.rename(out, aside)
-                os.rename(partial, out)
-            finally:
-                if aside.exists() and not out.exists():
-                    os.rename(aside, out)
-            _remove_aside(aside)
+        with lock:
+            yield folder
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def partial_folder(out: Path) -> Path:
-    """The name of this process's temporary folder for `out`, next to it."""
-    return out.with_name(f".{out.name}.partial-{os.getpid()}")
+        try:
+            _remove_temporary(folder, out)
+        finally:  # where Ctrl-C has interrupted it
+            _remove_temporary(folder, out)
 
 
 def remove_leftovers(out: Path) -> None:
-    """Remove the temporary folders for `out` that killed processes left on this machine."""
-    if not out.parent.is_dir():
-        return
-    pattern = re.compile(re.escape(f".{out.name}.partial-") + r"(\d+)(\.old)?")
-    for folder in out.parent.iterdir():
-        match = pattern.fullmatch(folder.name)
-        # This process has created none yet: one with its pid is from an earlier process.
-        if match and (int(match[1]) == os.getpid() or not _is_alive(int(match[1]))):
-            if not match[2]:
-                shutil.rmtree(folder, ignore_errors=True)
-            elif out.exists():
-                _remove_aside(folder)
-            else:  # Killed between the two renames: restore the old folder.
-                os.rename(folder, out)
+    """Remove the temporary folders for `out` that killed processes have left."""
+    for lock in out.parent.glob(f"{glob.escape(f'.{out.name}')}.partial-*/{_LOCK}"):
+        with suppress(OSError), lock.open("a") as file:  # Another process may have removed it.
+            take_lock(file)
+            _remove_temporary(lock.parent, out)
 
 
-def _remove_aside(aside: Path) -> None:
-    """Rename and remove an old folder, so that no later process restores a part of it."""
-    if aside.exists():
-        partial = aside.with_suffix("")
-        shutil.rmtree(partial, ignore_errors=True)
-        os.rename(aside, partial)
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)  # sends nothing, only checks whether it could
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True  # another user's process
-    return True
+def _remove_temporary(folder: Path, out: Path) -> None:
+    """Remove a temporary folder; restore the old folder in it if no new one has replaced it."""
+    old = folder / _OLD
+    if old.exists():
+        # Under another name, no later process restores what is left of a removed one.
+        os.rename(old, folder / "replaced" if out.exists() else out)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
 def plain_path(folder: Path) -> Iterator[Path]:
-    """Yield a path of a folder that any library takes as it is: its own, or a temporary link."""
+    """Yield a path of a folder that any library takes as it is.
+
+    Its own, or that of the open folder: a link elsewhere might be removed while a run trains.
+    """
     path = os.path.abspath(folder)
-    if _PLAIN_PATH.fullmatch(path):
+    if _PLAIN_PATH.fullmatch(path) or not os.path.isdir(_OPEN_FILES):
         yield Path(path)
         return
-    place = tempfile.gettempdir()
-    if not _PLAIN_PATH.fullmatch(place):
-        place = next(other for other in _PLACES_OF_LINKS if os.access(other, os.W_OK))
-    with tempfile.TemporaryDirectory(prefix="mlstm-jax-", dir=place) as temporary:
-        link = Path(temporary, "run")
-        link.symlink_to(path)
-        yield link
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield Path(_OPEN_FILES, str(handle))
+    finally:
+        os.close(handle)

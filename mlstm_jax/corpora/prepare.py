@@ -8,7 +8,6 @@ whenever the program stops. Given splits, such as enwik8's, keep the order of th
 import dataclasses
 import os
 import pickle
-import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from fractions import Fraction
@@ -29,7 +28,7 @@ from mlstm_jax.data.corpus import Corpus, Manifest, SourceManifest
 from mlstm_jax.errors import UserError, note, require
 from mlstm_jax.fields import public, require_kind
 from mlstm_jax.options import SPLITS, SplitName
-from mlstm_jax.output import atomic_directory, partial_folder, remove_leftovers
+from mlstm_jax.output import atomic_directory, remove_leftovers, temporary_folder
 from mlstm_jax.terminal import ProgressLine
 
 Sources = str | Path | Sequence[str | Path]
@@ -97,7 +96,6 @@ def prepare(
     given = _given_splits(splits, without=written)
     every = list(chain(*given.values())) if given else find_sources(names, without=written)
     check_rejects_file(rejects_file)
-    remove_leftovers(temporary_of)
     writer.check_disk(every, out, temporary_of)
     recipe = Recipe(
         text_column=options.text_column,
@@ -109,19 +107,13 @@ def prepare(
         quoting=options.quoting,
         delimiter=options.delimiter,
     )
-    try:
-        with atomic_directory(out, lambda: writer.check_out(out, overwrite)) as folder:
-            # Inside the folder that becomes the corpus, unless `temp_dir` is set.
-            scratch = partial_folder(temporary_of) / "scratch"
+    with atomic_directory(out, lambda: writer.check_out(out, overwrite)) as folder:
+        with temporary_folder(temporary_of) as scratch:
             job = Job(options, recipe, Rejects(rejects_file), scratch, show_progress)
             with _gathered(every, given, job) as gathered:
                 manifest = _write(gathered, folder, job)
-            shutil.rmtree(scratch, ignore_errors=True)
-            with writer.durable(folder / corpus.MANIFEST) as file:
-                file.write(manifest.to_json().encode())
-    finally:  # Its own cleanup may have been interrupted.
-        remove_leftovers(out)
-        remove_leftovers(temporary_of)
+        with writer.durable(folder / corpus.MANIFEST) as file:
+            file.write(manifest.to_json().encode())
     job.rejects.write()
     for text in job.rejects.notes():
         note(text)
@@ -139,7 +131,7 @@ def _names_of(sources: Sources) -> list[str]:
 
 
 def _temporary_of(out: Path, temp_dir: Path | None) -> Path:
-    """The path whose `partial_folder` has the temporary files; UserError if it is not writable."""
+    """The path whose `temporary_folder` has the temporary files; UserError if not writable."""
     if not temp_dir:
         return out
     folder = Path(os.path.realpath(temp_dir))
@@ -204,7 +196,6 @@ def _read_given_splits(
     counts = []
     sizes: dict[str, int] = dict.fromkeys(sources, 0)
     pieces = 0
-    job.scratch.mkdir(parents=True)
     with (job.scratch / "pieces").open("w+b") as file:
         with ProgressLine("read", total, of_bytes=True, shown=job.show_progress) as line:
             for split, split_sources in sources.items():

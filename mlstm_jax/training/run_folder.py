@@ -1,7 +1,5 @@
 """The run folder: its lock, config.json and environment.json."""
 
-import errno
-import fcntl
 import secrets
 import shutil
 import zlib
@@ -70,8 +68,8 @@ def lock(folder: Path) -> Iterator[None]:
         output.require_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / _LOCK).open("w") as file:
+        _take_lock(file, folder)  # Otherwise the folder may be another process's.
         try:
-            _take_lock(file, folder)
             yield
         finally:
             if is_new and _is_unused(folder):
@@ -80,14 +78,13 @@ def lock(folder: Path) -> Iterator[None]:
 
 def _take_lock(file: IO[str], folder: Path) -> None:
     try:
-        # The system releases the lock when the process ends, however it ends.
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        output.take_lock(file)
     except BlockingIOError:
         raise InUse(
             f"another process is training in {folder}; wait for it, or use another `out`."
         ) from None
     except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+        if error.errno not in output.NO_LOCKS:
             # NFS returns EACCES also if another process has the lock.
             raise UserError(
                 f"{folder} cannot be locked ({error.strerror}): another process is training in it, "

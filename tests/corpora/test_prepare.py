@@ -18,7 +18,7 @@ from mlstm_jax.data.corpus import open_corpus
 from mlstm_jax.data.stream import TrainStream
 from mlstm_jax.errors import FileError, KnownError, UserError
 from mlstm_jax.options import SPLITS
-from mlstm_jax.output import atomic_directory, remove_leftovers
+from mlstm_jax.output import atomic_directory, atomic_file, remove_leftovers, temporary_folder
 from tests.tables import attributes, column
 
 from .written import contents, documents, in_order, jsonl, write_parquet
@@ -218,7 +218,7 @@ def test_failure_of_a_rename(tmp_path, monkeypatch) -> None:
     rename = os.rename
 
     def fail(old: Path, new: Path) -> None:
-        if new == out and not old.name.endswith(".old"):
+        if new == out and old.name == "new":
             raise OSError(28, "No space left on device")
         rename(old, new)
 
@@ -245,21 +245,39 @@ def prepare_killed(source: str, out: Path, where: str) -> None:
 def test_killed(source, tmp_path) -> None:
     out = tmp_path / "out"
     prepare_killed(source, out, "os.fsync = kill")
-    (left,) = tmp_path.glob(".out.partial-*")
+    left = [*tmp_path.glob(".out.partial-*")]
+    assert left
     assert not out.exists()
-    alive = f".out.partial-{os.getppid()}"
-    other = left.name.replace(".out", ".outer")
-    for name in (alive, other):
-        (tmp_path / name).mkdir()
-    scratch = tmp_path / "elsewhere"
-    (scratch / ".out.partial-4999999").mkdir(parents=True)  # of a process that cannot be alive
-    prepare([source], out, temp_dir=scratch)
-    assert set(os.listdir(tmp_path)) == {"a.jsonl", "out", alive, other, "elsewhere"}
-    assert not list(scratch.iterdir())
+    other = left[0].name.replace(".out", ".outer")
+    elsewhere = tmp_path / "elsewhere"
+    for folder in (tmp_path / other, elsewhere / left[0].name):
+        shutil.copytree(left[0], folder)
+    with temporary_folder(out) as alive:
+        prepare([source], out, temp_dir=elsewhere)
+        kept = {"a.jsonl", "out", other, "elsewhere", alive.name}
+        assert set(os.listdir(tmp_path)) == kept
+    assert not list(elsewhere.iterdir())
+
+
+def test_two_writers(tmp_path) -> None:
+    """Of one file, or of corpora with one name, whose temporary folders are in one place."""
+    out = tmp_path / "out"
+    with atomic_file(out) as partial:
+        partial.write_text("first")
+        with (
+            pytest.raises(UserError, match=r"is writing .*out; wait"),
+            atomic_file(out),
+        ):
+            pass
+    assert out.read_text() == "first"
+    with temporary_folder(out) as one, temporary_folder(out) as other:
+        assert one.is_dir()
+        assert one != other
+    assert os.listdir(tmp_path) == ["out"]
 
 
 def test_killed_while_it_removes(source, out, tmp_path):
-    after_one = "[kill(file.unlink()) for file in Path(folder).glob('train.*')]"
+    after_one = "[kill(file.unlink()) for file in Path(folder).glob('replaced/train.*')]"
     removed = f"lambda folder, **how: {after_one} or rmtree(folder, **how)"
     prepare_killed(source, out, f"rmtree, shutil.rmtree = shutil.rmtree, {removed}")
     assert open_corpus(out).manifest.seed == 1
@@ -270,8 +288,10 @@ def test_killed_while_it_removes(source, out, tmp_path):
 
 def test_killed_between_two_renames(out, tmp_path) -> None:
     before = contents(out)
-    out.rename(tmp_path / ".out.partial-4999999.old")  # of a process that cannot be alive
-    (tmp_path / ".out.partial-4999999").mkdir()
+    left = tmp_path / ".out.partial-01234567"
+    left.mkdir()
+    (left / "lock").touch()
+    out.rename(left / "old")
     (tmp_path / "b.jsonl").touch()
     with pytest.raises(UserError, match=r"has no record"):
         prepare([str(tmp_path / "b.jsonl")], out, overwrite=True)

@@ -153,8 +153,16 @@ def test_damaged_metrics(corpus, stopped, capfd) -> None:
 def test_odd_names_of_runs(corpus, tmp_path, monkeypatch) -> None:
     folder = tmp_path / "thesis [2024]*?\\ é" / os.fsdecode(b"a\xff") / "run"
     folder.parent.mkdir(parents=True)
-    monkeypatch.setattr("tempfile.tempdir", str(folder.parent))
-    run_train(config_of(corpus, folder, 10))
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+
+    def clean(_: object) -> None:
+        """As a machine does with what is old."""
+        for path in temporary.iterdir():
+            shutil.rmtree(path)
+
+    run_train(config_of(corpus, folder, 10), Session(callbacks=(clean,)))
     run_train(config_of(corpus, folder, 20))
     assert run.load_run(folder).step == 20
     assert steps_in(folder) == [10, 20]
