@@ -142,6 +142,8 @@ def _plain(value: Any) -> Any:
         return None
     if isinstance(value, np.floating):
         return float(str(value))  # 0.1, where `item` of a float32 gives 0.10000000149011612
+    if isinstance(value, (np.datetime64, np.timedelta64)):
+        return None if np.isnat(value) else value  # `item` may give a number of nanoseconds
     return value.item() if isinstance(value, np.generic) else value
 
 

@@ -137,13 +137,21 @@ def folds(labels_N: NDArray[np.int64], alike_N: Digests | None, most: int) -> An
 
 
 def _require_folds(labelled: Labelled, alike_N: Digests) -> None:
-    """Raise UserError if a class has only one text, so that `folds` gives none."""
-    pairs = {*zip(labelled.labels, alike_N.tolist(), strict=True)}
-    for label, count in Counter(label for label, _ in pairs).items():
-        if count < 2:
+    """Raise UserError if a class has fewer than two of the texts that `folds` counts."""
+    _, first = np.unique(alike_N, return_index=True)
+    counts = Counter(labelled.labels[n] for n in first)
+    for label in labelled.classes:
+        if counts[label] < 2:
+            texts = labelled.labels.count(label)
+            has = "only one text"
+            if texts > 1:
+                has = (
+                    f"{texts:,} texts, of which {counts[label]} remains when of texts that are "
+                    "alike, in any class, only the first counts"
+                )
             raise UserError(
-                f"{labelled.name}: the class {label!r} has only one text, but cross-validation "
-                "needs two; correct the name, add texts of this class, or pass `valid`."
+                f"{labelled.name}: the class {label!r} has {has}, but cross-validation needs two; "
+                "correct the name, add other texts of this class, or pass `valid`."
             )
 
 

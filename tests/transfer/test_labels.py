@@ -113,6 +113,13 @@ def test_labels_of_every_type() -> None:
         of_classes(["a"] * 4, ["1", "1.0", " 1", "2"], ["label"] * 4, "x")
     with warnings.catch_warnings(action="error"):
         of_classes(["a"] * 4, [1, 1.0, " a", "a"], ["label"] * 4, "x")
+    for value, kind in (
+        (np.datetime64("2020-01-01", "ns"), "a datetime64"),
+        (np.timedelta64(1, "ns"), "a timedelta64"),
+        (np.datetime64("NaT", "ns"), "missing"),
+    ):
+        with pytest.raises(UserError, match=f"^y must be a string or a number, but it is {kind};"):
+            of_classes(["a"], [value], ["y"], "x")
 
 
 def test_labels_that_look_alike() -> None:
@@ -219,16 +226,24 @@ def test_alike_and_different() -> None:
     assert len(set(alike(others, "radford"))) == 6
 
 
+@pytest.mark.filterwarnings("ignore:the texts. texts with several labels")
 def test_several_labels_and_lone_texts() -> None:
-    conflicts = {"train": Labelled(["a", " A", "b", "c"], ["x", "y", "x", "y"], "mine.csv")}
+    mine = Labelled(["a", " A", "b", "c"], ["x", "y", "x", "y"], "mine.csv")
     with pytest.warns(Note, match="mine.csv: texts with several labels: 1, such as 'a' with x, y;"):
-        with_held_out(conflicts | {"test": conflicts["train"]}, "none", "test")
+        with_held_out(dict.fromkeys(["train", "valid", "test"], mine), "none", "test")
     once = Labelled(["a", " A", "b", "c"], ["x", "x", "y", "y"])
     same_N = digests(once.texts, "none")
     assert folds(codes(once.labels, "xy"), same_N, 5) is None
     both = {"train": once, "test": once}
-    with pytest.raises(UserError, match="the class 'x' has only one text, but"):
-        with_held_out(both, "none", "test")
+    ten = [*map(str, range(10))]
+    several = Labelled([*ten, "0", "1"], [*"ab" * 5, "c", "c"])
+    for train, told in (
+        (once, "'x' has 2 texts, of which 1 remains when of texts that are alike, in any class,"),
+        (several, "'c' has 2 texts, of which 0 remains"),
+        (Labelled(ten, [*"ab" * 4, "a", "c"]), "'c' has only one text, but"),
+    ):
+        with pytest.raises(UserError, match=f"the class {told}"):
+            with_held_out({"train": train, "test": train}, "none", "test")
     assert with_held_out(both | {"valid": once}, "none", "test").classes == ["x", "y"]
 
 
