@@ -1,17 +1,34 @@
 """The folder that a transfer writes: whether it may, and what an earlier call has left there."""
 
+import re
 import shutil
 from pathlib import Path
+from typing import get_args
 
 from mlstm_jax import output
 from mlstm_jax.errors import UserError
-from mlstm_jax.options import TransferOptions
+from mlstm_jax.options import SPLITS, FeatureState, TransferOptions
 
 REPORT = "report.md"  # written last: if it exists, all files are complete
+_STATE = "|".join(map(re.escape, get_args(FeatureState)))
+_RESULT = r"(report\.(md|json)|classifier\.(json|safetensors))(\.partial)?|[^/]*\.png"
+_FEATURES = rf"features(/({'|'.join(SPLITS)})\.npz(\.partial)?)?"
+# All that `transfer` writes; a file of a killed call has ".partial" at its end.
+_WRITTEN = re.compile(rf"{_FEATURES}|{_RESULT}|({_STATE})(/({_RESULT}))?")
 
 
 def require_out(out: Path, options: TransferOptions, *, overwrite: bool) -> None:
-    """Raise UserError unless `out` is new, is of an earlier call that was stopped, or replaced."""
+    """Raise UserError unless `out` is new, is of an earlier call that was stopped, or replaced.
+
+    All that is in it must be from `transfer`: to replace it deletes all.
+    """
+    for path in sorted([*out.glob("*"), *out.glob("*/*")]):
+        name = path.relative_to(out).as_posix()
+        if not _WRITTEN.fullmatch(name):
+            raise UserError(
+                f"{out} exists, and {name} in it is not from `transfer`; choose another folder "
+                "with `out`."
+            )
     states = options.states or ()
     folders = [out]
     if len(states) > 1:

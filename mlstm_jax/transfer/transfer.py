@@ -18,7 +18,7 @@ from mlstm_jax.transfer import experiment, features, words
 from mlstm_jax.transfer.classifier import Classifier, Description, Examples, own_classifier
 from mlstm_jax.transfer.experiment import Result
 from mlstm_jax.transfer.features import Column, Features, Featurizer
-from mlstm_jax.transfer.folder import REPORT, remove_results, results_in
+from mlstm_jax.transfer.folder import REPORT, remove_results, require_out, results_in
 from mlstm_jax.transfer.known import FITTED_BEFORE, note_among
 from mlstm_jax.transfer.labels import Labelled, codes
 from mlstm_jax.transfer.report import write_report
@@ -110,8 +110,11 @@ def transfer(
         if out and len(states) > 1:
             folder = out / state
         transferred[state] = Transferred(classifier, result, folder)
-        if folder:
-            _save(folder, transferred[state], loaded)
+    if out:
+        require_out(out, options, overwrite=overwrite)  # another call may have ended since
+    for made in transferred.values():
+        if made.folder:
+            _save(made.folder, made, loaded)
     return transferred
 
 

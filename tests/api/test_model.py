@@ -4,6 +4,7 @@ import copy
 import pickle
 import re
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -170,21 +171,30 @@ def test_folder_of_transfer(model: mlstm.TrainedModel, tmp_path: Path) -> None:
     train = examples(100, 5)
     test = examples(200, 15)
     how = {"options": MEAN_H, "out": tmp_path / "out"}
-    model.transfer(train, test, test, **how)
-    with pytest.raises(ValueError, match=r"exists; .* replace .* with `overwrite=True`"):
+
+    def read_while_another_ends() -> Iterator[str]:
         model.transfer(train, test, test, **how)
+        yield from train[0]
+
+    for texts in (read_while_another_ends(), train[0]):
+        with pytest.raises(ValueError, match=r"exists; .* replace .* with `overwrite=True`"):
+            model.transfer((texts, train[1]), test, test, **how)
     (tmp_path / "out/old.png").touch()
-    (tmp_path / "out/plots").symlink_to(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "out/link.png").symlink_to(tmp_path / "empty")
     made = model.transfer(test, train, train, overwrite=True, **how)
     assert made.result.texts == {"train": 30, "valid": 10, "test": 10}
     found = load_classifier(tmp_path / "out")
     np.testing.assert_array_equal(found.weights_KD, made.classifier.weights_KD)
-    assert not {"old.png", "plots"} & {path.name for path in (tmp_path / "out").iterdir()}
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/letter.txt").touch()
-    with pytest.raises(ValueError, match="choose another folder with `out`"):
-        model.transfer(train, test, out=tmp_path / "mine", overwrite=True)
-    assert (tmp_path / "mine/letter.txt").exists()
+    assert not {"old.png", "link.png"} & {path.name for path in (tmp_path / "out").iterdir()}
+    (tmp_path / "mine/features").mkdir(parents=True)
+    for name in ("letter.txt", "features/text.npz", "c+mean_h/a.py", "c+h", "report.md.bak"):
+        (letter := tmp_path / "mine" / name).parent.mkdir(exist_ok=True)
+        letter.touch()
+        told = rf"mine exists, and {re.escape(name)} in it is not from `transfer`; choose another"
+        with pytest.raises(ValueError, match=told):
+            model.transfer(train, test, out=tmp_path / "mine", overwrite=True)
+        letter.unlink()
 
 
 def test_bar_in_a_notebook() -> None:
