@@ -42,7 +42,8 @@ class LoadedModel:
 
         if not isinstance(self.loaded, SmallModel):
             return jax_model.JaxModel(cast("Run", self.loaded))
-        run = jax_model.load_run(self._place, self.checkpoint, self.compute)
+        compute = "fp32" if self._library == "numpy" else self.compute  # what NumPy reads it in
+        run = jax_model.load_run(self._place, self.checkpoint, compute)
         run.require_unchanged(self.loaded.fingerprint)
         return jax_model.JaxModel(run)
 

@@ -149,6 +149,19 @@ def test_choice_of_the_reader(monkeypatch, tmp_path) -> None:
         assert column(model._featurizers, 0) == readers
 
 
+@pytest.mark.parametrize(
+    ("how", "several"),
+    [({}, "bf16"), ({"reader": "numpy"}, None), ({"compute": "int8"}, None)],
+)
+def test_types_in_jax(how, several, monkeypatch, tmp_path) -> None:
+    """What JAX reads to fit a classifier, NumPy reads to apply it."""
+    monkeypatch.setattr("mlstm_jax.host.fastest_compute", lambda units: "bf16")
+    write_imported(tmp_path / "run", as_weights(draw_model("mlstm")))
+    model = mlstm.load(tmp_path / "run", **how)
+    assert isinstance(model.loaded, SmallModel)
+    assert model.run.precision == ("fp32", "fp32", several)
+
+
 @pytest.mark.parametrize("shape", [(40, 128), (40, 100), (2_000, 64)])
 def test_blocked_products(shape, random) -> None:
     """In blocks, with rows beside whole groups, and where blocks do not fit."""
