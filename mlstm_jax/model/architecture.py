@@ -209,11 +209,14 @@ class Architecture(Sizes, ABC):
         """
 
     def matrices(self, name: str) -> int:
-        """Count the matrices side by side in a parameter, such as layer_0/wx_v; 0: it is none."""
+        """Count the matrices side by side in a parameter, such as layer_0/wx_v; 0: it is none.
+
+        A label head counts as none.
+        """
         return int(name == "decoder_kernel")
 
     def decays(self, name: str) -> bool:
-        """Whether a parameter has weight decay and a trust ratio; all matrices do."""
+        """Whether a parameter has weight decay and a trust ratio: what is counted as matrices."""
         return self.matrices(name) > 0
 
     @abstractmethod

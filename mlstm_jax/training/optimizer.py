@@ -12,12 +12,12 @@ the matrices, with all singular values set to about one. With gradient G and β 
     O  = NS(G + β M)        Newton-Schulz, five steps: U Σ Vᵀ → about U Vᵀ
     W ← W − η √max(1, columns / rows) O
 
-Biases, gains, the embedding and, unless optimizer.muon_decoder is set, the decoder use Adam. Each
-gate's columns are a separate matrix (`Architecture.matrices`), which devices share out more evenly.
-Optax's iteration is not used, because its products sum in the type of their operands.
+Biases, gains, the embedding, label heads and, unless optimizer.muon_decoder is set, the decoder use
+Adam. Each gate's columns are a separate matrix (`Architecture.matrices`), which devices share out
+more evenly. Optax's iteration is not used, because its products sum in the type of their operands.
 docs/large_batches.md explains η under weight normalisation.
 
-Biases, gains and a recurrent model's embedding have neither trust ratio nor decay
+Biases, gains, label heads and a recurrent model's embedding have neither trust ratio nor decay
 (`Architecture.decays`). In a weight-normalised matrix W = g V / ‖V‖ only the direction of V
 matters, and the gradient shrinks as ‖V‖ grows. The trust ratio cancels exactly this and turns V by
 the same angle at any norm. Decay of V changes only that norm; it is therefore safe, but does not
