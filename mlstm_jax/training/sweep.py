@@ -19,7 +19,7 @@ from mlstm_jax.arrays import fingerprint
 from mlstm_jax.config import Config, differences, differing, run_python
 from mlstm_jax.config.resolve import Hardware, resolve
 from mlstm_jax.data.corpus import open_corpus
-from mlstm_jax.errors import InUse, UserError, require
+from mlstm_jax.errors import InUse, UserError, note, require
 from mlstm_jax.fields import public
 from mlstm_jax.launcher import process_info
 from mlstm_jax.record import newest_record
@@ -122,10 +122,11 @@ class RunSummary(NamedTuple):
     seconds: float | None
 
 
-def require_same_run(config: Config) -> None:
+def require_same_run(config: Config, *, with_content: bool = True) -> None:
     """Raise UserError if the folder has a run of another config, corpus or initial parameters.
 
-    The config has only the paths of the last two, and the content at a path may have changed.
+    The config has only the paths of the last two, and the content at a path may have changed; it is
+    read `with_content`.
     """
     run_folder = Path(config.out)
     trained = read_config(run_folder)
@@ -138,7 +139,7 @@ def require_same_run(config: Config) -> None:
     resolved = resolve(config, Hardware(devices), trained)
     different = list(itertools.chain(*differences(trained, resolved)))
     before = newest_record(run_folder)
-    if before and not different:
+    if with_content and before and not different:
         start = load_start(resolved)
         print_of = fingerprint(start.params) if start else None
         corpus = open_corpus(Path(config.data.corpus)).identity
@@ -171,7 +172,8 @@ def sweep(
         runs: a dict from (row, column) to `Config`; or a Python file that sets `runs` to such a
             dict; the file is executed.
         out: folder of the tables and of the run folders, OUT/ROW/COLUMN.
-        table_only: train nothing; write the tables of the existing runs.
+        table_only: train nothing; write the tables of the existing runs. A note names those of
+            another config.
         owns_process: see `train`.
 
     Returns:
@@ -192,8 +194,13 @@ def sweep(
     output.require_folder(out)
     if not table_only:
         prepare(runs)
-        for config in runs.values():
-            require_same_run(config)
+    for config in runs.values():
+        try:
+            require_same_run(config, with_content=not table_only)
+        except UserError as error:
+            if not table_only:
+                raise
+            note(f"the tables have the figures of {config.out}, but {error}")
     elsewhere: list[str] = []
     for number, (key, config) in enumerate(runs.items(), 1):
         if table_only or result(key, config).status in ("done", "diverged"):

@@ -16,7 +16,7 @@ from mlstm_jax import cli
 from mlstm_jax.config import Config, Devices, Transformer, to_json, vary
 from mlstm_jax.config.resolve import Hardware, resolve
 from mlstm_jax.corpora.prepare import prepare
-from mlstm_jax.errors import UserError
+from mlstm_jax.errors import Note, UserError
 from mlstm_jax.training import run_folder, schedule, sweep
 from mlstm_jax.training.train import train
 from tests.tables import column
@@ -137,7 +137,9 @@ def test_figures_of_a_run(tmp_path: Path) -> None:
     # The last step of a run may be between two lines of training.
     score = {"kind": "eval", "step": 12, "epoch": 0.012, "bpc": 2.0}
     write_lines(tmp_path / "a/3", train_line(10), score)
-    one, other, begun = mlstm.sweep(runs, tmp_path, table_only=True)
+    with pytest.warns(Note, match=r"figures of .*a/3, but .* adam → lamb; .*out`") as notes:
+        one, other, begun = mlstm.sweep(runs, tmp_path, table_only=True)
+    assert len(notes) == 1
     assert (one.status, one.batch, one.optimizer) == ("not begun", 16, "lamb")
     assert (other.batch, other.optimizer) == (None, "lamb")
     assert (begun.status, begun.batch, begun.optimizer) == ("unfinished", 8, "adam")
