@@ -307,8 +307,9 @@ def _make_train_step(options: StepOptions, model: LanguageModel) -> TrainStep:
             "updates": jnp.int32(1),
             "labels": means.labels,
         }
-        first_of_line = state.step % options.log_every == 0
-        line = _select(first_of_line, empty_tally(), state.tally)
+        tally = add_to_tally(state.tally, values, has_loss=finite & has_target)
+        # Emptied after a line, not before the next: a session may have lines of another length.
+        ends_line = step % options.log_every == 0
         new = TrainState(
             step=step,
             applied=applied,
@@ -316,10 +317,10 @@ def _make_train_step(options: StepOptions, model: LanguageModel) -> TrainStep:
             params=params,
             opt_state=opt_state,
             loss_scale=adjust_loss_scale(state.loss_scale, finite, options.precision),
-            tally=add_to_tally(line, values, has_loss=finite & has_target),
+            tally=_select(ends_line, empty_tally(), tally),
             maxima_U3=history_U3,
         )
-        return new, after, StepMetrics(new.tally, loss, stop, new.consecutive_skips)
+        return new, after, StepMetrics(tally, loss, stop, new.consecutive_skips)
 
     return train_step
 

@@ -206,6 +206,21 @@ def test_longer_run(corpus, straight, tmp_path, monkeypatch) -> None:
     assert resumed["notes"] == []  # its decay ends where it did
 
 
+@pytest.mark.parametrize(("before", "after"), [(5, 4), (4, 5)])
+def test_lines_of_another_length(before, after, corpus, tmp_path) -> None:
+    """Each step is in one line, whether one was written at the checkpoint, 10, or steps ago."""
+    config = config_of(corpus, tmp_path / "each", 20, train__log_every=1)
+    losses = column(lines_of(run_train(config))["train"], "loss")
+    config = vary(config, out=str(tmp_path / "run"))
+    run_train(vary(config, train__steps=10, train__log_every=before))
+    lines = lines_of(run_train(vary(config, train__log_every=after)))["train"]
+    first = 0
+    for line in lines:
+        expected = np.mean(losses[first : line["step"]])
+        np.testing.assert_allclose(line["loss"], expected, rtol=1e-6)
+        first = line["step"]
+
+
 LARGER = {"data__batch": 4, "data__window": 64, "optimizer__learning_rate": 2e-3}
 
 
