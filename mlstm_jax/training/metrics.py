@@ -100,7 +100,7 @@ def runs_in(folder: Path) -> list[Path]:
 class MetricsLog:
     """The metrics of one run, appended to after `step`; without a folder nothing is written.
 
-    The existing lines record the end of the run at `finished_at`, if at all.
+    Its newest event is `last_event`.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class MetricsLog:
         step: int,
         callbacks: Sequence[Callable[[dict[str, Any]], None]] = (),
     ) -> None:
-        self.finished_at: int | None = None
+        self.last_event: str | None = None
         self._started = time.monotonic()
         self._file: IO[str] | None = None
         self._extent = Extent()
@@ -126,8 +126,7 @@ class MetricsLog:
             if step > 0 and line["step"] <= step:
                 text += json.dumps(line) + "\n"
                 seconds = max(seconds, line.get("seconds") or 0.0)
-                if line.get("event") == "finished":
-                    self.finished_at = line["step"]
+                self.last_event = line.get("event", self.last_event)
         self._started -= seconds
         output.write_text(path, text)
         self._extent = Extent().extended(text.encode())
@@ -146,6 +145,7 @@ class MetricsLog:
         """Append a line and flush it; NaN and inf, which JSON does not have, become null."""
         if self._file is None:
             return
+        self.last_event = values.get("event", self.last_event)
         line = {"kind": kind, "step": step, **values}
         for name, value in values.items():
             if isinstance(value, float) and not math.isfinite(value):

@@ -99,8 +99,9 @@ class Reporter:
 
     def finish(self) -> None:
         """Report that the run has all its steps, unless its log says so already."""
-        if self._log.finished_at != self._rows.steps:
-            self._log.write("event", self._rows.steps, event="finished")
+        if self._log.last_event != "finished":
+            step = max(self._first_step, self._rows.steps)
+            self._log.write("event", step, event="finished")
 
     def restart_clock(self, step: int) -> None:
         """Measure the training rate from now and from `step` on; called after other work."""

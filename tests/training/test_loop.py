@@ -206,6 +206,17 @@ def test_longer_run(corpus, straight, tmp_path, monkeypatch) -> None:
     assert resumed["notes"] == []  # its decay ends where it did
 
 
+def test_steps_lowered_again(corpus, straight, tmp_path) -> None:
+    """The log ends as the command says: finished, after more steps than now asked for."""
+    folder = copy_until(straight, 40, tmp_path / "run")
+    run_train(config_of(corpus, folder, 60))
+    runs.go_back(folder, 50)
+    for _ in range(2):
+        run_train(config_of(corpus, folder, 40))
+        events = [(line["event"], line["step"]) for line in lines_of(folder)["event"]]
+        assert events == [("finished", 40), ("resumed", 40), ("finished", 50)]
+
+
 @pytest.mark.parametrize(("before", "after"), [(5, 4), (4, 5)])
 def test_lines_of_another_length(before, after, corpus, tmp_path) -> None:
     """Each step is in one line, whether one was written at the checkpoint, 10, or steps ago."""
