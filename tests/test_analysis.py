@@ -61,8 +61,10 @@ def test_tables_of_a_run(tmp_path: Path) -> None:
     # Metrics that were set aside are no run.
     (run / "set-aside").mkdir()
     shutil.copy(run / "metrics.jsonl", run / "set-aside")
-    first, second = analysis.load_histories(tmp_path / "all")
-    assert (first.name, second.name) == ("a", "deep/b")
+    (tmp_path / "all/link").symlink_to(write_run(tmp_path / "elsewhere/c").parent)
+    (tmp_path / "all/deep/around").symlink_to(tmp_path / "all")
+    first, second, linked = analysis.load_histories(tmp_path / "all")
+    assert (first.name, second.name, linked.name) == ("a", "deep/b", "link/c")
     assert first.config.data.batch == 8
     np.testing.assert_array_equal(first.train["minutes"], [1, 2, 3, 4])
     np.testing.assert_array_equal(first.train["megabytes"], [0.01, 0.02, 0.03, 0.04])

@@ -89,12 +89,18 @@ def by_kind(lines: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The folders with metrics in or below a folder; UserError if there is none."""
-    found = sorted(path.parent for path in folder.rglob(FILE))
-    folders = [path for path in found if path.name != SET_ASIDE]  # damaged metrics of a run
+    """The folders with metrics in or below a folder, also links; UserError if there is none."""
+    folders = []
+    for root, inner, files in os.walk(folder, followlinks=True):
+        path = Path(root)
+        around = [other for other in path.parents if other.is_relative_to(folder)]
+        if os.path.realpath(path) in map(os.path.realpath, around):
+            inner.clear()  # a link to a folder that contains it
+        elif FILE in files and path.name != SET_ASIDE:  # damaged metrics of a run
+            folders.append(path)
     if not folders:
         raise UserError(f"{folder} holds no run: there is no metrics.jsonl in or below it.")
-    return folders
+    return sorted(folders)
 
 
 class MetricsLog:
