@@ -76,6 +76,10 @@ def test_tables_of_a_run(tmp_path: Path) -> None:
     assert table.loc["a", "skipped"] == 10
     assert table.loc["a", "noise scale"] == 3.0  # of the second half alone
     assert list(analysis.summary(iter([first, second, first])).index) == ["a", "deep/b", "a"]
+    # Its end is between two lines of training.
+    write_lines(run, score(43, 2.0) | {"seconds": 258})
+    row = analysis.summary(analysis.load_histories(run)).loc["a"]
+    assert row[["steps", "MB", "minutes"]].tolist() == [43, 0.043, 4.3]
     # Its steps were raised after it had finished.
     write_lines(run, {"kind": "event", "step": 40, "event": "resumed"})
     assert list(analysis.summary(analysis.load_histories(run))["end"]) == ["unfinished"]

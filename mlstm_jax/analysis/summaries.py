@@ -12,6 +12,7 @@ from mlstm_jax.corpora.documents import rating_of
 from mlstm_jax.errors import UserError
 
 _EMPTY = pd.Series(dtype=float)
+_PROGRESS = ["step", "megabytes", "minutes"]
 
 
 def _last(values: pd.Series, otherwise: Any) -> Any:
@@ -25,7 +26,9 @@ def summary(histories: Iterable[History]) -> pd.DataFrame:
         histories: of the runs.
 
     Returns:
-        A table with a row for each run, by name.
+        A table with a row for each run, by name. Steps, MB and minutes are of the last line of
+        training or evaluation, `skipped` of the last of training; the peak rate is the largest of
+        these lines.
 
     Examples:
         >>> analysis.summary(histories)["end"].to_dict()
@@ -37,6 +40,9 @@ def summary(histories: Iterable[History]) -> pd.DataFrame:
         config = history.config
         train = history.train
         bpc = history.evaluations["bpc"]
+        # The last step of a run may be between two lines of training.
+        both = pd.concat([table[_PROGRESS] for table in (train, history.evaluations)])
+        read = both.max().fillna(0)
         # A finished run whose steps were raised has a later event.
         end = _last(history.events["event"], "")
         names.append(history.name)
@@ -48,14 +54,14 @@ def summary(histories: Iterable[History]) -> pd.DataFrame:
                 "precision": config.precision.compute,
                 "optimizer": config.optimizer.name,
                 "peak rate": train.get("learning_rate", _EMPTY).max(),
-                "steps": int(_last(train["step"], 0)),
-                "MB": _last(train["megabytes"], 0.0),
+                "steps": int(read["step"]),
+                "MB": read["megabytes"],
                 "last BPC": _last(bpc, np.nan),
                 "best BPC": bpc.min(),
                 "skipped": int(_last(train.get("skipped", _EMPTY), 0)),
                 "noise scale": noise_scale(history),
                 "kB/s": train["kilobytes_per_second"].median(),
-                "minutes": _last(train["minutes"], 0.0),
+                "minutes": read["minutes"],
                 "end": end if end in ("finished", "diverged") else "unfinished",
             }
         )
