@@ -297,7 +297,15 @@ def _end_of_rate(rows: Rows, rates: schedule.Rates) -> list[str]:
 
 
 def _resolve(config: Config, before: Config | None, cluster: Cluster, devices: Parallel) -> Config:
-    """The config with its unset fields set, by the hardware of process 0."""
+    """The config with its unset fields set, by the hardware of process 0.
+
+    A run that resumes keeps what it started from, which may be left out.
+    """
+    if before and config.train.start_from is None:
+        start = before.train
+        config = vary(
+            config, train__start_from=start.start_from, train__start_optimizer=start.start_optimizer
+        )
     fastest = config.precision.compute or (before and before.precision.compute)
     if fastest is None:  # It may have to be measured.
         fastest = host.fastest_compute(config.model.hidden)

@@ -7,6 +7,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,16 @@ def test_metrics_without_checkpoints(every, events, lost, tmp_path) -> None:
         assert require_new(tmp_path, config) == (0 if "diverged" in events else 40)
 
 
+def stop_at(step: int) -> Callable[[dict[str, Any]], None]:
+    """A callback that raises at a step."""
+
+    def stop(line: dict[str, Any]) -> None:
+        if line["step"] >= step:
+            raise RuntimeError("killed")
+
+    return stop
+
+
 def test_divergence_at_once(corpus, tmp_path) -> None:
     """Every checkpoint is from after the divergence, so none is left; a short run ends so, too."""
     wild = Optimizer(learning_rate=3.0, decay_steps=10**6)  # the loss stays above 50 bits
@@ -210,16 +221,24 @@ def test_divergence_at_once(corpus, tmp_path) -> None:
     assert lines_of(tmp_path)["eval"][-1]["bpc"] < 8
 
 
+def test_start_without_a_checkpoint(corpus, stopped, tmp_path) -> None:
+    """The command that resumes may leave `start_from` out, also before the first checkpoint."""
+    start = {"train__start_from": str(stopped), "train__start_optimizer": True}
+    config = config_of(corpus, tmp_path / "child", 6, **start)
+    with pytest.raises(RuntimeError, match="killed"):
+        run_train(vary(config, train__log_every=1), Session(callbacks=[stop_at(2)]))
+    run_train(config_of(corpus, tmp_path / "child", 6))
+    run_train(vary(config, out=str(tmp_path / "straight")))
+    made = [run.load_run(tmp_path / name) for name in ("child", "straight")]
+    assert made[0].config.train == made[1].config.train
+    assert made[0].fingerprint == made[1].fingerprint
+
+
 def test_count_of_high_losses(corpus: Path, tmp_path: Path) -> None:
     high = {"train__divergence_bpc": 0.01, "train__divergence_steps": 9}  # always too high
     config = config_of(corpus, tmp_path / "run", 80, train__checkpoint_every=3, **high)
-
-    def stop(line: dict[str, Any]) -> None:
-        if line["step"] >= 5:
-            raise RuntimeError("killed")
-
     with pytest.raises(RuntimeError, match="killed"):
-        run_train(config, Session(callbacks=[stop]))
+        run_train(config, Session(callbacks=[stop_at(5)]))
     with pytest.raises(Diverged) as resumed:
         run_train(config)
     assert resumed.value.step == 9
