@@ -90,6 +90,12 @@ def training_input(random: np.random.Generator) -> tuple[Any, Any, Any]:
     return params, bytes_BT, LSTMCarry(h, c)
 
 
+def typical_error(found: Any, expected: Any) -> float:
+    """The error of all but a hundredth of the elements, relative to the largest."""
+    wrong = np.quantile(np.abs(np.subtract(found, expected, dtype=np.float64)), 0.99)
+    return float(wrong / np.max(np.abs(expected)))
+
+
 @pytest.mark.fp16  # XLA for CPUs converts E4M3 by way of fp16
 def test_gradients_of_emulation_and_kernels(random: np.random.Generator) -> None:
     """By emulation, and in Pallas's interpreter; from the first update on.
@@ -110,9 +116,12 @@ def test_gradients_of_emulation_and_kernels(random: np.random.Generator) -> None
         assert np.linalg.norm(dcarry.h - of_carry.h) < 2 * PRODUCT * np.linalg.norm(of_carry.h)
         assert after.h.shape == (ROWS, 1, HIDDEN)
         interpreted = gradient(fp8_model(loops=INTERPRETED))(*given, scales_3)
-        # The same numbers in another order: sums of fewer than 2^13 terms.
+        # The same numbers in another order: sums of fewer than 2^13 terms. A sum between two
+        # numbers of E4M3 may then round to either, an eighth apart, at one step of a row.
+        typical = jax.tree.map(typical_error, interpreted, emulated)
+        assert max(jax.tree.leaves(typical)) < 2e-5
         errors = jax.tree.map(error, interpreted, emulated)
-        assert max(jax.tree.leaves(errors)) < 2e-5
+        assert max(jax.tree.leaves(errors)) < 2e-5 + 1 / 8 / (ROWS * WINDOW)
         history_U3 = fp8.with_newest(history_U3, maxima_3, ROWS * WINDOW)
 
 
