@@ -8,8 +8,8 @@ In Python, where `NAME.classify(texts)` returns the probability of each class fo
     sys.path.insert(0, "NAME.pyz")
     import NAME
 
-It has no other file of the package but model/numpy_model.py, so it says again how a text is cleaned
-(corpora/documents.py). `classify` writes its CSV, and answers, by functions of this file.
+It has no other file of the package but model/numpy_model.py, so it says again how files are read
+(corpora/) and cleaned. `classify` writes its CSV, and answers, by functions of this file.
 """
 
 import argparse
@@ -18,7 +18,6 @@ import csv
 import functools
 import html
 import io
-import itertools
 import json
 import pkgutil
 import re
@@ -33,10 +32,16 @@ import numpy as np
 from mlstm_jax.model.numpy_model import NumpyModel
 
 _COLUMNS = ("text", "reviewText", "review_body", "sentence", "content")
-_PART = 8192  # texts in memory
+_PART = 8192  # texts that are labelled before any is written
 # Parts of some texts: the texts, and the probability of each class of each, none of a blank one.
 Labelled = Iterable[tuple[Sequence[str], list[dict[str, float]]]]
+Fields = Iterable[tuple[str, Any]]  # of a record, by name
 _LONG_REFERENCE = re.compile("&#[0-9]{4301,};?")
+_DELIMITERS = ",\t;|"
+_HEADER_FIELD = re.compile(r"\s*(\"?)[^\W\d]\w*([ _.-]\w+)*\1\s*")
+_SPACED = re.compile(' +"(?:[^"]|"")*"')
+# A field between tabs that has a tab or a line end in it, or neither.
+_QUOTED = re.compile(r'(?m)(?:^|(?<=\t))"((?:[^"\n]++|"")*+|(?:[^"\t]++|"")*+)"(?=[\t\r\n]|\Z)')
 
 
 @functools.cache
@@ -113,56 +118,103 @@ def _is_file(text: str) -> bool:
     return False
 
 
-def _texts(path: str, column: str | None) -> Iterator[str]:
-    """The texts of a file; ends the program, with a message, if it cannot be read."""
-    formats = _loaded()[0]["formats"] | {"-": ("text", "")}
-    suffix = Path(path).suffix.lower() or path
-    if suffix not in formats:
-        sys.exit(f"{path} is of an unknown kind; known kinds are {', '.join(formats)}.")
-    parser, delimiter = formats[suffix]
-    csv.field_size_limit(2**31 - 1)
+def _texts(path: str, column: str | None) -> list[str]:
+    """The texts of a file, as `classify` reads them; ends the program if it refuses the file."""
+    formats = _loaded()[0]["formats"]
+    suffix = Path(path).suffix.lower()
+    if path != "-" and suffix not in formats:
+        sys.exit(f"{path} is of an unknown kind; known kinds are {', '.join(formats)}, -.")
+    lines = _lines(path)
+    parser, delimiter = formats[suffix or _suffix_of(lines)]
+    wanted = [column] if column else _COLUMNS
+    if parser == "table":
+        records = _rows(path, lines, delimiter, wanted)
+    elif parser == "text":
+        records = ([(wanted[0], line.rstrip("\r\n"))] for line in lines if line.strip())
+    else:
+        records = _objects(path, lines)
+    texts = []
+    names = list(wanted)
+    for record in records:
+        names = [name for name, _ in record]
+        values = dict(record)
+        found = [values[name] for name in wanted if values.get(name) is not None] or [""]
+        if twice := [name for name in wanted if names.count(name) > 1]:
+            sys.exit(f"{path} has {twice[0]} more than once in a record; rename all but one.")
+        if not isinstance(found[0], str):
+            sys.exit(f"{path} has a text that is no string, but {found[0]!r:.80}; write strings.")
+        texts.append(found[0])
+    if not any(map(str.strip, texts)):
+        have = f"column {' or '.join(wanted)}, but {', '.join(names)}; name the texts with --column"
+        sys.exit(f"{path} has no {have if set(wanted).isdisjoint(names) else 'text'}.")
+    return texts
+
+
+def _lines(path: str) -> list[str]:
+    """The lines of a file, which only a newline ends."""
     try:
-        with open(0 if path == "-" else path, newline="", encoding="utf-8-sig") as file:
-            if parser == "table":
-                rows = csv.DictReader(file, delimiter=delimiter)
-                for row in rows:
-                    yield row[_column(path, rows.fieldnames or [], column)] or ""
-            elif parser in ("json", "jsonl"):
-                yield from _json_texts(path, file, column)
-            else:
-                for line in file:
-                    yield line.rstrip("\r\n")
+        with open(0 if path == "-" else path, newline="\n", encoding="utf-8") as file:
+            lines = [line.removeprefix("\ufeff").removesuffix("\x1a") for line in file]
     except OSError as error:
         sys.exit(f"{path}: {error.strerror}; check the name.")
     except UnicodeDecodeError as error:
         sys.exit(f"{path} is not UTF-8 text ({error}); convert it.")
+    if re.search(r"\0|\A[^\n]*\r[^\n]+\Z", "".join(lines)):
+        sys.exit(f"{path} has NUL bytes, or carriage returns for newlines; convert it.")
+    return lines
 
 
-def _json_texts(path: str, lines: Iterable[str], column: str | None) -> Iterator[str]:
+def _suffix_of(lines: Iterable[str]) -> str:
+    """The suffix for the kind of standard input, by its beginning, as in corpora/sources.py."""
+    header, *others = "".join(lines).lstrip(" \t\r\n")[:8192].splitlines() or [""]
+    if header.startswith(("{", "[")):
+        return ".jsonl"
+    for delimiter in _DELIMITERS:
+        fields = header.split(delimiter)
+        is_header = len(fields) > 1 and all(map(_HEADER_FIELD.fullmatch, fields))
+        if is_header and (not others or delimiter in others[0]):
+            return ".csv"
+    return ".csv" if header in _COLUMNS or re.fullmatch("sep=.", header) else ".txt"
+
+
+def _objects(path: str, lines: Iterable[str]) -> Iterator[Fields]:
     for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except ValueError:
-            record = None
-        if not isinstance(record, dict):
+        record = None
+        with contextlib.suppress(ValueError, RecursionError):
+            record = json.loads(line.strip(), object_pairs_hook=tuple)
+        if isinstance(record, tuple):
+            yield record
+        elif line.strip():
             sys.exit(f'{path}, line {number}: write a JSON object, such as {{"text": "..."}}.')
-        text = record[_column(path, list(record), column)]
-        yield text if isinstance(text, str) else ""
 
 
-def _column(path: str, names: Sequence[str], column: str | None) -> str:
-    known = [column] if column else _COLUMNS
-    wanted = [name for name in known if name in names]
-    if not wanted:
-        missing = column or " or ".join(_COLUMNS)
-        have = ", ".join(names)
-        advice = "name the texts with --column"
-        if len(names) == 1 and re.search("[;\t|]", have):
-            advice = "separate the fields with commas"
-        sys.exit(f"{path} has no column {missing}, but {have}; {advice}.")
-    return wanted[0]
+def _rows(path: str, lines: Sequence[str], usual: str, wanted: Sequence[str]) -> Iterator[Fields]:
+    """The rows of a table, by the rules of corpora/tables.py."""
+    header = next(filter(str.strip, lines), "")
+    for delimiter in usual + _DELIMITERS:
+        if not {*wanted}.isdisjoint(name.strip(' "\r\n') for name in header.split(delimiter)):
+            break
+    else:
+        delimiter = usual
+    text = "".join(lines)
+    # Between tabs a quote is a character, unless one is doubled or each is at an end of a field.
+    quoted = _QUOTED.findall(text) if delimiter == "\t" else ['""']
+    is_quoted = '""' in "".join(quoted) or text.count('"') == 2 * len(quoted)
+    csv.field_size_limit(2**31 - 1)
+    quotes: Any = csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE
+    rows = csv.reader(lines, delimiter=delimiter, quoting=quotes, strict=True)
+    try:
+        names = [name.strip() for name in next(filter(None, rows), [])]
+        places = [names.index(name) for name in wanted if name in names]
+        for row in filter(None, rows):
+            is_short = len(row) <= max(places[:1], default=0)
+            is_spaced = is_quoted and any(map(_SPACED.fullmatch, row))
+            if is_short or is_spaced or any(row[len(names) :]):
+                raise csv.Error("columns unlike the header's, or a space before a quoted field")
+            if [name.strip() for name in row] != names:  # again, as in files that were joined
+                yield [*zip(names, row, strict=False)]
+    except csv.Error as error:
+        sys.exit(f"{path}, line {rows.line_num}: not CSV ({error}); quote fields, double quotes.")
 
 
 def records(labelled: Labelled) -> Iterator[tuple[int, str, str, dict[str, float]]]:
@@ -188,11 +240,10 @@ def write_csv(file: Any, labelled: Labelled, classes: Sequence[str]) -> None:
         writer.writerow([number, text, label, *values])
 
 
-def _labelled(
-    texts: Iterator[str], is_unlike: list[bool]
-) -> Iterator[tuple[Sequence[str], list[dict[str, float]]]]:
+def _labelled(texts: Sequence[str], is_unlike: list[bool]) -> Labelled:
     """Label texts, some at a time, and note which are unlike what the classifier knows."""
-    while part := list(itertools.islice(texts, _PART)):
+    for start in range(0, len(texts), _PART):
+        part = texts[start : start + _PART]
         answers, more = _label(part)
         is_unlike += more
         yield part, answers
@@ -210,13 +261,11 @@ def main(arguments: list[str] | None = None) -> None:
     is_file = any(map(_is_file, given.text))
     if is_file and len(given.text) > 1:
         parser.error("name one file, or give texts")
-    texts = _texts(given.text[0], given.column) if is_file else iter(given.text)
+    texts = _texts(given.text[0], given.column) if is_file else given.text
     is_unlike: list[bool] = []
-    parts = _labelled(texts, is_unlike)
-    first = next(parts, None)  # so a file that is wrong has no output
-    if first is None:
-        sys.exit(f"{given.text[0]} has no text.")
-    labelled = itertools.chain([first], parts)
+    labelled = _labelled(texts, is_unlike)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a character that its encoding does not have
     if is_file:
         write_csv(sys.stdout, labelled, about["classes"])
     else:

@@ -1,5 +1,6 @@
 """A model and its classifier as one program, with NumPy alone: the answers of `classify`."""
 
+import contextlib
 import csv
 import io
 import json
@@ -68,7 +69,7 @@ CONTENTS = {
     "table": 'n\ttext\n1\tI loved it.\n2\t"It broke,\nand smells."\n3\t\n',
     "json": JSON,
     "jsonl": JSON,
-    "text": "I loved it.\nIt broke, and smells.\n\n",
+    "text": "I loved it.\n\nIt broke, and smells.\n",
 }
 
 
@@ -83,7 +84,7 @@ def test_labels_of_a_file(program: Path, tmp_path: Path, suffix: str) -> None:
     said = done.stdout.decode()
     assert said.startswith("record,text,label,p(negative),p(neutral),p(positive)\n1,I loved it.,")
     rows = [*csv.DictReader(io.StringIO(said, newline=""))]
-    assert column(rows, "label") == ["positive", "negative", ""]
+    assert column(rows, "label") == ["positive", "negative", ""][: 2 + form.has_columns]
     assert column(rows, "text")[1].replace(",", "").split() == ["It", "broke", "and", "smells."]
     run += [file, "--column", "x"]
     wrong = subprocess.run(run, capture_output=True, text=True, timeout=60)
@@ -100,7 +101,10 @@ REFUSED = {
     "texts.csv.gz": (b"\x1f\x8b", "unknown kind"),
     "array.json": (b'[{"text": "a"},\n{"text": "b"}]\n', "line 1: write a JSON object"),
     "cut.jsonl": (b'{"text": "a"}\n{"te', "line 2: write a JSON object"),
-    "semicolon.csv": (b"id;text\n1;a\n", "no column text or .*, but id;text; separate .* commas"),
+    "number.jsonl": (b'{"text": 5}\n', "a text that is no string, but 5"),
+    "twice.jsonl": (b'{"text": "a", "text": "b"}\n', "has text more than once"),
+    "mac.txt": (b"a\rb", "carriage returns for newlines"),
+    "wide.csv": (b"text,label\na, b,1\n", "line 2: not CSV"),
     "other.csv": (b"id,words\n1,a\n", "no column text or .*, but id, words; name .* with --column"),
 }
 
@@ -129,6 +133,79 @@ def test_files_that_cannot_be_read(program: Path, tmp_path: Path) -> None:
     for message, (name, (_, expected)) in zip(said, REFUSED.items(), strict=True):
         assert message.startswith(name)
         assert re.search(expected, message)
+
+
+# Files that are read as `classify` reads them, or refused as by it; what `-` is given, too.
+TWEETS = b'pos\t"Great film, loved it\nneg\tIt was terrible.\npos\t"Best" thing ever\n'
+LIKE_CLASSIFY = {
+    "quotes.tsv": b"label\ttext\n" + TWEETS,
+    "joined.tsv": b'label\ttext\npos\t"I loved it.\nneg\tIt broke."\n',
+    "quoted.tsv": b'label\ttext\npos\t"I\tloved it."\nneg\t"It\nbroke."\n',
+    "doubled.tsv": b'text\tsize\n"A ""great"" film,\n really."\t5"\n7" of rain.\t\n',
+    "a.csv": b'\xef\xbb\xbf\n text ,label\n"I, too,\nloved it.",pos\n\nIt "broke.\n,\ntext,label\n',
+    "semicolons.csv": b"id;text\n1;It broke, sadly.\n",
+    "null.jsonl": b'{"text": null, "reviewText": "I loved it."}\n{"text": ""}\n{"n": {"a": 1}}\n',
+    "half.jsonl": b'{"text": "half \\ud83d of it"}\n\n {"text": "It \\u2028 broke."}\xc2\xa0\n',
+    "lines.txt": b"I loved it, really\n\n \nIt broke\rtwice, sadly\r\n\x1a",
+    "column.txt": b"text\nI loved it.\n",
+    "list.txt": b"Apples, pears\nI loved both.\n",
+    "twice.csv": b"text,text\nI loved it.,It broke.\n",
+    "twice.jsonl": b'{"text": "a", "text": "b"}\n',
+    "return.csv": b"label,text\npos,I \rloved it.\nneg,It broke.\n",
+    "mac.txt": b"I loved it.\rIt broke.",
+    "nul.txt": b"I loved it.\0\n",
+    "wide.csv": b"text,label\nI loved it, really,pos\n",
+    "space.csv": b'label,text\npos, "I loved it."\n',
+    "short.csv": b"label,text\npos\nneg,It broke.\n",
+    "unclosed.csv": b'text\n"I loved it.\nIt broke.\n',
+    "number.jsonl": b'{"text": 5}\n{"text": "a"}\n',
+    "blank.jsonl": b'{"text": ""}\n',
+    "other.jsonl": b'{"words": "a"}\n',
+    "words.csv": b"id,words\n1,a\n",
+}
+
+
+@pytest.mark.filterwarnings("ignore::mlstm_jax.errors.Note")
+def test_records_of_classify(program: Path, tmp_path: Path, monkeypatch) -> None:
+    """Of files, by name and as standard input."""
+    model = mlstm.load("sentiment")
+    expected = []
+    for name, content in LIKE_CLASSIFY.items():
+        (tmp_path / name).write_bytes(content)
+        for source in (tmp_path / name, Path("-")):
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+            written = io.StringIO(newline="")
+            with contextlib.suppress(UserError):
+                standalone.write_csv(written, model.classify_parts(source), ["a"])
+            expected.append([name, source.name, *records_of(written.getvalue())])
+    code = f"""import contextlib, io, os
+for name in {[*LIKE_CLASSIFY]!r}:
+    for source in (name, "-"):
+        os.dup2(os.open(name, os.O_RDONLY), 0)
+        written = io.StringIO(newline="")
+        with contextlib.redirect_stdout(written), contextlib.suppress(SystemExit):
+            one.main([source])
+        print(json.dumps([name, source, written.getvalue()]))"""
+    found = map(json.loads, lines_of(program, code, tmp_path))
+    for (name, source, written), one in zip(found, expected, strict=True):
+        assert [name, Path(source).name, *records_of(written)] == one
+
+
+def records_of(written: str) -> list[list[str]]:
+    """Number, text and label of each record."""
+    return [row[:3] for row in csv.reader(io.StringIO(written, newline=""))]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_characters_that_cannot_be_written(program: Path, tmp_path: Path, encoding: str) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text": "half \\ud83d"}\n{"text": "\\ud83d\\ude00 café"}\n', encoding="utf-8")
+    how = {"encoding": encoding, "env": {"PYTHONIOENCODING": encoding, "LC_ALL": "C.UTF-8"}}
+    for given in (str(file), "half ? 😀 café"):
+        run = [sys.executable, str(program), given]
+        said = subprocess.run(run, check=True, capture_output=True, timeout=60, **how).stdout
+        assert "half ?" in said
+        assert ("😀 café" if encoding == "utf-8" else "? café") in said
 
 
 def test_texts_given_or_piped(program: Path, tmp_path: Path) -> None:
