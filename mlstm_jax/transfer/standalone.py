@@ -256,12 +256,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog=about["name"], description=said)
     kinds = ", ".join(about["formats"])
     parser.add_argument("text", nargs="+", help=f"texts, or one file: {kinds}; -: standard input")
-    parser.add_argument("--column", help="of the texts in a file")
+    parser.add_argument("--column", help="of the texts in a file; unset: as for the classifier")
     given = parser.parse_args(arguments)
     is_file = any(map(_is_file, given.text))
     if is_file and len(given.text) > 1:
         parser.error("name one file, or give texts")
-    texts = _texts(given.text[0], given.column) if is_file else given.text
+    column = given.column or about["column"]
+    texts = _texts(given.text[0], column) if is_file else given.text
     is_unlike: list[bool] = []
     labelled = _labelled(texts, is_unlike)
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -49,6 +49,7 @@ def pack(path: Path, loaded: Loaded, classifier: Classifier) -> None:
         "softmax": classifier.softmax,
         "familiar": classifier.about.familiar and asdict(classifier.about.familiar),
         "source": loaded.name,
+        "column": classifier.about.text_column,
         "formats": {
             suffix: (one.parser, one.delimiter) for suffix, one in FORMATS.items() if one.has_lines
         },

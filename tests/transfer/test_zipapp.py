@@ -196,6 +196,26 @@ def records_of(written: str) -> list[list[str]]:
     return [row[:3] for row in csv.reader(io.StringIO(written, newline=""))]
 
 
+def test_column_of_the_classifier(tmp_path: Path) -> None:
+    """As `classify` by default: the one that it was fitted to."""
+    model = mlstm.TrainedModel(draw("mlstm"))
+    about = Description("h", False, model.loaded.fingerprint, "review")
+    made = Classifier(np.ones((1, 12)), np.zeros(1), ["a", "b"], 1.0, about=about)
+    program = model.export(tmp_path / "one.pyz", classifier=made)
+    both = "text,review\nWrong,Good\n"
+    (tmp_path / "both.csv").write_text(both)
+    (tmp_path / "other.csv").write_text("text,id\nWrong,1\n")
+    calls = [["both.csv"], ["other.csv"], ["-"], ["both.csv", "--column", "text"]]
+    said, lines = run_all(program, calls, tmp_path, both)
+    assert said[1].startswith("other.csv has no column review, but text, id; name the texts")
+    written = records_of("\n".join(lines))
+    assert [row[1] for row in written if row[0] == "1"] == ["Good", "Good", "Wrong"]
+    (part,) = model.classify_parts(tmp_path / "both.csv", made)
+    assert part[0] == ["Good"]
+    with pytest.raises(UserError, match="no column review"):
+        model.classify(tmp_path / "other.csv", made)
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
 def test_characters_that_cannot_be_written(program: Path, tmp_path: Path, encoding: str) -> None:
     file = tmp_path / "a.jsonl"
