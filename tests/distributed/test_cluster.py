@@ -53,6 +53,27 @@ def test_change_of_devices_and_processes(corpus, tmp_path, launcher) -> None:
             assert_close(line["bpc"], other["bpc"], terms)
 
 
+# As a JAX that has removed pmap.
+WITHOUT_PMAP = """
+import runpy, sys, jax
+del jax.pmap
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_shard_map_and_pmap(corpus, tmp_path, launcher) -> None:
+    """In two processes of two devices: the same bits, also after a resume."""
+    without = (sys.executable, "-c", WITHOUT_PMAP)
+    sessions = (("pmap", 12, ()), ("shard_map", 6, without), ("shard_map", 12, without))
+    for name, steps, prefix in sessions:
+        config = runs.make_config(corpus, tmp_path / name)
+        config = vary(config, train__steps=steps, train__eval_every=6)
+        launcher.train([config] * 2, count=2, prefixes=[prefix] * 2)
+        launcher.ended(0)
+    runs.assert_same_run(tmp_path / "pmap", tmp_path / "shard_map")
+
+
 # --- what ends them
 
 PROCESS = """
