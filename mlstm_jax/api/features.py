@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from mlstm_jax.api.arguments import LabelledTexts, as_texts
 from mlstm_jax.api.model import TrainedModel, load
-from mlstm_jax.corpora.documents import SEVERAL_LABELS, label_of
+from mlstm_jax.corpora.documents import SEVERAL_LABELS
 from mlstm_jax.errors import UserError
 from mlstm_jax.fields import Count, public, require_kind
 from mlstm_jax.options import FINETUNE, FeatureState, FinetuneOptions
@@ -215,8 +215,8 @@ class FineTuned(ClassifierMixin, _TextEstimator):
             This object.
 
         Raises:
-            ValueError: as `TrainedModel.finetune` does, or `y` has several dimensions, numbers, or
-                classes with one name as text, such as 1 and "1".
+            ValueError: as `TrainedModel.finetune` does, or `y` has several dimensions, numbers,
+                classes with one name as text, such as 1 and "1", or equal ones, such as 1 and True.
         """
         strings = as_texts(texts)
         if getattr(y, "ndim", 1) != 1:
@@ -228,12 +228,13 @@ class FineTuned(ClassifierMixin, _TextEstimator):
         labelled = of_classes(strings, values, [f"y[{n}]" for n in range(len(values))], "y")
         require_no_numbers(labelled)
         check_classification_targets(values)
-        classes, code_N = np.unique(np.asarray(values), return_inverse=True)
-        names = [label_of(value) for value in classes.tolist()]
-        if len({*names}) < len(names):
+        classes, first = np.unique(np.asarray(values), return_index=True)
+        names = [labelled.labels[n] for n in first]
+        # One array has strings for 1 and "1", and equal numbers for 1 and True.
+        if not len(classes) == len({*names}) == len({*zip(labelled.labels, values, strict=True)}):
             raise UserError(
-                "y has classes that become the same name as text, such as '1' and '1.0'; rename "
-                "one of them."
+                "y has classes with one name as text, such as '1' and 1, or equal ones, such as 1 "
+                "and True; rename one of them."
             )
         temporary = None
         out = self.out
@@ -241,7 +242,7 @@ class FineTuned(ClassifierMixin, _TextEstimator):
             out = mkdtemp(prefix="finetuned-")
             temporary = weakref.finalize(self, shutil.rmtree, out, ignore_errors=True)
         tuned = self._loaded().finetune(
-            (strings, [names[code] for code in code_N]),
+            (strings, labelled.labels),
             valid,
             out=out,
             options=self.options,

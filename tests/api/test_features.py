@@ -119,7 +119,9 @@ def test_fine_tuned_classifier(model, tmp_path, classes) -> None:
 @pytest.mark.filterwarnings("ignore::mlstm_jax.errors.Note")
 def test_refused_labels() -> None:
     for labels, message in (
-        (["1", "1.0"], "become the same name as text"),
+        (["1", "1.0"], "y has classes with one name as text"),
+        ([1, "1", "x"], "y has classes with one name as text"),
+        ([True, 1, 0], "or equal ones"),
         ([0.5, 0.7], "continuous"),
         ((np.arange(9) / 7).tolist(), "^y has 9 different labels .*numbers, not classes"),
     ):
