@@ -91,7 +91,7 @@ def transfer(
             ProgressLine(
                 f"classifier of {state}", experiment.PROGRESS, shown=show_progress
             ) as progress,
-            words.one_thread(),
+            words.fitting(),
         ):
             classifier, result = experiment.fit_and_measure(
                 examples, classes, state, units, tfidf, _prior(own, units), context, progress.update

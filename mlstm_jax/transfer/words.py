@@ -8,6 +8,7 @@ has it, too: it answers as the better one on held-out texts does, or with the me
 that is clearly better.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -99,15 +100,17 @@ class Fit(NamedTuple):
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """With two threads of OpenBLAS the fits of few texts take several times as long."""
+def fitting() -> Iterator[None]:
+    """With one thread (two of OpenBLAS take several times as long for few texts), and quietly."""
     import sklearn.linear_model  # noqa: F401  the limit holds for libraries that are loaded
 
-    with threadpool_limits(1, user_api="blas"):
+    with threadpool_limits(1, user_api="blas"), warnings.catch_warnings():
+        # Of classes with two or three texts; `require_classes` refuses too many.
+        warnings.filterwarnings("ignore", "The number of unique classes is greater", UserWarning)
         yield
 
 
-@one_thread()
+@fitting()
 def fit(
     train: Labelled, valid: Labelled | None, classes: Sequence[str], alike_N: Digests | None = None
 ) -> Fit:

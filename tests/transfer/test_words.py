@@ -26,6 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:half of a character")
 ENDS = {"9": ["bad", "\u00e9l\u00e9 'n'"], "10": ["GOOD", '\ud83c"fein"'], "so": ["fair\nenough"]}
 OPTIONS = TransferOptions(state="mean_h", words=True)
 WEIGHT = 0.25  # of words in `made`
+NAMES = [*map("{0}{0}".format, "abcdefghijklmnopqrstuvwx")]
 NEW = ["my guitar is bad", "my \u00e9l\u00e9", "zzzz", "\ud800", "Good, GOOD cable 3"]
 
 
@@ -133,6 +134,13 @@ def test_weight_of_words(states, counts, weight) -> None:
     of_states = np.stack([1 - np.array(states), states], axis=1)
     of_words = np.stack([1 - np.array(counts), counts], axis=1)
     assert words.best_weight(of_states, of_words, np.ones(400, np.int64)) == weight
+
+
+def test_many_classes(model: TrainedModel) -> None:
+    """scikit-learn does not warn of them."""
+    texts = [f"my {name} is {size}" for size in ("large", "small") for name in NAMES]
+    result = model.transfer((texts, NAMES * 2), (texts, NAMES * 2), options=OPTIONS).result
+    assert result.baseline["test"] == 1
 
 
 # Of 100 texts 62 are right: Wilson's interval is from 0.522 to 0.709.
