@@ -32,6 +32,7 @@ from mlstm_jax.data import corpus
 from mlstm_jax.errors import UserError, require
 from mlstm_jax.model.language_model import LanguageModel, Parameters
 from mlstm_jax.options import Cleaning, FinetuneOptions, SplitName, State
+from mlstm_jax.record import newest_record
 from mlstm_jax.run import Run, as_weights, load_run
 from mlstm_jax.training.train import Session, train
 from mlstm_jax.transfer import words
@@ -93,6 +94,7 @@ def finetune(
     write_rated(out / "corpus", documents, run.cleaning)
     try:
         config = make_config(run, _start(run, out), out, len(classes), options)
+        _require_same_rows(config, out)
     except UserError:
         if is_new:  # or its corpus would refuse other texts
             shutil.rmtree(out)
@@ -223,6 +225,18 @@ def make_config(run: Run, start: Path, out: Path, classes: int, options: Finetun
             sigterm_exit_code=128 + signal.SIGTERM,  # no success: there is no classifier yet
         ),
     )
+
+
+def _require_same_rows(config: Config, out: Path) -> None:
+    """Raise UserError if the run in `out` has a checkpoint, of rows of another size."""
+    begun = newest_record(Path(config.out))
+    for name in ("batch", "window"):
+        now = getattr(config.data, name)
+        if begun and begun.meta.rows[name] != now:
+            raise UserError(
+                f"`{name}` is {now}, but the run in {out} was begun with {begun.meta.rows[name]}; "
+                "repeat the options that it was begun with, or choose another folder with `out`."
+            )
 
 
 def _start(run: Run, out: Path) -> Path:

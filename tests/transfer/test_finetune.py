@@ -204,13 +204,17 @@ def test_answers_of_words(folder, printed) -> None:
 
 
 def test_same_command_again(folder, capsys, refused) -> None:
-    """It finds the run finished; with another model it is refused."""
+    """It finds the run finished; with another model or other rows it is refused."""
     metrics = folder / "out/run/metrics.jsonl"
     before = (metrics.read_text(), read_report(folder))
     cli.main(command(folder, folder / "1.safetensors"))
     assert "steps. To train for more, raise" in capsys.readouterr().err
     error = refused(*command(folder, write_model(folder, 2)))
     assert "began with other parameters (" in error
+    again = command(folder, folder / "1.safetensors")
+    for name, was, now in (("batch", 4, 8), ("window", 32, 64)):
+        error = refused(*again, f"--{name}", now)
+        assert f"--{name} is {now}, but the run in {folder}/out was begun with {was}; rep" in error
     assert (metrics.read_text(), read_report(folder)) == before
 
 
