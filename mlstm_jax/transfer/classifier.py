@@ -21,7 +21,7 @@ from mlstm_jax.model.architecture import Sizes
 from mlstm_jax.options import FeatureState, State
 from mlstm_jax.transfer.features import Features, layers_of
 from mlstm_jax.transfer.known import Digests
-from mlstm_jax.transfer.standalone import shares_of
+from mlstm_jax.transfer.standalone import scores_of, shares_of
 from mlstm_jax.transfer.words import MEAN, Counted, Words
 
 FORMAT = 3
@@ -187,8 +187,8 @@ class Classifier(NamedTuple):
         return scores_NK - np.logaddexp.reduce(others_NKK, axis=2)
 
     def _linear(self, features: Features) -> Floats:
-        scores: Floats = features.astype(np.float64) @ self.weights_KD.T
-        return scores + self.intercepts_K
+        scores_NK: Floats = scores_of(features, self.weights_KD, self.intercepts_K)
+        return scores_NK
 
     def loss(self, examples: Examples) -> float:
         """Return the mean cross-entropy of the labels, nats."""

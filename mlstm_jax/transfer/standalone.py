@@ -64,6 +64,14 @@ def clean(text: str, cleaning: str) -> bytes:
     return (before + text + after).encode("utf-8", "replace") if text.strip() else b""
 
 
+def scores_of(features_ND: Any, weights_KD: Any, intercepts_K: Any) -> Any:
+    """Features · weights + intercepts, of each text the same to the bit whatever others are there.
+
+    A matrix product would sum in an order that depends on the number of texts.
+    """
+    return np.einsum("nd,kd->nk", features_ND.astype(np.float64), weights_KD) + intercepts_K
+
+
 def shares_of(scores_NK: Any, classes: int, *, softmax: bool) -> Any:
     """The probabilities of classes; of one against the rest, scaled to sum to 1."""
     if softmax:
@@ -84,8 +92,7 @@ def _label(texts: Sequence[str]) -> tuple[list[dict[str, float]], list[bool]]:
     is_unlike = [False for _ in texts]
     for read in model.read(cleaned, score=familiar is not None):
         parts = [read.states[state][:, layer] for state, layer in about["layers"]]
-        features = np.concatenate(parts, axis=1).astype(np.float64)
-        scores_NK = features @ weights_KD.T + intercepts_K
+        scores_NK = scores_of(np.concatenate(parts, axis=1), weights_KD, intercepts_K)
         shares_NK = shares_of(scores_NK, len(about["classes"]), softmax=about["softmax"])
         for n, shares, nats in zip(read.text_N, shares_NK.tolist(), read.nats_N, strict=True):
             scored = len(cleaned[n]) - 1

@@ -97,6 +97,18 @@ def test_probabilities(count: int, random: np.random.Generator) -> None:
     assert (found.weights_KD == 0).sum() > (1 if count == 300 else 0)
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_others_change_no_bit(rows: int, random: np.random.Generator) -> None:
+    """Of a text's answer."""
+    names = NAMES[max(rows, 2)]
+    made = Classifier(random.normal(size=(rows, 1024)), np.zeros(rows), names, 1.0)
+    features = random.normal(size=(50, 1024)).astype(np.float32) / 20
+    for count in (1, 7):
+        np.testing.assert_array_equal(
+            made.probabilities(features[:count]), made.probabilities(features)[:count]
+        )
+
+
 @pytest.mark.parametrize("classes", [2, 3])
 def test_prior_and_few_labels(classes: int, random: np.random.Generator) -> None:
     """Its direction is dense: ten examples do not show it. Its sign is learned."""
