@@ -1,7 +1,11 @@
 """The folder that a transfer writes: whether it may, and what an earlier call has left there."""
 
+import fcntl
+import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import get_args
 
@@ -42,6 +46,18 @@ def require_out(out: Path, options: TransferOptions, *, overwrite: bool) -> None
             "with `overwrite=True`."
         )
     output.require_folder(out)
+
+
+@contextmanager
+def locked(out: Path) -> Iterator[None]:
+    """Wait until no other call has locked the features in `out`."""
+    place = os.open(out / "features", os.O_RDONLY)
+    try:
+        with suppress(OSError):  # of a file system without locks
+            fcntl.flock(place, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(place)
 
 
 def results_in(out: Path) -> list[Path]:

@@ -18,7 +18,7 @@ from mlstm_jax.transfer import experiment, features, words
 from mlstm_jax.transfer.classifier import Classifier, Description, Examples, own_classifier
 from mlstm_jax.transfer.experiment import Result
 from mlstm_jax.transfer.features import Column, Features, Featurizer
-from mlstm_jax.transfer.folder import REPORT, remove_results, require_out, results_in
+from mlstm_jax.transfer.folder import REPORT, locked, remove_results, require_out, results_in
 from mlstm_jax.transfer.known import FITTED_BEFORE, note_among
 from mlstm_jax.transfer.labels import Labelled, codes
 from mlstm_jax.transfer.report import write_report
@@ -111,15 +111,17 @@ def transfer(
             folder = out / state
         transferred[state] = Transferred(classifier, result, folder)
     if out:
-        require_out(out, options, overwrite=overwrite)  # another call may have ended since
-    for made in transferred.values():
-        if made.folder:
-            _save(made.folder, made, loaded)
+        with locked(out):
+            require_out(out, options, overwrite=overwrite)  # another call may have ended since
+            for made in transferred.values():
+                _save(made, loaded)
     return transferred
 
 
-def _save(folder: Path, made: Transferred, loaded: Loaded) -> None:
+def _save(made: Transferred, loaded: Loaded) -> None:
     """Write the classifier and the report, whose last file says that all are complete."""
+    folder = made.folder
+    assert folder
     folder.mkdir(exist_ok=True)
     (folder / REPORT).unlink(missing_ok=True)
     made.classifier.save(folder)

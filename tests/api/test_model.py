@@ -5,8 +5,10 @@ import pickle
 import re
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from threading import Barrier
 
 import joblib
 import numpy as np
@@ -171,14 +173,9 @@ def test_folder_of_transfer(model: mlstm.TrainedModel, tmp_path: Path) -> None:
     train = examples(100, 5)
     test = examples(200, 15)
     how = {"options": MEAN_H, "out": tmp_path / "out"}
-
-    def read_while_another_ends() -> Iterator[str]:
+    model.transfer(train, test, test, **how)
+    with pytest.raises(ValueError, match=r"exists; .* replace .* with `overwrite=True`"):
         model.transfer(train, test, test, **how)
-        yield from train[0]
-
-    for texts in (read_while_another_ends(), train[0]):
-        with pytest.raises(ValueError, match=r"exists; .* replace .* with `overwrite=True`"):
-            model.transfer((texts, train[1]), test, test, **how)
     (tmp_path / "out/old.png").touch()
     (tmp_path / "empty").mkdir()
     (tmp_path / "out/link.png").symlink_to(tmp_path / "empty")
@@ -195,6 +192,32 @@ def test_folder_of_transfer(model: mlstm.TrainedModel, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=told):
             model.transfer(train, test, out=tmp_path / "mine", overwrite=True)
         letter.unlink()
+
+
+def test_transfers_at_once(model: mlstm.TrainedModel, tmp_path: Path) -> None:
+    """One of them writes its results, and the other is refused."""
+    train = examples(100, 5)
+    how = {"options": MEAN_H, "out": tmp_path / "out"}
+    model.transfer(train, train, train, **how)
+    for path in (tmp_path / "out").glob("*.*"):
+        path.unlink()
+    both = Barrier(2)
+
+    def read_with_the_other() -> Iterator[str]:
+        both.wait()
+        yield from train[0]
+
+    def call(_: int) -> str:
+        try:
+            model.transfer((read_with_the_other(), train[1]), train, train, **how)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor() as pool:
+        done, refused = sorted(pool.map(call, range(2)))
+    assert not done
+    assert "exists; choose another folder with `out`" in refused
 
 
 def test_bar_in_a_notebook() -> None:
