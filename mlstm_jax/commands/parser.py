@@ -46,8 +46,9 @@ def parse(
     is_help = bool({"-h", "--help"} & set(words))
     if not is_help:
         lists = "--help-all" if fields else "--help"
-        known = dict.fromkeys(options(command, types), "") | dict(fields)
-        _require_options(words, f"{program} {lists}", known)
+        kinds = options(command, types)
+        _require_options(words, f"{program} {lists}", dict.fromkeys(kinds, "") | dict(fields))
+        _require_once(words, kinds)
 
     shown = io.StringIO()
     said = io.StringIO()
@@ -120,6 +121,16 @@ def _require_options(words: Sequence[str], lists: str, known: Mapping[str, str])
         raise UserError(f"there is no option {given[0].rstrip('=')}{near} `{lists}` lists all.")
 
 
+def _require_once(words: Sequence[str], kinds: Mapping[str, Any]) -> None:
+    """Raise UserError for a repeated option of several values: the parser keeps the last ones."""
+    names = [given[1].replace("-", "_") for given in map(_OPTION.match, words) if given]
+    with _registry():
+        for name, kind in kinds.items():
+            if names.count(name) > 1 and _spec_of(kind).nargs == "*":
+                option = f"--{name.replace('_', '-')}"
+                raise UserError(f"{option} occurs twice; write all values after one {option}.")
+
+
 def _wrapped(text: str) -> str:
     """The parser wraps its boxes to the terminal; wrap also what is before them."""
     width = shutil.get_terminal_size().columns
@@ -135,21 +146,21 @@ def _wrapped(text: str) -> str:
 
 def options(
     command: Callable[..., None], types: Mapping[str, Any] = MappingProxyType({})
-) -> set[str]:
-    """The names of a command's options in Python, with the fields of its options classes.
+) -> dict[str, Any]:
+    """A command's options: their names in Python and types, with the fields of its options classes.
 
     `types`: see `parse`.
     """
-    names = set[str]()
+    kinds: dict[str, Any] = {}
     for name, parameter in inspect.signature(command).parameters.items():
         kind = types.get(name, parameter.annotation)
         if get_origin(kind) is Annotated:
             kind = get_args(kind)[0]
         if dataclasses.is_dataclass(kind):
-            names |= {field.name for field in dataclasses.fields(kind)}
+            kinds |= {field.name: field.type for field in dataclasses.fields(kind)}
         else:
-            names.add(name.strip("_"))
-    return names
+            kinds[name.strip("_")] = kind
+    return kinds
 
 
 def _registry() -> ConstructorRegistry:
@@ -226,9 +237,13 @@ def _as_units(words: list[str]) -> dict[int, float]:
     for word in words:
         unit, _, value = word.partition("=")
         try:
-            units[int(unit)] = float(value)
+            number = int(unit)
+            amount = float(value)
         except ValueError:
             raise ValueError(f"{word!r} is not UNIT=VALUE, such as 236=3") from None
+        if number in units:
+            raise ValueError(f"{word!r} gives unit {number} a second value")
+        units[number] = amount
     return units
 
 
