@@ -41,8 +41,9 @@ _NOT_PIPED = _NO_TEXT | {
     b"\x1f\x8b": "compressed with gzip; pipe it through gzip -dc",
     b"PAR1": "Parquet; name its file",
 }
-# The fields of a CSV header: a word, or several.
-_HEADER_FIELD = re.compile(r"\s*(\"?)[^\W\d]\w*([ _.-]\w+)*\1\s*")
+# The fields of a CSV header: a word, or several. As a separator, _, which \w has, would let a
+# match take exponential time.
+_HEADER_FIELD = re.compile(r"\s*(\"?)[^\W\d]\w*([ .-]\w+)*\1\s*")
 DELIMITERS = (",", "\t", ";", "|")
 
 

@@ -38,7 +38,7 @@ Labelled = Iterable[tuple[Sequence[str], list[dict[str, float]]]]
 Fields = Iterable[tuple[str, Any]]  # of a record, by name
 _LONG_REFERENCE = re.compile("&#[0-9]{4301,};?")
 _DELIMITERS = ",\t;|"
-_HEADER_FIELD = re.compile(r"\s*(\"?)[^\W\d]\w*([ _.-]\w+)*\1\s*")
+_HEADER_FIELD = re.compile(r"\s*(\"?)[^\W\d]\w*([ .-]\w+)*\1\s*")
 _SPACED = re.compile(' +"(?:[^"]|"")*"')
 # A field between tabs that has a tab or a line end in it, or neither.
 _QUOTED = re.compile(r'(?m)(?:^|(?<=\t))"((?:[^"\n]++|"")*+|(?:[^"\t]++|"")*+)"(?=[\t\r\n]|\Z)')

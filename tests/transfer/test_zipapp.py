@@ -147,6 +147,7 @@ LIKE_CLASSIFY = {
     "null.jsonl": b'{"text": null, "reviewText": "I loved it."}\n{"text": ""}\n{"n": {"a": 1}}\n',
     "half.jsonl": b'{"text": "half \\ud83d of it"}\n\n {"text": "It \\u2028 broke."}\xc2\xa0\n',
     "lines.txt": b"I loved it, really\n\n \nIt broke\rtwice, sadly\r\n\x1a",
+    "rule.txt": b"Signature " + 60 * b"_" + b" (name), the date\nI loved it.\n",
     "column.txt": b"text\nI loved it.\n",
     "list.txt": b"Apples, pears\nI loved both.\n",
     "twice.csv": b"text,text\nI loved it.,It broke.\n",
