@@ -63,6 +63,7 @@ def test_tables_of_a_run(tmp_path: Path) -> None:
     shutil.copy(run / "metrics.jsonl", run / "set-aside")
     (tmp_path / "all/link").symlink_to(write_run(tmp_path / "elsewhere/c").parent)
     (tmp_path / "all/deep/around").symlink_to(tmp_path / "all")
+    (tmp_path / "all/Latest").symlink_to(tmp_path / "all/deep/b")
     first, second, linked = analysis.load_histories(tmp_path / "all")
     assert (first.name, second.name, linked.name) == ("a", "deep/b", "link/c")
     assert first.config.data.batch == 8

@@ -89,15 +89,26 @@ def by_kind(lines: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The folders with metrics in or below a folder, also links; UserError if there is none."""
+    """The folders with metrics in or below a folder, also by links; UserError if there is none.
+
+    Each is there once, by its own name rather than a link's.
+    """
     folders = []
-    for root, inner, files in os.walk(folder, followlinks=True):
-        path = Path(root)
-        around = [other for other in path.parents if other.is_relative_to(folder)]
-        if os.path.realpath(path) in map(os.path.realpath, around):
-            inner.clear()  # a link to a folder that contains it
-        elif FILE in files and path.name != SET_ASIDE:  # damaged metrics of a run
-            folders.append(path)
+    seen: set[tuple[int, int]] = set()
+    tops = [folder]  # and links, after all that is found without them
+    for top in tops:
+        for root, inner, files in os.walk(top):
+            path = Path(root)
+            status = path.stat()
+            place = (status.st_dev, status.st_ino)
+            if place in seen:
+                inner.clear()
+                continue
+            seen.add(place)
+            inner.sort()
+            tops += filter(Path.is_symlink, map(path.joinpath, inner))
+            if FILE in files and path.name != SET_ASIDE:  # damaged metrics of a run
+                folders.append(path)
     if not folders:
         raise UserError(f"{folder} holds no run: there is no metrics.jsonl in or below it.")
     return sorted(folders)
