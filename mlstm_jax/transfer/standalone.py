@@ -67,9 +67,10 @@ def clean(text: str, cleaning: str) -> bytes:
 def scores_of(features_ND: Any, weights_KD: Any, intercepts_K: Any) -> Any:
     """Features · weights + intercepts, of each text the same to the bit whatever others are there.
 
-    A matrix product would sum in an order that depends on the number of texts.
+    One product of all texts would sum in an order that depends on their number.
     """
-    return np.einsum("nd,kd->nk", features_ND.astype(np.float64), weights_KD) + intercepts_K
+    features_ND = np.asarray(features_ND, np.float64, order="C")
+    return (features_ND[:, None] @ weights_KD.T)[:, 0] + intercepts_K
 
 
 def shares_of(scores_NK: Any, classes: int, *, softmax: bool) -> Any:

@@ -97,12 +97,13 @@ def test_probabilities(count: int, random: np.random.Generator) -> None:
     assert (found.weights_KD == 0).sum() > (1 if count == 300 else 0)
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_others_change_no_bit(rows: int, random: np.random.Generator) -> None:
-    """Of a text's answer."""
+def test_others_change_no_bit(rows: int, order: Any, random: np.random.Generator) -> None:
+    """Of a text's answer, however its features lie in memory."""
     names = NAMES[max(rows, 2)]
     made = Classifier(random.normal(size=(rows, 1024)), np.zeros(rows), names, 1.0)
-    features = random.normal(size=(50, 1024)).astype(np.float32) / 20
+    features = np.asarray(random.normal(size=(50, 1024)) / 20, np.float32, order=order)
     for count in (1, 7):
         np.testing.assert_array_equal(
             made.probabilities(features[:count]), made.probabilities(features)[:count]
@@ -183,7 +184,7 @@ ABOVE = [0.11] * 5
 def test_change_of_a_prior(
     count, names, as_is, with_it, without, chosen, is_validated, monkeypatch
 ) -> None:
-    """Here each difference of two losses has 0.1, but for the best's from itself."""
+    """Here each loss differs from the smallest with a standard error of 0.1."""
     noise_N = 0.1 * np.sqrt(count) * np.tile([-1.0, 1.0], count // 2)
 
     def losses_of(C: float, prior: Classifier | None) -> Any:
