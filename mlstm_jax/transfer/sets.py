@@ -145,13 +145,14 @@ def _require_folds(labelled: Labelled, alike_N: Digests) -> None:
             texts = labelled.labels.count(label)
             has = "only one text"
             if texts > 1:
+                counted = f"only {counts[label]} counts" if counts[label] else "none counts"
                 has = (
-                    f"{texts:,} texts, of which {counts[label]} remains when of texts that are "
-                    "alike, in any class, only the first counts"
+                    f"{texts:,} texts, but {counted}, because texts that are alike count once, for "
+                    "the class of the first"
                 )
             raise UserError(
-                f"{labelled.name}: the class {label!r} has {has}, but cross-validation needs two; "
-                "correct the name, add other texts of this class, or pass `valid`."
+                f"{labelled.name}: the class {label!r} has {has}; cross-validation needs two. "
+                "Correct the name, add other texts of this class, or pass `valid`."
             )
 
 

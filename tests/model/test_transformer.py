@@ -183,7 +183,7 @@ def test_attention(causal: bool, keys: dict, mask: dict, random: np.random.Gener
 
 
 def test_counted_products() -> None:
-    """The forward pass has a third; XLA counts norms and softmax, too."""
+    """The forward pass needs a third of them; XLA also counts norms and softmax."""
     model, params = make("fp32", "bert", hidden=32, heads=1, positions=512)
     bytes_BT = jnp.zeros((1, 512), jnp.uint8)
     counted = applied(model).lower({"params": params}, bytes_BT, ()).cost_analysis()["flops"]

@@ -129,7 +129,7 @@ def test_two_processes_and_tables(tmp_path: Path, monkeypatch) -> None:
 
 
 def test_figures_of_a_run(tmp_path: Path) -> None:
-    """Its config's before it begins; then the run's."""
+    """Before a run begins they come from the planned config, then from the run's folder."""
     planned = vary(Config(), data__batch=16, optimizer__name="lamb")
     per_device = vary(planned, data__batch_per_device=4)
     runs = {("a", "1"): planned, ("a", "2"): per_device, ("a", "3"): planned}

@@ -238,9 +238,9 @@ def test_several_labels_and_lone_texts() -> None:
     ten = [*map(str, range(10))]
     several = Labelled([*ten, "0", "1"], [*"ab" * 5, "c", "c"])
     for train, told in (
-        (once, "'x' has 2 texts, of which 1 remains when of texts that are alike, in any class,"),
-        (several, "'c' has 2 texts, of which 0 remains"),
-        (Labelled(ten, [*"ab" * 4, "a", "c"]), "'c' has only one text, but"),
+        (once, "'x' has 2 texts, but only 1 counts, because texts that are alike count once,"),
+        (several, "'c' has 2 texts, but none counts, because"),
+        (Labelled(ten, [*"ab" * 4, "a", "c"]), "'c' has only one text; cross-validation needs two"),
     ):
         with pytest.raises(UserError, match=f"the class {told}"):
             with_held_out({"train": train, "test": train}, "none", "test")

@@ -88,7 +88,7 @@ def test_top_k_and_top_p(random: np.random.Generator) -> None:
 
 
 def test_held_units(run: Run) -> None:
-    """With units held, the likeliest text is a model's whose state is set before each byte."""
+    """The likeliest text is the one found by setting these units in the carry before each byte."""
     held = dict.fromkeys(range(0, 64, 4), -5.0) | dict.fromkeys(range(2, 64, 4), 5.0)
     how = SamplingOptions(bytes=40, temperature=0, set_unit=held)
     (found,) = whole(generate(Tracer(run), "my ", how))
