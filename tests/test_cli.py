@@ -193,7 +193,7 @@ def test_near_misses(line, meant, mistyped) -> None:
         ("generate reviews-1024 --prompt This film", "film belongs to no option"),
         ("prepare --train x.csv --out y --train=x.csv", "write all values after one --train."),
         ("generate sentiment --set-unit 1=3 --set-unit 5=0", "after one --set-unit."),
-        ("generate sentiment --set-unit 1=3 1=-3", "--set-unit: '1=-3' gives unit 1 a second value"),
+        ("generate sentiment --set-unit 1=3 1=-3", "gives unit 1 a second value"),
         ("features sentiment x.csv --out y --state c --state h", "after one --state."),
         ("classify sentiment y --classes a --classes b", "after one --classes."),
         ("train --train.steps 1 --train.steps=None", "--train.steps is None"),
