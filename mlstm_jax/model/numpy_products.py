@@ -10,7 +10,9 @@ batch and on any processor.
 """
 
 import functools
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,6 +34,7 @@ _ZERO = 128  # of x as uint8
 # Of ONNX's TensorProto.DataType.
 _TYPES = {np.dtype(np.float32): 1, np.dtype(np.uint8): 2, np.dtype(np.int8): 3}
 
+_limiting = threading.Lock()  # of whoever limits BLAS, for the process
 
 T = TypeVar("T")
 
@@ -49,10 +52,14 @@ def with_one_thread(parts: Iterator[T]) -> Iterator[T]:
     """Yield parts that are computed by one thread of BLAS.
 
     Several wait busily for each other at each byte: beside other programs a byte would take a
-    hundred times as long.
+    hundred times as long. A thread of Python that finds BLAS limited by another leaves it alone: it
+    would restore the limit, not what was before.
     """
     while True:
-        with controller().limit(limits=1, user_api="blas"):
+        with ExitStack() as limited:
+            if _limiting.acquire(blocking=False):
+                limited.callback(_limiting.release)
+                limited.enter_context(controller().limit(limits=1, user_api="blas"))
             part = next(parts, None)
         if part is None:
             return

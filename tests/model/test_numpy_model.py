@@ -5,7 +5,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,7 +19,12 @@ from mlstm_jax import arrays, digest, options, weights
 from mlstm_jax.errors import UserError
 from mlstm_jax.loaded import SmallModel, load_small
 from mlstm_jax.model.numpy_model import KINDS
-from mlstm_jax.model.numpy_products import blocked_product, int8_product
+from mlstm_jax.model.numpy_products import (
+    blocked_product,
+    controller,
+    int8_product,
+    with_one_thread,
+)
 from mlstm_jax.model.numpy_sampling import Sampling, draw, fold_in, gumbel, threefry
 from mlstm_jax.run import WEIGHTS, as_weights, write_imported
 from mlstm_jax.transfer.device_bytes import _sample
@@ -210,6 +218,44 @@ def test_int8_texts(both) -> None:
     assert int8.generate("my ", bytes=9) == small.generate("my ", bytes=9)
     np.testing.assert_array_equal(int8.states(TEXTS[0]), small.states(TEXTS[0]))
     assert "several texts in int8" in repr(int8)
+
+
+def test_threads_of_blas() -> None:
+    """Two readings that overlap leave BLAS with the threads that it had."""
+    begun = threading.Event()
+    overlapped = threading.Event()
+
+    def threads() -> list[int]:
+        return [library["num_threads"] for library in controller().select(user_api="blas").info()]
+
+    def limit(limits: Any) -> None:
+        # In a thread that ends, for OpenBLAS obeys only the first of several that live.
+        setting = threading.Thread(target=controller().limit, kwargs={"limits": limits})
+        setting.start()
+        setting.join()
+
+    def first() -> Iterator[int]:
+        begun.set()
+        assert overlapped.wait(60)
+        yield threads()[0]
+
+    def second() -> Iterator[int]:
+        overlapped.set()
+        other.join(60)
+        yield 0
+
+    found: list[int] = []
+    other = threading.Thread(target=lambda: found.extend(with_one_thread(first())))
+    before = controller().info()
+    limit(2)
+    try:
+        other.start()
+        assert begun.wait(60)
+        list(with_one_thread(second()))
+        assert found == [1]
+        assert set(threads()) == {2}
+    finally:
+        limit(before)
 
 
 def test_what_int8_cannot_read(run, tmp_path, monkeypatch) -> None:
