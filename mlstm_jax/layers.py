@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen
 
+from mlstm_jax.errors import UserError
 from mlstm_jax.model import gated, mlstm
 from mlstm_jax.model.stack import LayerParameters, Recurrence, Recurrent, run_layer
 
@@ -52,7 +53,15 @@ class _Layer(linen.Module):
         Returns:
             The carry, a NamedTuple of h and, except of a GRU, c, float32 [B, H]; and h after each
             step, [B, T, H], of the type `compute`.
+
+        Raises:
+            ValueError: the padding mask has another shape than [B, T].
         """
+        if padding_mask_BT is not None and padding_mask_BT.shape != x_BTI.shape[:2]:
+            raise UserError(
+                f"padding_mask_BT has the shape {padding_mask_BT.shape}, but must have "
+                f"{x_BTI.shape[:2]}, rows and steps of x_BTI."
+            )
         kind = self._kind()
         weights = LayerParameters(kind, name="layer")(x_BTI.shape[-1])
         if carry is None:

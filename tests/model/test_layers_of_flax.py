@@ -38,6 +38,8 @@ def test_windows_and_padding(kind, x_BTI) -> None:
     carry, h = layer.apply(variables, x_BTI, None, is_padding)
     np.testing.assert_array_equal(carry.h[0], h[0, 3])
     np.testing.assert_array_equal(carry.h[2], h[2, 0])
+    with pytest.raises(UserError, match=r"shape \(3, 5\), but must have \(3, 7\)"):
+        layer.apply(variables, x_BTI, None, is_padding[:, :5])
     with pytest.raises(UserError, match="gradient"):
         jax.grad(lambda x: layer.apply(variables, x, None, is_padding)[1].sum())(x_BTI)
 
