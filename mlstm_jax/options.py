@@ -156,7 +156,7 @@ class SamplingOptions(Checked):
 
     bytes: Annotated[int, Between(0, _MOST_DRAWN)] = 400
     samples: Annotated[int, Between(1, 1000)] = 1
-    temperature: Annotated[float, Between(0, _LARGEST)] = 0.7
+    temperature: Annotated[float, Between(0, 1e6)] = 0.7  # JAX flushes what is denormal to 0
     top_k: Count | None = None
     top_p: Annotated[float, Between(0, 1, "(]")] | None = None
     seed: Seed = 0

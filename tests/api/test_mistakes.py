@@ -161,7 +161,7 @@ def of_labels(message: str, *labels: Any) -> tuple[str, str, dict[str, Any]]:
     [
         *refused(
             "generate", {}, bytes=(-1, 1.5, True, "3", 10**12), seed=(-1, 2**40), top_k=(0, 1.5),
-            temperature=(NAN, -1, None, 1e39), top_p=(0, NAN, "x"),
+            temperature=(NAN, -1, None, 1e7), top_p=(0, NAN, "x"),
             stop=("ab", "é", "\ud800", b"a", None), samples=(0, 2, 1001),
             set_unit=({9999: 1}, {-1: 1}, {0: NAN}, {True: 1}, {"3": 1}, {3: "a"}, [3], {3: 1e39}),
             prompt=(None, b"x", 3),

@@ -99,7 +99,8 @@ def test_random_numbers(random) -> None:
     # The first example of Salmon et al. 2011.
     assert [*map(int, threefry((0, 0), (0, 0)))] == [0x6B200159, 0x99BA4EFE]
     logits_BV = random.normal(size=(4, 256)).astype(np.float32)
-    for temperature, top_k, top_p in ((1, 256, 2), (0.5, 7, 2), (1, 256, 0.3), (0, 256, 2)):
+    hows = ((1, 256, 2), (0.5, 7, 2), (1, 256, 0.3), (0, 256, 2), (1e6, 7, 2), (1e6, 256, 0.3))
+    for temperature, top_k, top_p in hows:
         how = Sampling(np.float32(temperature), np.int32(top_k), np.float32(top_p))
         theirs = jax.vmap(_sample, (0, 0, None))(keys, logits_BV, how)
         np.testing.assert_array_equal(draw(ours, logits_BV, how), theirs)
