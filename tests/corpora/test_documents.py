@@ -135,6 +135,11 @@ NO = {"quoting": "no"}
         ("a.csv", "\ufefftext,n\na,1\n\ufefftext,n\nb,2\n", {}, ["a", "b"], "line 3: the header"),
         ("a.csv", "text,n\na,1\nText,N\nb,2\n", {}, ["a", "b"], "line 3: the header"),
         ("a.csv", "text\nText\n", {}, ["Text"], None),
+        # Values that are names of columns, or like columns without one.
+        ("a.csv", "text,0,1\na,0,1\nb,1,0\n", {}, ["a", "b"], None),
+        ("a.csv", ",text,n\n0,a,r\n1,text,\n2,b,y\n", {}, ["a", "text", "b"], None),
+        ("a.csv", ",text,0,1\n5,a,0,1\n6,,0,1\n", {}, ["a", ""], None),
+        ("a.csv", "text,n,\na,n,\ntext,1,\n", {}, ["a", "text"], None),
         ("a.txt", "\ufeffa\n\ufeffb\n", {}, ["a", "b"], None),
         ("a.csv", "text\ntext a\nstring\n", {}, ["text a", "string"], None),
     ],
