@@ -12,12 +12,15 @@ each touches a file in the run folder until all are connected, and gives up befo
 import json
 import math
 import os
+import re
 import secrets
 import signal
 import socket
+import tempfile
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
@@ -27,7 +30,7 @@ from typing import Any
 import jax
 from jax._src.distributed import global_state  # The store has no public name; Orbax does the same.
 
-from mlstm_jax import digest, store, terminal
+from mlstm_jax import digest, output, store, terminal
 from mlstm_jax.config import Distributed
 from mlstm_jax.errors import KnownError, UserError, explained
 from mlstm_jax.launcher import (
@@ -39,6 +42,7 @@ from mlstm_jax.launcher import (
     require_free_port,
 )
 
+_PLACES = "mlstm_jax/process"  # the keys under which processes tell where they are
 _SECONDS = 1.0  # between two looks at the other processes
 _GRACE_SECONDS = 3.0  # for a process to stop by itself, for the same reason as another
 _STALE_SECONDS = 5.0  # the file of a waiting process is touched every second
@@ -212,6 +216,8 @@ class Cluster:
         bind = bind_address(coordinator)
         if self.is_first:
             require_free_port(bind)
+        else:
+            self._take_place(coordinator)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._file.write_text(f"process {self.index} ({self.host}) of {self.processes}")
         self._say(f"waiting for all {self.processes} processes")
@@ -242,12 +248,51 @@ class Cluster:
             self._give_up()
         finally:
             self._file.unlink(missing_ok=True)
-        self._store = global_state.client
+        client: Any = global_state.client
+        place = [self.processes, self.host, os.environ.get("CUDA_VISIBLE_DEVICES")]
+        try:
+            client.key_value_set(f"{_PLACES}/{self.index}", json.dumps(place))
+        except jax.errors.JaxRuntimeError as error:
+            if "ALREADY_EXISTS" not in str(error):
+                raise
+            self._end(self._taken(coordinator), UserError.exit_code)
+        self._store = client
+
+    def _take_place(self, coordinator: str) -> None:
+        """Lock this process's place on this machine; UserError if another process has it.
+
+        JAX would take a second process of one index for the first, started again, and end it.
+        """
+        name = re.sub(r"[^\w.]", "_", f"mlstm-jax-{os.getuid()}-{coordinator}-{self.index}.lock")
+        try:
+            place = Path(tempfile.gettempdir(), name).open("w")  # noqa: SIM115
+            weakref.finalize(self, place.close)
+            output.take_lock(place)
+        except BlockingIOError:
+            raise UserError(self._taken(coordinator)) from None
+        except OSError:  # such as a file system without locks
+            return
+
+    def _taken(self, coordinator: str) -> str:
+        return (
+            f"a process {self.index} of the run at {coordinator} is there already. Wait until that "
+            "run ends, or use another port with `distributed.coordinator`."
+        )
 
     def _meet(self) -> None:
         """Learn the machines of all, choose the GPU of this process, and compare the run folder."""
-        own = [self.host, os.environ.get("CUDA_VISIBLE_DEVICES")]
-        hosts, visible = zip(*self.gather(own), strict=True)
+        hosts = []
+        visible = []
+        for index in range(self.processes):
+            number, host, devices = json.loads(self._wait_for(f"{_PLACES}/{index}"))
+            if number != self.processes:
+                raise UserError(
+                    f"process {index} ({host}) was started with `distributed.processes` {number}, "
+                    f"but process {self.index} ({self.host}) with {self.processes}; give all the "
+                    "same number."
+                )
+            hosts.append(host)
+            visible.append(devices)
         self.names = [f"process {index} ({host})" for index, host in enumerate(hosts)]
         if "JAX_LOCAL_DEVICE_IDS" not in os.environ:
             gpu = choose_gpu(self.index, hosts, visible)

@@ -84,8 +84,9 @@ from mlstm_jax.config import Distributed
 from mlstm_jax.distributed import Cluster
 from mlstm_jax.errors import UserError
 
-address, index, folder, wrong = sys.argv[1:]
-options = Distributed(coordinator=address, processes=2, index=int(index), timeout_seconds=60)
+address, index, processes, folder, wrong = sys.argv[1:]
+which = {"processes": int(processes), "index": int(index)}
+options = Distributed(coordinator=address, timeout_seconds=60, **which)
 with Cluster(options, Path(folder)) as cluster:
     if cluster.index == 1 and wrong:
         raise UserError(wrong)
@@ -111,10 +112,34 @@ def test_end_of_processes(place, wrong, code, said, launcher, tmp_path):
     (tmp_path / "link").symlink_to("run")
     address = runs.free_address()
     for index, own in enumerate(["run", place]):
-        launcher.call(sys.executable, "-c", PROCESS, address, index, tmp_path / own, wrong)
+        launcher.call(sys.executable, "-c", PROCESS, address, index, 2, tmp_path / own, wrong)
     for text in launcher.ended(code):
         assert re.search(said, text)
         assert "Traceback" not in text
+
+
+def test_other_number_of_processes(launcher, tmp_path) -> None:
+    address = runs.free_address()
+    for index, processes in enumerate((2, 3)):
+        launcher.call(sys.executable, "-c", PROCESS, address, index, processes, tmp_path, "")
+    for text in launcher.ended(2):
+        assert re.search(
+            r"process \d \(.*\) was started with .* \d, but process \d .* with \d; ", text
+        )
+
+
+def test_second_start(launcher, tmp_path) -> None:
+    """It would end the first, which another run's process of this index may be."""
+    address = runs.free_address()
+    command = [sys.executable, "-c", PROCESS, address, 1, 2]
+    first = launcher.call(*command, tmp_path / "one", "")
+    while b"waiting" not in first.stdout.readline():
+        pass
+    second = launcher.call(*command, tmp_path / "other", "")
+    text = second.communicate(timeout=60)[0].decode()
+    assert f"a process 1 of the run at {address} is there already. Wait" in text
+    assert second.returncode != 0
+    assert first.poll() is None
 
 
 def test_missing_processes(corpus, tmp_path, launcher) -> None:
