@@ -39,6 +39,12 @@ Fields = Iterable[tuple[str, Any]]  # of a record, by name
 _LONG_REFERENCE = re.compile("&#[0-9]{4301,};?")
 _DELIMITERS = ",\t;|"
 _HEADER_FIELD = re.compile(r"\s*(\"?)[^\W\d]\w*([ .-]\w+)*\1\s*")
+_SEPARATOR = re.compile(r"sep=(.)\r?\n?")
+_TYPES = re.compile(
+    r"bool(ean)?|categor(y|ical)|char|continuous|date(time)?|discrete|(float|int)(8|16|32|64)?|"
+    r"double|integer|number|numeric|object|real|str(ing)?|text|varchar(\(\d+\))?",
+    re.IGNORECASE,
+)
 _SPACED = re.compile(' +"(?:[^"]|"")*"')
 # A field between tabs that has a tab or a line end in it, or neither.
 _QUOTED = re.compile(r'(?m)(?:^|(?<=\t))"((?:[^"\n]++|"")*+|(?:[^"\t]++|"")*+)"(?=[\t\r\n]|\Z)')
@@ -199,6 +205,8 @@ def _objects(path: str, lines: Iterable[str]) -> Iterator[Fields]:
 def _rows(path: str, lines: Sequence[str], usual: str, wanted: Sequence[str]) -> Iterator[Fields]:
     """The rows of a table, by the rules of corpora/tables.py."""
     header = next(filter(str.strip, lines), "")
+    if named := _SEPARATOR.fullmatch(header):
+        usual = named[1]
     for delimiter in usual + _DELIMITERS:
         if not {*wanted}.isdisjoint(name.strip(' "\r\n') for name in header.split(delimiter)):
             break
@@ -212,17 +220,52 @@ def _rows(path: str, lines: Sequence[str], usual: str, wanted: Sequence[str]) ->
     quotes: Any = csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE
     rows = csv.reader(lines, delimiter=delimiter, quoting=quotes, strict=True)
     try:
-        names = [name.strip() for name in next(filter(None, rows), [])]
+        first = next((row for row in rows if row not in ([], ["sep=", ""])), [])
+        names = [name.strip() for name in first]
         places = [names.index(name) for name in wanted if name in names]
+        is_first = True
         for row in filter(None, rows):
-            is_short = len(row) <= max(places[:1], default=0)
-            is_spaced = is_quoted and any(map(_SPACED.fullmatch, row))
-            if is_short or is_spaced or any(row[len(names) :]):
-                raise csv.Error("columns unlike the header's, or a space before a quoted field")
-            if [name.strip() for name in row] != names:  # again, as in files that were joined
+            if wrong := _wrong(row, names, max(places[:1], default=0), is_first, is_quoted):
+                sys.exit(f"{path}, line {rows.line_num}: {wrong}")
+            if not _is_header(row, names, is_first):
                 yield [*zip(names, row, strict=False)]
+            is_first = False
     except csv.Error as error:
-        sys.exit(f"{path}, line {rows.line_num}: not CSV ({error}); quote fields, double quotes.")
+        sys.exit(
+            f"{path}, line {rows.line_num}: not CSV ({error}); put a field that contains a quote "
+            "in quotes, and double each quote in it."
+        )
+
+
+def _wrong(
+    row: Sequence[str], names: Sequence[str], place: int, is_first: bool, is_quoted: bool
+) -> str:
+    """What is wrong with a row, whose text is at `place`, and what to do; "" if nothing."""
+    if is_quoted and any(map(_SPACED.fullmatch, row)):
+        return "a space before a quoted field; remove it."
+    if len(row) <= place or any(row[len(names) :]):
+        return (
+            f"{len(row)} columns where the header has {len(names)}; put a field that contains the "
+            "delimiter or a newline in quotes."
+        )
+    found, known = _folded(row), _folded(names)
+    is_other = len({*found} & {*known}) > 1 and (is_first or found[place] in known)
+    if is_other and not _is_header(row, names, is_first):
+        return "a header unlike the first; keep the files apart."
+    return ""
+
+
+def _is_header(row: Sequence[str], names: Sequence[str], is_first: bool) -> bool:
+    """Whether a row is the header again, as in files that were joined, or types of columns."""
+    fields = [field.strip() for field in row]
+    if len(fields) == 1:
+        return fields == names
+    is_types = is_first and all(map(_TYPES.fullmatch, fields))
+    return is_types or _folded(fields) == _folded(names)
+
+
+def _folded(fields: Sequence[str]) -> list[str]:
+    return [field.strip().casefold() for field in fields]
 
 
 def records(labelled: Labelled) -> Iterator[tuple[int, str, str, dict[str, float]]]:

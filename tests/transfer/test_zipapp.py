@@ -104,7 +104,9 @@ REFUSED = {
     "number.jsonl": (b'{"text": 5}\n', "a text that is no string, but 5"),
     "twice.jsonl": (b'{"text": "a", "text": "b"}\n', "has text more than once"),
     "mac.txt": (b"a\rb", "carriage returns for newlines"),
-    "wide.csv": (b"text,label\na, b,1\n", "line 2: not CSV"),
+    "wide.csv": (b"text,label\na, b,1\n", "line 2: 3 columns where the header has 2; put a field"),
+    "space.csv": (b'label,text\n1, "a"\n', "line 2: a space before a quoted field; remove it"),
+    "quote.csv": (b'text\n"a "b" c"\n', "line 2: not CSV .*; put a field .* in quotes, and double"),
     "other.csv": (b"id,words\n1,a\n", "no column text or .*, but id, words; name .* with --column"),
 }
 
@@ -143,6 +145,12 @@ LIKE_CLASSIFY = {
     "quoted.tsv": b'label\ttext\npos\t"I\tloved it."\nneg\t"It\nbroke."\n',
     "doubled.tsv": b'text\tsize\n"A ""great"" film,\n really."\t5"\n7" of rain.\t\n',
     "a.csv": b'\xef\xbb\xbf\n text ,label\n"I, too,\nloved it.",pos\n\nIt "broke.\n,\ntext,label\n',
+    "excel.csv": b"sep=;\r\nid;text\r\n1;It broke, sadly.\r\n",
+    "types.csv": b"id,text,n\nint,str,float64\n1,I loved it.,2\nint,str,int\n",
+    "case.csv": b"text,label\nI loved it.,pos\n Text,LABEL\n",
+    "one.csv": b"text\nText\nint\nI loved it.\ntext\n",
+    "order.csv": b"text,label\nI loved it.,pos\nlabel,text\n",
+    "near.csv": b"text,label\nA label,text\nI loved it.,text\nlabel,pos\n",
     "semicolons.csv": b"id;text\n1;It broke, sadly.\n",
     "null.jsonl": b'{"text": null, "reviewText": "I loved it."}\n{"text": ""}\n{"n": {"a": 1}}\n',
     "half.jsonl": b'{"text": "half \\ud83d of it"}\n\n {"text": "It \\u2028 broke."}\xc2\xa0\n',
