@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mlstm_jax import output
+from mlstm_jax.errors import UserError
 
 # The environment variable that names the folder of what is kept.
 CACHE = "MLSTM_JAX_CACHE"
@@ -45,7 +46,7 @@ class Cache:
     def put(self, key: str, value: bytes) -> None:
         """Write an entry, completely or not at all."""
         suffix = f".{os.getpid()}-{threading.get_ident()}"
-        with suppress(OSError):
+        with suppress(OSError, UserError):  # UserError: another process writes it.
             self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._make_room(len(value) + _CHECKSUM_BYTES)
             with output.atomic_file(self._path / key, suffix) as partial:

@@ -133,9 +133,10 @@ def atomic_file(path: Path, suffix: str = ".partial") -> Iterator[Path]:
             try:
                 yield partial
                 os.replace(partial, path)
-            finally:
+            except BaseException:  # Afterwards the name may be another process's.
                 with suppress(OSError):
                     partial.unlink(missing_ok=True)
+                raise
 
 
 def write_text(path: Path, text: str) -> None:
@@ -182,20 +183,36 @@ def temporary_folder(out: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(out: Path) -> None:
-    """Remove the temporary folders for `out` that killed processes have left."""
+    """Remove the temporary folders for `out` that killed processes have left.
+
+    On a file system without locks they stay, but for an old folder that is to be restored.
+    """
     for lock in out.parent.glob(f"{glob.escape(f'.{out.name}')}.partial-*/{_LOCK}"):
-        with suppress(OSError), lock.open("a") as file:  # Another process may have removed it.
-            take_lock(file)
-            _remove_temporary(lock.parent, out)
+        with suppress(FileNotFoundError), lock.open("a") as file:
+            try:
+                take_lock(file)
+            except BlockingIOError:
+                continue
+            except OSError:
+                _restore(lock.parent, out)
+            else:
+                _remove_temporary(lock.parent, out)
 
 
 def _remove_temporary(folder: Path, out: Path) -> None:
     """Remove a temporary folder; restore the old folder in it if no new one has replaced it."""
-    old = folder / _OLD
-    if old.exists():
+    _restore(folder, out)
+    with suppress(FileNotFoundError):
         # Under another name, no later process restores what is left of a removed one.
-        os.rename(old, folder / "replaced" if out.exists() else out)
+        os.rename(folder / _OLD, folder / "replaced")
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _restore(folder: Path, out: Path) -> None:
+    """Restore the old folder from a temporary one, if there is one, and no new one replaced it."""
+    if not out.exists():
+        with suppress(FileNotFoundError):
+            os.rename(folder / _OLD, out)
 
 
 @contextmanager

@@ -96,6 +96,7 @@ def prepare(
     given = _given_splits(splits, without=written)
     every = list(chain(*given.values())) if given else find_sources(names, without=written)
     check_rejects_file(rejects_file)
+    remove_leftovers(temporary_of)
     writer.check_disk(every, out, temporary_of)
     recipe = Recipe(
         text_column=options.text_column,

@@ -73,7 +73,7 @@ def lock(folder: Path) -> Iterator[None]:
             yield
         finally:
             if is_new and _is_unused(folder):
-                shutil.rmtree(folder)
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _take_lock(file: IO[str], folder: Path) -> None:

@@ -3,7 +3,6 @@
 import fcntl
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,23 +14,23 @@ from mlstm_jax.options import SPLITS, FeatureState, TransferOptions
 
 REPORT = "report.md"  # written last: if it exists, all files are complete
 _STATE = "|".join(map(re.escape, get_args(FeatureState)))
+_FEATURES = re.compile(rf"features(/({'|'.join(SPLITS)})\.npz(\.partial)?)?")
+# All else that `transfer` writes; a file of a killed call has ".partial" at its end.
 _RESULT = r"(report\.(md|json)|classifier\.(json|safetensors))(\.partial)?|[^/]*\.png"
-_FEATURES = rf"features(/({'|'.join(SPLITS)})\.npz(\.partial)?)?"
-# All that `transfer` writes; a file of a killed call has ".partial" at its end.
-_WRITTEN = re.compile(rf"{_FEATURES}|{_RESULT}|({_STATE})(/({_RESULT}))?")
+_RESULTS = re.compile(rf"{_RESULT}|({_STATE})(/({_RESULT}))?")
 
 
 def require_out(out: Path, options: TransferOptions, *, overwrite: bool) -> None:
     """Raise UserError unless `out` is new, is of an earlier call that was stopped, or replaced.
 
-    All that is in it must be from `transfer`: to replace it deletes all.
+    A folder that is replaced must be from `transfer`; hidden files may be in it.
     """
-    for path in sorted([*out.glob("*"), *out.glob("*/*")]):
-        name = path.relative_to(out).as_posix()
-        if not _WRITTEN.fullmatch(name):
+    for name in _names_in(out) if overwrite else []:
+        is_hidden = name.rpartition("/")[2].startswith(".")
+        if not is_hidden and not _FEATURES.fullmatch(name) and not _RESULTS.fullmatch(name):
             raise UserError(
-                f"{out} exists, and {name} in it is not from `transfer`; choose another folder "
-                "with `out`."
+                f"{out} exists, and {name} in it is not from `transfer`; move it away, or choose "
+                "another folder with `out`."
             )
     states = options.states or ()
     folders = [out]
@@ -40,7 +39,7 @@ def require_out(out: Path, options: TransferOptions, *, overwrite: bool) -> None
     is_done = all((folder / REPORT).exists() for folder in folders)
     is_ours = (out / "features").is_dir()
     may_go_on = is_ours and (overwrite or not is_done)
-    if results_in(out) and not may_go_on:
+    if _names_in(out) and not may_go_on:
         raise UserError(
             f"{out} exists; choose another folder with `out`, or replace one that `transfer` wrote "
             "with `overwrite=True`."
@@ -60,17 +59,23 @@ def locked(out: Path) -> Iterator[None]:
         os.close(place)
 
 
-def results_in(out: Path) -> list[Path]:
-    """What a folder has besides features, which are saved before all else."""
-    if not out.is_dir():
-        return []
-    return [path for path in out.iterdir() if path.name != "features"]
+def results_in(out: Path) -> list[str]:
+    """The names of what `transfer` wrote in a folder besides features, which it saves first."""
+    return [name for name in _names_in(out) if _RESULTS.fullmatch(name)]
 
 
 def remove_results(out: Path) -> None:
+    """Remove what an earlier call wrote besides features."""
     with output.write_errors(out):
-        for path in results_in(out):
+        for name in reversed(results_in(out)):  # what is in a folder before the folder
+            path = out / name
             if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
+                with suppress(OSError):  # It has files of others.
+                    path.rmdir()
             else:
                 path.unlink()
+
+
+def _names_in(out: Path) -> list[str]:
+    """The names in a folder and in its folders, in order."""
+    return sorted(path.relative_to(out).as_posix() for path in [*out.glob("*"), *out.glob("*/*")])

@@ -112,7 +112,8 @@ def transfer(
         transferred[state] = Transferred(classifier, result, folder)
     if out:
         with locked(out):
-            require_out(out, options, overwrite=overwrite)  # another call may have ended since
+            if not overwrite:
+                require_out(out, options, overwrite=False)  # another call may have ended since
             for made in transferred.values():
                 _save(made, loaded)
     return transferred

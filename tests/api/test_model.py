@@ -1,6 +1,7 @@
 """A model in Python: what `load` takes, what it makes of texts, and what a notebook shows."""
 
 import copy
+import os
 import pickle
 import re
 import sys
@@ -177,21 +178,29 @@ def test_folder_of_transfer(model: mlstm.TrainedModel, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"exists; .* replace .* with `overwrite=True`"):
         model.transfer(train, test, test, **how)
     (tmp_path / "out/old.png").touch()
+    (tmp_path / "out/.directory").touch()  # as a file manager does
     (tmp_path / "empty").mkdir()
     (tmp_path / "out/link.png").symlink_to(tmp_path / "empty")
     made = model.transfer(test, train, train, overwrite=True, **how)
     assert made.result.texts == {"train": 30, "valid": 10, "test": 10}
     found = load_classifier(tmp_path / "out")
     np.testing.assert_array_equal(found.weights_KD, made.classifier.weights_KD)
-    assert not {"old.png", "link.png"} & {path.name for path in (tmp_path / "out").iterdir()}
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names.isdisjoint({"old.png", "link.png"})
+    assert ".directory" in names
     (tmp_path / "mine/features").mkdir(parents=True)
     for name in ("letter.txt", "features/text.npz", "c+mean_h/a.py", "c+h", "report.md.bak"):
         (letter := tmp_path / "mine" / name).parent.mkdir(exist_ok=True)
         letter.touch()
-        told = rf"mine exists, and {re.escape(name)} in it is not from `transfer`; choose another"
+        told = rf"mine exists, and {re.escape(name)} in it is not from `transfer`; move"
         with pytest.raises(ValueError, match=told):
             model.transfer(train, test, out=tmp_path / "mine", overwrite=True)
         letter.unlink()
+    stopped = tmp_path / "stopped"
+    (stopped / "features").mkdir(parents=True)
+    (stopped / "letter.txt").touch()
+    model.transfer(train, test, out=stopped)  # goes on, and removes nothing
+    assert {"report.md", "letter.txt"} < set(os.listdir(stopped))
 
 
 def test_transfers_at_once(model: mlstm.TrainedModel, tmp_path: Path) -> None:
