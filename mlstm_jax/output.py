@@ -123,9 +123,11 @@ def atomic_file(path: Path, suffix: str = ".partial") -> Iterator[Path]:
     UserError if another process is writing `path`, unless each has a `suffix` of its own.
     """
     partial = path.with_name(f"{path.name}{suffix}")
+    # A file of its own: on SMB, what is locked cannot be written by another handle.
+    lock = path.with_name(f"{path.name}.lock{suffix}")
     with write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("ab") as file:
+        with lock.open("w") as file:
             if not _is_locked_here(file):
                 raise UserError(
                     f"another process is writing {path}; wait for it, or choose another name."
@@ -133,10 +135,10 @@ def atomic_file(path: Path, suffix: str = ".partial") -> Iterator[Path]:
             try:
                 yield partial
                 os.replace(partial, path)
-            except BaseException:  # Afterwards the name may be another process's.
-                with suppress(OSError):
-                    partial.unlink(missing_ok=True)
-                raise
+            finally:
+                for left in (partial, lock):
+                    with suppress(OSError):
+                        left.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -14,9 +14,9 @@ from mlstm_jax.options import SPLITS, FeatureState, TransferOptions
 
 REPORT = "report.md"  # written last: if it exists, all files are complete
 _STATE = "|".join(map(re.escape, get_args(FeatureState)))
-_FEATURES = re.compile(rf"features(/({'|'.join(SPLITS)})\.npz(\.partial)?)?")
+_FEATURES = re.compile(rf"features(/({'|'.join(SPLITS)})\.npz(\.lock)?(\.partial)?)?")
 # All else that `transfer` writes; a file of a killed call has ".partial" at its end.
-_RESULT = r"(report\.(md|json)|classifier\.(json|safetensors))(\.partial)?|[^/]*\.png"
+_RESULT = r"(report\.(md|json)|classifier\.(json|safetensors))(\.lock)?(\.partial)?|[^/]*\.png"
 _RESULTS = re.compile(rf"{_RESULT}|({_STATE})(/({_RESULT}))?")
 
 
