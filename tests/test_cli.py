@@ -258,8 +258,11 @@ def test_refused_before_jax(tmp_path, call) -> None:
         ("classify sentiment b.csv --text-column n --delimiter ;", "text,n, text, label."),
         ("features sentiment b.csv --text-column n --out x.npz --delimiter ;", "text,n, text, "),
         ("evaluate absent", "absent does not exist"),
-        ("transfer run --train a.csv --out mine", "mine exists, and letter.txt in it is not from"),
-        ("transfer run --train a.csv --out mine --overwrite", "from `transfer`; choose another"),
+        ("transfer run --train a.csv --out mine", "mine exists; choose another folder"),
+        (
+            "transfer run --train a.csv --out mine --overwrite",
+            "letter.txt in it is not from `transfer`",
+        ),
         ("transfer run --train a.csv --out x --label-column stars", "has no label in 'stars'"),
         ("transfer sentiment --train a.csv --test a.csv --out x", "has only one text"),
         ("finetune run --train a.csv --out a.csv/x", "a.csv is a file"),
