@@ -265,7 +265,7 @@ class Cluster:
         """
         name = re.sub(r"[^\w.]", "_", f"mlstm-jax-{os.getuid()}-{coordinator}-{self.index}.lock")
         try:
-            place = Path(tempfile.gettempdir(), name).open("w")  # noqa: SIM115
+            place = Path(tempfile.gettempdir(), name).open("a")  # noqa: SIM115
             weakref.finalize(self, place.close)
             output.take_lock(place)
         except BlockingIOError:

@@ -105,14 +105,13 @@ def take_lock(file: IO[Any]) -> None:
 
 
 def _is_locked_here(file: IO[Any]) -> bool:
-    """Lock a file; False if another process has the lock. Without locks all files are free."""
+    """Lock a file; False if another process has the lock. Where none can be had, all are free."""
     try:
         take_lock(file)
     except BlockingIOError:
         return False
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
+    except OSError:
+        return True
     return True
 
 
@@ -190,7 +189,7 @@ def remove_leftovers(out: Path) -> None:
     On a file system without locks they stay, but for an old folder that is to be restored.
     """
     for lock in out.parent.glob(f"{glob.escape(f'.{out.name}')}.partial-*/{_LOCK}"):
-        with suppress(FileNotFoundError), lock.open("a") as file:
+        with suppress(OSError), lock.open("a") as file:  # It may be another user's, or gone.
             try:
                 take_lock(file)
             except BlockingIOError:
@@ -222,6 +221,7 @@ def plain_path(folder: Path) -> Iterator[Path]:
     """Yield a path of a folder that any library takes as it is.
 
     Its own, or that of the open folder: a link elsewhere might be removed while a run trains.
+    Without /proc, as on macOS, it is its own, and some libraries fail.
     """
     path = os.path.abspath(folder)
     if _PLAIN_PATH.fullmatch(path) or not os.path.isdir(_OPEN_FILES):

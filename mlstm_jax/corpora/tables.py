@@ -211,6 +211,7 @@ class _Rows:
             advice += " If these are lines of text, write them to a .txt file."
         self.header = [name.strip() for name in row]
         self._folded = [name.casefold() for name in self.header]
+        self._known = set(filter(None, self._folded))
         found = text_columns(form.source, form.recipe, self.header, advice)
         self._column = self.header.index(found[0])
 
@@ -236,15 +237,14 @@ class _Rows:
         """What is noted on a row; with all but _JOINED it is skipped."""
         header = self.header
         delimiter = self._form.delimiter
-        known = set(filter(None, self._folded))
-        is_named = row[self._column].strip().casefold() in known
+        is_named = row[self._column].strip().casefold() in self._known
         if records == 1 or is_named:
             names = [name.strip() for name in row]
             folded = [name.casefold() for name in names]
             if names == header or (len(names) > 1 and folded == self._folded):
                 why = "the header again, as in files that were joined; the line was skipped."
                 return "header again", why
-            if is_named and len(known.intersection(folded)) > 1:
+            if is_named and len(self._known.intersection(folded)) > 1:
                 why = f"a header unlike the first, {delimiter.join(names)}; keep the files apart."
                 raise UserError(self._reject("another header", why).message)
             if records == 1 and len(names) > 1 and all(map(_TYPES.fullmatch, names)):

@@ -248,8 +248,9 @@ def _wrong(
             f"{len(row)} columns where the header has {len(names)}; put a field that contains the "
             "delimiter or a newline in quotes."
         )
-    found, known = _folded(row), _folded(names)
-    is_other = len({*found} & {*known}) > 1 and (is_first or found[place] in known)
+    found = _folded(row)
+    known = set(filter(None, _folded(names)))
+    is_other = found[place] in known and len(known.intersection(found)) > 1
     if is_other and not _is_header(row, names, is_first):
         return "a header unlike the first; keep the files apart."
     return ""

@@ -101,11 +101,11 @@ class Fit(NamedTuple):
 
 @contextmanager
 def fitting() -> Iterator[None]:
-    """With one thread (two of OpenBLAS take several times as long for few texts), and quietly."""
+    """Fit with one thread of BLAS: two of OpenBLAS take several times as long for few texts."""
     import sklearn.linear_model  # noqa: F401  the limit holds for libraries that are loaded
 
     with threadpool_limits(1, user_api="blas"), warnings.catch_warnings():
-        # Of classes with two or three texts; `require_classes` refuses too many.
+        # scikit-learn warns of classes with two or three texts; `require_classes` refuses too many.
         warnings.filterwarnings("ignore", "The number of unique classes is greater", UserWarning)
         yield
 

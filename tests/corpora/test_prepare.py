@@ -1,5 +1,7 @@
 """The same text always gives the same corpus, each document once, and all of it or nothing."""
 
+import errno
+import fcntl
 import itertools
 import math
 import os
@@ -274,6 +276,19 @@ def test_two_writers(tmp_path) -> None:
         assert one.is_dir()
         assert one != other
     assert os.listdir(tmp_path) == ["out"]
+
+
+def test_writers_without_locks(source, tmp_path, monkeypatch) -> None:
+    """Where the file system refuses them, also with an error such as NFS's."""
+
+    def flock(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with atomic_file(tmp_path / "file") as partial:
+        partial.write_text("whole")
+    prepare([source], tmp_path / "out")
+    assert set(os.listdir(tmp_path)) == {"a.jsonl", "file", "out"}
 
 
 def test_killed_while_it_removes(source, out, tmp_path):

@@ -133,8 +133,7 @@ def test_second_start(launcher, tmp_path) -> None:
     address = runs.free_address()
     command = [sys.executable, "-c", PROCESS, address, 1, 2]
     first = launcher.call(*command, tmp_path / "one", "")
-    while b"waiting" not in first.stdout.readline():
-        pass
+    assert b"waiting" in first.stdout.readline()
     second = launcher.call(*command, tmp_path / "other", "")
     text = second.communicate(timeout=60)[0].decode()
     assert f"a process 1 of the run at {address} is there already. Wait" in text

@@ -151,6 +151,8 @@ LIKE_CLASSIFY = {
     "one.csv": b"text\nText\nint\nI loved it.\ntext\n",
     "order.csv": b"text,label\nI loved it.,pos\nlabel,text\n",
     "near.csv": b"text,label\nA label,text\nI loved it.,text\nlabel,pos\n",
+    "numbers.csv": b"text,0,1\nI loved it.,1,0\nIt broke.,0,1\n",
+    "pandas.csv": b",text,label\n0,I loved it.,pos\n1,text,\n2,It broke.,neg\n",
     "semicolons.csv": b"id;text\n1;It broke, sadly.\n",
     "null.jsonl": b'{"text": null, "reviewText": "I loved it."}\n{"text": ""}\n{"n": {"a": 1}}\n',
     "half.jsonl": b'{"text": "half \\ud83d of it"}\n\n {"text": "It \\u2028 broke."}\xc2\xa0\n',
